@@ -1,0 +1,60 @@
+# make demo and make test set up everything they need; make help lists the rest.
+PYTHON ?= python3
+# Options for pip, for example on a public machine: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BIN := .venv/bin
+# What the tests need beside Python: Slurm, mpirun, network namespaces, a Debian 13 with its newer Slurm.
+PACKAGES := slurm-wlm munge openmpi-bin iproute2 procps hostname mmdebstrap
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
+
+demo: .venv/ready ## write a project for this machine and run it: 2 nodes x 2 ranks, no scheduler, under two minutes
+	rm -rf build/demo
+	$(BIN)/cookiecutter --no-input --output-dir build . project=demo site=local
+	cd build/demo && export CUDA_VISIBLE_DEVICES= PYTHON="$(CURDIR)/$(BIN)/python" && \
+	    bash local/submit.sh check/ranks.py && \
+	    bash local/submit.sh pi/pi.py --intervals 1e9 && \
+	    bash local/submit.sh benchmark/all_reduce.py --max 16M && \
+	    bash local/submit.sh training/train_ddp.py --steps 60
+	@echo
+	@echo "That was build/demo, a project for this machine. Next:"
+	@echo "  less build/demo/README.md                                  what it is made of"
+	@echo "  $(BIN)/cookiecutter . site=slurm                       the same for your cluster, question by question"
+	@echo "  make test                                                  all of it on a real Slurm, started here"
+
+test: .venv/ready packages ## every test but the slow drills
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-all: .venv/ready packages ## every test, drills included
+	$(BIN)/pytest -m "drill or not drill" $(PYTEST_ARGS)
+
+perf: .venv/ready ## ratios against other ways to do the same; for a quiet machine
+	$(BIN)/pip install --quiet $(PIP_ARGS) -r perf/requirements.txt
+	$(BIN)/python perf/pi.py
+	$(BIN)/python perf/start.py
+	$(BIN)/python perf/ddp_step.py
+
+clean: ## remove the environment and everything that was built
+	rm -rf .venv build
+
+.venv/ready: requirements-dev.txt
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update && \
+	    apt-get install -y --no-install-recommends python3-venv; } || \
+	    { echo "$(PYTHON) cannot make virtual environments; install python3-venv, or name another: make PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet $(PIP_ARGS) -r requirements-dev.txt
+	@touch $@
+
+# The tests of the cluster skip themselves, with the reason, where Slurm is not installed and may not be.
+packages:
+	@export PATH="$$PATH:/usr/sbin"; missing=; \
+	for tool in slurmctld slurmd munged mpirun ip hostname ps mmdebstrap; do \
+	    command -v $$tool >/dev/null || missing="$$missing $$tool"; \
+	done; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && apt-get update && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
+	    echo "missing, and not to be installed without root and apt:$$missing"
+
+.PHONY: help demo test test-all perf clean packages

@@ -1,0 +1,41 @@
+"""Fixtures that several test files share."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """A cluster with this machine's Slurm."""
+    if not shutil.which("slurmctld", path=PATH):
+        pytest.skip("Slurm is not installed: apt-get install slurm-wlm munge iproute2 openmpi-bin")
+    with Cluster(tmp_path_factory.mktemp("slurm") / "a") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def debian13():
+    """The root directory of a Debian 13."""
+    root, reason = make_debian13_root(REPOSITORY / "build/debian13")
+    if not root:
+        pytest.skip(f"no Debian 13 to run its Slurm: {reason}")
+    return root
+
+
+@pytest.fixture(scope="session")
+def cluster24(debian13, tmp_path_factory):
+    """A cluster with the Slurm of Debian 13, and with this Python."""
+    python = Path(sys.base_prefix)
+    bind = [REPOSITORY] if python == Path("/usr") else [REPOSITORY, python]
+    try:
+        cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=bind)
+    except ClusterError as error:
+        pytest.skip(str(error))
+    with cluster:
+        yield cluster

@@ -1,0 +1,591 @@
+"""A real Slurm cluster on one machine, for tests: several nodes, fake GPUs, up in half a second, gone without a trace.
+
+    with Cluster(tmp_path / "cluster", nodes=4, gpus=2) as cluster:
+        job = cluster.submit("--nodes=2", "job.sh", cwd=project)
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+
+Each node is a set of namespaces (network, host name, mounts, IPC, processes) around one slurmd, and so is the login
+node, which also runs munged and slurmctld. As on a real cluster, host names resolve to addresses that are not loopback,
+/dev/shm and the directory `node_local` belong to one node, and every other file is shared. The machine's own network,
+mounts and host name are never touched. It needs root, or user namespaces for an ordinary user. Where neither is allowed
+all daemons run side by side on loopback, and `Cluster.no_namespaces` says why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+# A GPU needs a character device of its own, or Slurm leaves CUDA_VISIBLE_DEVICES empty. These exist in any container.
+DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "kmsg")]
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+START_TIMEOUT = 20
+NAMESPACES = ["--net", "--uts", "--mount", "--ipc", "--pid"]
+UNSHARE = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
+FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
+# Slurm, what the scripts under test call, and the libraries that a Python of another distribution may need.
+DEBIAN13_PACKAGES = (
+    "slurm-wlm,munge,openmpi-bin,iproute2,procps,hostname,libbz2-1.0,libffi8,libgomp1,liblzma5,libncursesw6"
+    ",libreadline8t64,libsqlite3-0,libssl3t64,libuuid1,zlib1g"
+)
+
+MUNGED = (
+    "--foreground --force --key-file={d}/etc/munge.key --socket={run}/munge.sock --pid-file={d}/run/munged.pid"
+    " --log-file={d}/log/munged.log --seed-file={d}/run/munged.seed"
+)
+
+SLURM_CONF = """\
+ClusterName=test
+SlurmctldHost={login}({login_address})
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+# cred_expire: otherwise a requeued job waits two minutes before it may start again
+AuthInfo=socket={run}/munge.sock,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={d}/state
+SlurmdSpoolDir={spool}
+SlurmctldPidFile={d}/run/slurmctld.pid
+SlurmdPidFile={d}/run/slurmd.%n.pid
+SlurmctldLogFile={d}/log/slurmctld.log
+SlurmdLogFile={d}/log/slurmd.%n.log
+# PMIx keeps its files here: every node needs a place of its own
+TmpFS={node_local}
+# nothing that needs cgroups or more cores than this machine has; config_overrides: believe the declared hardware
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SlurmdParameters=config_overrides
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+# schedule at once
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=10000,bf_interval=1
+# refuse at submission what can never run
+EnforcePartLimits=ALL
+GresTypes=gpu
+ReturnToService=2
+SlurmctldTimeout=10
+SlurmdTimeout=5
+TCPTimeout=2
+MessageTimeout=10
+KillWait=5
+MinJobAge=3600
+PropagateResourceLimits=NONE
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/filetxt
+JobCompLoc={d}/log/jobcomp.log
+MailProg=/bin/true
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+# Process 1 of the login node. It ends when its standard input does, that is when the test process closes the pipe or
+# dies in whatever way; with it the kernel ends every process of the cluster and takes down mounts and network.
+LOGIN_SCRIPT = """
+set -eu
+die() { echo "$*" >&2; exit 1; }
+hostname login
+if [[ -n $ROOT ]]; then  # enter another distribution, of which nothing is changed
+    mount -t tmpfs tmpfs "$D/root"
+    for entry in "$ROOT"/*; do
+        name=${entry##*/}
+        if [[ -L $entry ]]; then cp -P "$entry" "$D/root/"; fi
+        if [[ -L $entry || ! -d $entry ]]; then continue; fi
+        mkdir "$D/root/$name"
+        [[ " dev home proc root run sys tmp " == *" $name "* ]] || mount --bind "$entry" "$D/root/$name"
+    done
+    for path in "$@"; do
+        mkdir -p "$D/root$path"
+        mount --rbind "$path" "$D/root$path"
+    done
+    mount --bind /etc/passwd "$D/root/etc/passwd"
+    mount --bind /etc/group "$D/root/etc/group"
+    cd "$D/root"
+    pivot_root . .
+    umount -l .
+    cd /
+fi
+mount --bind "$D/etc/hosts" /etc/hosts
+mount --bind "$D/etc/nsswitch.conf" /etc/nsswitch.conf
+mount -t tmpfs tmpfs /run  # sockets: their paths must be short
+mkdir /run/slurmd
+source "$D/etc/private.sh"
+ip link add br0 type bridge
+ip address add 10.77.0.1/24 dev br0
+ip link set br0 up
+
+munged $MUNGED &
+munged=$!
+until [[ -S /run/munge.sock ]]; do kill -0 $munged || die "munged did not start"; sleep 0.01; done
+slurmctld -c -D &
+slurmctld=$!
+until (: </dev/tcp/10.77.0.1/6817) 2>/dev/null; do kill -0 $slurmctld || die "slurmctld did not start"; sleep 0.02; done
+
+declare -A pid
+boot() {
+    local name=$1 number=${1#node}
+    unshare $UNSHARE bash "$D/etc/node.sh" "$name" "10.77.0.$((10 + number))" &
+    pid[$name]=$!
+    until [[ $(readlink "/proc/${pid[$name]}/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do sleep 0.005; done
+    ip link add "veth$number" type veth peer name eth0 netns "${pid[$name]}"
+    ip link set "veth$number" master br0 up
+}
+for name in $NODES; do boot "$name"; done
+: >"$D/run/ready"
+while read -r verb name; do
+    case $verb in
+        boot) boot "$name" ;;
+        crash) kill -9 "${pid[$name]}" ;;
+    esac
+done
+"""
+
+NODE_SCRIPT = """
+set -eu
+hostname "$1"
+source "$D/etc/private.sh"
+until ip link set eth0 up 2>/dev/null; do sleep 0.005; done
+ip address add "$2/24" dev eth0
+slurmd -D -N "$1" &
+wait
+"""
+
+PRIVATE_SCRIPT = """
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -t tmpfs tmpfs "$D/node"
+mount -t tmpfs tmpfs /run/slurmd
+mount -t sysfs sysfs /sys  # /sys/class/net of this node, not of the machine
+ip link set lo up
+"""
+
+
+class ClusterError(RuntimeError):
+    """The cluster did not start; the message has the ends of the daemons' logs."""
+
+
+@dataclass
+class Job:
+    """A finished job."""
+
+    id: int
+    state: str
+    exit_code: int
+    signal: int
+    output: str
+    nodes: list[str]
+
+
+class Cluster:
+    """A Slurm cluster with its files in `directory`, from `start()` to `stop()`, or as a context manager.
+
+    `user`: run everything as this user (only root can). `root`: the root directory of a Debian whose Slurm is to be
+    used instead of this machine's; /tmp, /home, /root and the directories in `bind` are the same inside.
+    `extra_conf`: lines for slurm.conf.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        nodes: int = 4,
+        cpus: int = 8,
+        gpus: int = 2,
+        memory_mb: int = 64000,
+        root: Path | None = None,
+        bind: list[Path] | None = None,
+        namespaces: bool | None = None,
+        user: str | None = None,
+        extra_conf: str = "",
+    ):
+        self.directory = Path(directory).resolve()
+        if re.search(r"[\s,#%]", str(self.directory)):
+            raise ValueError(f"{self.directory}: Slurm cannot have spaces or any of ,#% in the paths of its own files")
+        if gpus > len(DEVICES):
+            raise ValueError(f"gpus={gpus}: there are only {len(DEVICES)} devices to pass off as GPUs")
+        self.user = user or pwd.getpwuid(os.geteuid()).pw_name
+        self._drop = []
+        if user and os.geteuid() == 0:
+            entry = pwd.getpwnam(user)
+            self._drop = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"]
+        self._user_namespace = ["--user"] if user or os.geteuid() != 0 else []
+        self.no_namespaces = "switched off" if namespaces is False else self._try_namespaces()
+        if self.no_namespaces and (namespaces or root):
+            raise ClusterError(f"namespaces are not allowed here: {self.no_namespaces}")
+        self.namespaces = not self.no_namespaces
+        if not self.namespaces and len(str(self.directory)) > 60:
+            raise ValueError(f"{self.directory}: without namespaces Slurm's sockets need a shorter path")
+        if not self.namespaces:  # here it needs this for the daemons to end with the test process
+            self._drop = ["setpriv", "--pdeathsig=KILL", *self._drop[1:]]
+        prefix = "node" if self.namespaces else "127.0.0.1"
+        self.nodes = [f"{prefix}{number}" for number in range(1, nodes + 1)]
+        self.hardware = {"cpus": cpus, "gpus": gpus, "memory_mb": memory_mb}
+        self.root = Path(root).resolve() if root else None
+        self.bind = [Path(path).resolve() for path in bind or []]
+        self.extra_conf = extra_conf
+        self.home = self.directory / "home"
+        self.node_local = self.directory / "node" / ("" if self.namespaces else "%n")
+        self.version = ""
+        self._processes: list[subprocess.Popen] = []
+
+    # ---- starting and stopping
+
+    def __enter__(self) -> Cluster:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Write the configuration, start the daemons, return when all nodes are idle."""
+        atexit.register(self.stop)
+        try:
+            self._configure()
+            if self.namespaces:
+                self._start_namespaces()
+            else:
+                self._start_loopback()
+            self.wait_for_nodes()
+            self.version = self.run("slurmctld", "-V").stdout.split()[-1]
+        except BaseException as error:
+            self.stop()
+            if isinstance(error, Exception):
+                raise ClusterError(f"{error}\n{self.logs()}") from error
+            raise
+
+    def stop(self) -> None:
+        """End every process of the cluster. Log files and job output stay."""
+        atexit.unregister(self.stop)
+        for process in reversed(self._processes):
+            if process.stdin:
+                process.stdin.close()  # process 1 of the login node ends, and with it all others
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+            process.kill()
+            process.wait()
+        if self._processes and not self.namespaces:
+            while left := self.processes():  # job steps leave slurmd's process tree
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
+        self._processes = []
+
+    def processes(self) -> list[int]:
+        """Processes of this cluster, daemons and jobs, as far as they kept the environment variable SLURM_CONF."""
+        mark = f"SLURM_CONF={self.directory}/etc/slurm.conf".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
+
+    def crash(self, node: str) -> None:
+        """Cut a node's power: all its processes are gone at once. Slurm notices some seconds later."""
+        self._tell("crash", node)
+
+    def boot(self, node: str) -> None:
+        """Start a crashed node again."""
+        self._tell("boot", node)
+
+    def _tell(self, verb: str, node: str) -> None:
+        if not self.namespaces:
+            raise ClusterError(f"{verb}: only with namespaces")
+        self._processes[0].stdin.write(f"{verb} {node}\n")
+        self._processes[0].stdin.flush()
+
+    def logs(self, lines: int = 15) -> str:
+        """The end of every daemon's log."""
+        parts = []
+        for path in sorted((self.directory / "log").glob("*.log")):
+            tail = path.read_text(errors="replace").splitlines()[-lines:]
+            parts += [f"--- {path}", *tail]
+        return "\n".join(parts)
+
+    def wait_for_nodes(self, timeout: float = START_TIMEOUT) -> None:
+        """Return when every node is idle."""
+        end = time.monotonic() + timeout
+        states: list[str] = []
+        while set(states) != {"idle"}:
+            for process in self._processes:
+                if process.poll() is not None:
+                    raise ClusterError(f"{process.args[len(self._drop)]} ended with exit code {process.returncode}")
+            if time.monotonic() > end:
+                raise ClusterError(f"nodes are not idle after {timeout} s: {states}")
+            time.sleep(0.03)
+            if not self.namespaces or self._ready.exists():
+                with contextlib.suppress(TimeoutError):
+                    states = self.run("sinfo", "-hN", "-o%T", timeout=5, check=False).stdout.split()
+
+    def _try_namespaces(self) -> str:
+        """The reason why namespaces cannot be had, or nothing."""
+        for tool in ("unshare", "nsenter", "ip", "hostname"):
+            if not shutil.which(tool, path=PATH):
+                return f"{tool} is not installed"
+        probe = (
+            "ip link add br0 type bridge && ip link add veth1 type veth peer name eth0 && mount -t tmpfs tmpfs /dev/shm"
+            " && exec unshare --mount --pid --fork --mount-proc true"
+        )
+        done = subprocess.run(
+            [*self._drop, *self._unshare(), "sh", "-c", probe],
+            env={"PATH": PATH},
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT,
+            check=False,
+        )
+        return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+
+    def _unshare(self) -> list[str]:
+        # Not --map-root-user: as a pretended root slurmd tries setgroups, which is not allowed.
+        return ["unshare", *(["--user", "--map-current-user", "--keep-caps"] if self._user_namespace else []), *UNSHARE]
+
+    def _configure(self) -> None:
+        d = self.directory
+        for name in ("etc", "home", "log", "node", "root", "run", "spool", "state"):
+            (d / name).mkdir(parents=True, exist_ok=True)
+        self._ready.unlink(missing_ok=True)
+        addresses = [f"10.77.0.{10 + i}" if self.namespaces else "127.0.0.1" for i in range(1, len(self.nodes) + 1)]
+        ports = free_ports(len(self.nodes) + 1) if not self.namespaces else [6817, *[6818] * len(self.nodes)]
+        here = os.uname().nodename.split(".")[0]
+        conf = SLURM_CONF.format(
+            d=d,
+            login="login" if self.namespaces else here,
+            login_address="10.77.0.1" if self.namespaces else "127.0.0.1",
+            port=ports[0],
+            user=self.user,
+            run="/run" if self.namespaces else d / "run",
+            spool="/run/slurmd" if self.namespaces else d / "spool/%n",
+            node_local=self.node_local,
+        )
+        if not self.namespaces:
+            conf += "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n"  # listen on loopback only
+        conf += self.extra_conf.strip() + "\n"
+        hardware = "SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 CPUs={cpus} RealMemory={memory_mb}"
+        hardware = hardware.format(**self.hardware)
+        gpus = self.hardware["gpus"]
+        gres = ""
+        for name, address, port in zip(self.nodes, addresses, ports[1:]):
+            host = name if self.namespaces else here
+            conf += f"NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} {hardware} State=UNKNOWN"
+            conf += f" Gres=gpu:{gpus}\n" if gpus else "\n"
+            gres += f"NodeName={name} Name=gpu File={','.join(DEVICES[:gpus])}\n" if gpus else ""
+            if not self.namespaces:
+                (d / "node" / name).mkdir(exist_ok=True)
+        for name, script in {"login": LOGIN_SCRIPT, "node": NODE_SCRIPT, "private": PRIVATE_SCRIPT}.items():
+            (d / f"etc/{name}.sh").write_text(script)
+        (d / "etc/slurm.conf").write_text(conf)
+        (d / "etc/gres.conf").write_text(gres)
+        # No control groups are used, but slurmd looks for some; this plugin alone starts without any.
+        (d / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        (d / "etc/munge.key").write_bytes(os.urandom(1024))
+        (d / "etc/munge.key").chmod(0o600)
+        hosts = ["127.0.0.1 localhost", "10.77.0.1 login", *map(" ".join, zip(addresses, self.nodes))]
+        (d / "etc/hosts").write_text("\n".join(hosts) + "\n")
+        switch = Path("/etc/nsswitch.conf").read_text() if Path("/etc/nsswitch.conf").exists() else ""
+        # no DNS: there is no network to ask, and every reverse look-up would wait for it
+        (d / "etc/nsswitch.conf").write_text(re.sub(r"(?m)^hosts:.*\n", "", switch) + "hosts: files\n")
+        if self._drop:
+            for path in [d, *d.rglob("*")]:
+                shutil.chown(path, self.user)
+            if subprocess.run([*self._drop, "test", "-w", d], check=False).returncode:
+                raise ClusterError(f"{self.user} has no access to {d}")
+
+    @property
+    def _ready(self) -> Path:
+        return self.directory / "run/ready"
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        conf = f"{self.directory}/etc/slurm.conf"
+        return {"PATH": PATH, "HOME": str(self.home), "USER": self.user, "LANG": "C.UTF-8", "SLURM_CONF": conf}
+
+    def _spawn(self, name: str, *command: str, **environment: str) -> None:
+        with open(self.directory / "log" / f"{name}.start.log", "w") as log:
+            process = subprocess.Popen(
+                [*self._drop, *command],
+                cwd=self.directory,
+                env={**self._environment, **environment},
+                stdin=subprocess.PIPE if self.namespaces else subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the tests, not for the daemons
+            )
+        self._processes.append(process)
+
+    def _start_namespaces(self) -> None:
+        shared = [Path(path) for path in ("/dev", "/proc", "/sys", "/home", "/root", "/tmp")]
+        for path in sorted([*self.bind, self.directory]):
+            if not any(path.is_relative_to(other) for other in shared):
+                shared.append(path)
+        environment = {
+            "D": str(self.directory),
+            "ROOT": str(self.root or ""),
+            "NODES": " ".join(self.nodes),
+            "UNSHARE": " ".join(UNSHARE),
+            "MUNGED": MUNGED.format(d=self.directory, run="/run"),
+        }
+        script = ["bash", f"{self.directory}/etc/login.sh", *map(str, shared)]
+        self._spawn("login", *self._unshare(), *script, **environment)
+
+    def _start_loopback(self) -> None:
+        d = self.directory
+        self._spawn("munged", "munged", *MUNGED.format(d=d, run=d / "run").split())
+        self._wait_until((d / "run/munge.sock").exists)
+        self._spawn("slurmctld", "slurmctld", "-c", "-D")
+        port = int(re.search(r"SlurmctldPort=(\d+)", (d / "etc/slurm.conf").read_text())[1])
+        self._wait_until(lambda: listening(port))
+        for name in self.nodes:
+            self._spawn(f"slurmd.{name}", "slurmd", "-D", "-N", name)
+
+    def _wait_until(self, condition) -> None:
+        end = time.monotonic() + START_TIMEOUT
+        while not condition():
+            if time.monotonic() > end or self._processes[-1].poll() is not None:
+                raise ClusterError(f"{self._processes[-1].args[len(self._drop)]} did not start")
+            time.sleep(0.01)
+
+    # ---- using it
+
+    def run(
+        self,
+        *command: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float = 60,
+        check: bool = True,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess:
+        """Run a command on the login node, in a clean environment plus `env`. `stdin` is text.
+
+        Raises ClusterError where the command fails, unless check=False, and TimeoutError where it takes too long.
+        """
+        enter = []
+        if self.namespaces:
+            pid = self._processes[0].pid
+            enter = [*self._drop, "nsenter", f"--target={pid}"]
+            enter += ["--user", "--preserve-credentials"] if self._user_namespace else []
+            enter += [*NAMESPACES[:-1], f"--pid=/proc/{pid}/ns/pid_for_children"]
+        elif self._drop:
+            enter = self._drop
+        cwd = cwd or self.home
+        words = [*enter, "env", f"--chdir={cwd}", f"PWD={cwd}", *map(str, command)]
+        shown = " ".join(map(str, command))
+        process = subprocess.Popen(
+            words,
+            env={**self._environment, **(env or {})},
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(stdin, timeout)
+        except BaseException as error:  # also Ctrl-C
+            out, err = self._end(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TimeoutError(f"{shown}: not done after {timeout} s\n{out}{err}") from None
+            raise
+        if check and process.returncode:
+            raise ClusterError(f"{shown}: exit code {process.returncode}\n{out}{err}")
+        return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+    @staticmethod
+    def _end(process: subprocess.Popen) -> tuple[str, str]:
+        for number in (
+            signal.SIGTERM,
+            signal.SIGKILL,
+        ):  # the first lets srun end its job step: the nodes are free again
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=3)
+        return "", ""
+
+    def sbatch(self, *args: str | Path, **options) -> int:
+        """Submit a job and return its number. The options are those of `run`."""
+        return int(self.run("sbatch", "--parsable", *args, **options).stdout.split(";")[0])
+
+    def wait(self, job: int, timeout: float = 120) -> Job:
+        """Wait for the end of a job. After `timeout` seconds it is cancelled and TimeoutError raised."""
+        end = time.monotonic() + timeout
+        state = ""
+        while state not in FINISHED and time.monotonic() < end:
+            if state:
+                time.sleep(0.1)
+            shown = self.run("scontrol", "show", "job", str(job)).stdout
+            facts = dict(re.findall(r"\b(JobState|ExitCode)=(\S+)", shown))
+            facts.update(re.findall(r"^ *(NodeList|StdOut)=(.*)$", shown, re.M))
+            state = facts["JobState"]
+        path = Path(facts.get("StdOut", ""))
+        output = path.read_text(errors="replace") if path.is_file() else ""
+        if state not in FINISHED:
+            self.run("scancel", str(job))
+            raise TimeoutError(f"job {job} is {state} after {timeout} s\n{shown}\n{output}")
+        code, number = map(int, facts["ExitCode"].split(":"))
+        nodes = facts.get("NodeList", "")
+        names = [] if nodes in ("", "(null)") else self.run("scontrol", "show", "hostnames", nodes).stdout.split()
+        return Job(job, state, code, number, output, names)
+
+    def submit(self, *args: str | Path, timeout: float = 120, **options) -> Job:
+        """`sbatch`, then `wait`."""
+        return self.wait(self.sbatch(*args, **options), timeout)
+
+
+def free_ports(count: int) -> list[int]:
+    """Port numbers that nobody listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def listening(port: int) -> bool:
+    """Whether somebody listens on this port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def make_debian13_root(cache: Path) -> tuple[Path | None, str]:
+    """Install Debian 13, whose Slurm is 24.11, into the directory `cache`, unless it is there already.
+
+    Returns the directory, or None and the reason why it cannot be had. Takes half a minute and 450 MB, once.
+    """
+    if (cache / "usr").is_dir():
+        return cache, ""
+    sources = [*Path("/etc/apt").glob("sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
+    text = "\n".join(path.read_text(errors="replace") for path in sources)
+    mirror = re.search(r"^(?:URIs:|deb\s(?:\[.*?\])?)\s*(\S+/debian)/?\s", text, re.M)
+    if os.geteuid() != 0 or not shutil.which("mmdebstrap") or not mirror:
+        return None, "this takes mmdebstrap, the rights of root, and a Debian mirror among the package sources of apt"
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{cache.name}-") as unfinished:
+        new = Path(unfinished) / "root"
+        packages = f"--include={DEBIAN13_PACKAGES}"
+        # in a mount namespace of its own nothing stays mounted if this is interrupted
+        words = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", packages, "trixie", new, mirror[1]]
+        try:
+            subprocess.run(words, check=True, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+        except subprocess.SubprocessError as error:
+            return None, f"{error}\n{str(error.stderr)[-1000:]}"
+        (new / "etc/hosts").touch()  # a mount point
+        with contextlib.suppress(OSError):  # somebody else was faster
+            new.rename(cache)
+    return cache, ""

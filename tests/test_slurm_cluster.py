@@ -1,0 +1,194 @@
+"""The test cluster itself: is it like a cluster, and does nothing of it stay behind?"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import PATH, Cluster, ClusterError
+
+pytestmark = pytest.mark.skipif(not shutil.which("slurmctld", path=PATH), reason="Slurm is not installed")
+STARTER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from slurm_cluster import Cluster
+with Cluster(sys.argv[2], nodes=2, namespaces=None if sys.argv[3] == "namespaces" else False):
+    print("up", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def anybody():
+    """A directory with a short name that every user can reach, unlike tmp_path."""
+    path = Path(tempfile.mkdtemp(prefix="slurm-"))
+    path.chmod(0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=["cluster", "cluster24"])
+def either(request):
+    """One version of Slurm after the other."""
+    return request.getfixturevalue(request.param)
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
+    return path
+
+
+def test_versions(cluster, debian13, cluster24):
+    assert cluster.version != cluster24.version
+    assert cluster24.version.startswith("24.11")
+
+
+def test_every_node_is_a_machine_of_its_own(either):
+    if not either.namespaces:
+        pytest.skip(either.no_namespaces)
+    show = 'echo "$(hostname) $(hostname -i) $(ls /dev/shm | wc -l) $(ls /sys/class/net | xargs)"; touch /dev/shm/mine'
+    lines = either.run("srun", "-N4", "bash", "-c", show).stdout.splitlines()
+    assert sorted(lines) == [f"node{i} 10.77.0.{10 + i} 0 eth0 lo" for i in range(1, 5)]
+
+
+def test_nodes_reach_each_other_by_name(either):
+    if not either.namespaces:
+        pytest.skip(either.no_namespaces)
+    listen = "import socket; s = socket.create_server(('0.0.0.0', 29500)); print(s.accept()[1][0])"
+    script = f'if [[ $(hostname) = node2 ]]; then {sys.executable} -c "{listen}"; else until : </dev/tcp/node2/29500; '
+    script += "do sleep 0.1; done 2>/dev/null; fi"
+    assert either.run("srun", "-N2", "bash", "-c", script).stdout == "10.77.0.11\n"
+
+
+def test_gpus_are_allotted(either):
+    show = "echo $CUDA_VISIBLE_DEVICES $SLURM_GPUS_ON_NODE"
+    assert either.run("srun", "-N2", "--gpus-per-node=2", "bash", "-c", show).stdout.splitlines() == ["0,1 2"] * 2
+    assert either.run("srun", "-N2", "--gres=gpu:1", "bash", "-c", show).stdout.splitlines() == ["0 1"] * 2
+    assert either.run("srun", "bash", "-c", show).stdout == "\n"
+
+
+def test_a_job(either, tmp_path):
+    cwd = tmp_path / "with space"
+    cwd.mkdir()
+    write(cwd / "job.sh", 'echo "$PWD $1 $ANSWER"', "srun hostname")
+    job = either.submit("--nodes=3", "--output=%x-%j.out", "job.sh", "word", cwd=cwd, env={"ANSWER": "42"})
+    assert (job.state, job.exit_code, job.signal, job.nodes) == ("COMPLETED", 0, 0, either.nodes[:3])
+    first, *rest = job.output.splitlines()
+    assert first == f"{cwd} word 42"
+    if either.namespaces:
+        assert sorted(rest) == job.nodes
+    assert (cwd / f"job.sh-{job.id}.out").read_text() == job.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "code", "number"),
+    [
+        (["exit 3"], "FAILED", 3, 0),
+        (["srun -N2 false"], "FAILED", 1, 0),
+        (["kill -9 $$"], "FAILED", 0, 9),
+    ],
+)
+def test_a_failing_job(either, tmp_path, lines, state, code, number):
+    write(tmp_path / "job.sh", *lines)
+    job = either.submit("--nodes=2", "job.sh", cwd=tmp_path)
+    assert (job.state, job.exit_code, job.signal) == (state, code, number), job.output
+
+
+@pytest.mark.parametrize("option", ["--nodes=5", "--gpus-per-node=3", "--cpus-per-task=9", "--partition=no", "--bogus"])
+def test_what_can_never_run_is_refused(either, tmp_path, option):
+    write(tmp_path / "job.sh", "true")
+    with pytest.raises(ClusterError, match="sbatch: "):
+        either.sbatch(option, "job.sh", cwd=tmp_path)
+
+
+def test_what_takes_too_long_is_ended(either, tmp_path):
+    with pytest.raises(TimeoutError, match="before"):
+        either.run("srun", "-N4", "bash", "-c", "echo before; sleep 60", timeout=1)
+    write(tmp_path / "job.sh", "echo before", "sleep 60")
+    with pytest.raises(TimeoutError, match=r"RUNNING(.|\n)*before"):
+        either.wait(either.sbatch("-N4", "job.sh", cwd=tmp_path), timeout=1.5)
+    assert either.run("srun", "-N4", "echo", "free").stdout == "free\n" * 4
+
+
+def test_a_clean_environment_but_this_machines_files(either, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "leaked")
+    shown = either.run("env", cwd=tmp_path).stdout
+    assert "leaked" not in shown and f"HOME={either.home}" in shown and f"PWD={tmp_path}" in shown
+    words = ["-c", "import sys; print(sys.prefix, sys.stdin.read())"]
+    assert either.run(sys.executable, *words, stdin="input").stdout == f"{sys.prefix} input\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests here are an ordinary user's already")
+@pytest.mark.parametrize("slurm", ["this machine's", "debian13"])
+def test_an_ordinary_user(anybody, slurm, request):
+    root = request.getfixturevalue("debian13") if slurm == "debian13" else None
+    with Cluster(anybody / "c", nodes=2, user="nobody", root=root) as cluster:
+        script = write(anybody / "job.sh", "srun id -un", "touch mine", "echo $HOME")
+        job = cluster.submit("-N2", script, cwd=cluster.home)
+        assert job.output == f"nobody\nnobody\n{cluster.home}\n"
+        assert (cluster.home / "mine").owner() == "nobody"
+        assert cluster.processes()
+    assert not cluster.processes()
+
+
+def test_without_namespaces(anybody):
+    with Cluster(anybody / "c", nodes=3, namespaces=False) as cluster:
+        job = cluster.submit("-N2", "--gpus-per-node=2", write(anybody / "job.sh", "srun env"), cwd=anybody)
+        assert job.nodes == ["127.0.0.11", "127.0.0.12"]
+        assert job.output.count("CUDA_VISIBLE_DEVICES=0,1\n") == 2
+        cluster.sbatch("-N2", write(anybody / "long.sh", "srun sleep 60"), cwd=anybody)
+        time.sleep(0.5)
+    assert not cluster.processes()
+
+
+def test_nothing_stays_behind(tmp_path):
+    before = os.listdir("/sys/class/net"), os.uname().nodename
+    with Cluster(tmp_path / "c", nodes=2) as cluster:
+        cluster.sbatch(
+            "-N2", write(tmp_path / "job.sh", "trap '' TERM", "setsid sleep 60 &", "srun sleep 60"), cwd=tmp_path
+        )
+        time.sleep(0.5)
+        assert cluster.processes()
+    assert not cluster.processes()
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert before == (os.listdir("/sys/class/net"), os.uname().nodename)
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("mode", ["namespaces", "loopback"])
+def test_nothing_stays_behind_when_the_tests_are_killed(anybody, how, mode):
+    words = [sys.executable, "-c", STARTER, str(Path(__file__).parent), str(anybody / "c"), mode]
+    cluster = Cluster(anybody / "c")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        assert len(cluster.processes()) > 3
+        process.send_signal(getattr(signal, how))
+    end = time.monotonic() + 10
+    while cluster.processes() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not cluster.processes()
+
+
+@pytest.mark.parametrize("namespaces", [None, False])
+def test_a_start_that_fails_says_why_and_leaves_nothing(anybody, namespaces):
+    cluster = Cluster(anybody / "c", namespaces=namespaces, extra_conf="SelectType=select/nonsense")
+    with pytest.raises(ClusterError, match="select/nonsense"):
+        cluster.start()
+    assert not cluster.processes()
+
+
+@pytest.mark.drill
+def test_crash_and_boot(tmp_path):
+    with Cluster(tmp_path / "c", nodes=2) as cluster:
+        job = cluster.sbatch("-N2", "--no-requeue", write(tmp_path / "job.sh", "srun sleep 60"), cwd=tmp_path)
+        time.sleep(1)
+        cluster.crash("node2")
+        assert cluster.wait(job).state == "NODE_FAIL"
+        cluster.boot("node2")
+        cluster.wait_for_nodes()
+        assert cluster.run("srun", "-N2", "echo", "back").stdout == "back\n" * 2
