@@ -1,0 +1,158 @@
+"""Every combination of answers is written whole, clean and with its run bits; the template itself is clean too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, TEMPLATE, bake, cluster_options, combinations, cookiecutter
+
+COMMON = {
+    "README.md",
+    "env.sh",
+    "requirements.txt",
+    ".gitignore",
+    "launch/torchrun.sh",
+    "check/ranks.py",
+    "pi/pi.py",
+    "benchmark/all_reduce.py",
+    "training/train_ddp.py",
+    "training/model.py",
+    "training/data.py",
+    "tests/test_project.py",
+}
+FILES = {
+    "local": COMMON | {"local/submit.sh"},
+    "slurm": COMMON
+    | {"slurm/submit_multinode.sh", "slurm/interactive.sh", "slurm/interactive.rc", "slurm/build_venv.sh"},
+}
+COMBINATIONS = combinations()
+TOOLS = Path(sys.executable).parent
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def lint(folder):
+    """Return what bash -n, shellcheck and ruff have to say about a folder; '' is what it should be."""
+    scripts = [str(path) for path in folder.rglob("*") if path.suffix in {".sh", ".rc"}]
+    said = [subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=False) for script in scripts]
+    for command in (
+        [TOOLS / "shellcheck", *scripts],
+        [TOOLS / "ruff", "check", "--quiet", "--no-cache", "--config", REPOSITORY / "pyproject.toml", folder],
+    ):
+        said.append(subprocess.run(command, capture_output=True, text=True, check=False))
+    return "".join(done.stdout + done.stderr for done in said)
+
+
+@pytest.mark.parametrize("answers", COMBINATIONS, ids=lambda answers: "-".join(filter(None, answers.values())))
+def test_every_combination_is_whole_and_clean(answers, tmp_path):
+    project = bake(tmp_path, **answers)
+    kind = cluster_options.site_facts(answers["site"])["kind"]
+    assert files(project) == FILES[kind]
+    for path in project.rglob("*"):
+        assert (path.suffix == ".sh") <= (path.is_dir() or os.access(path, os.X_OK)) or path.name == "env.sh", path
+        if path.is_file():
+            text = path.read_text()
+            left = re.findall(r"\{\{.*|\{%.*|^\s*#\?.*|cookiecutter\.\w+", text, re.MULTILINE)
+            assert not left, f"{path}: {left}"
+            assert text.endswith("\n") and not text.endswith("\n\n"), path
+    assert lint(project) == ""
+
+
+def test_the_template_is_clean_before_it_is_rendered():
+    assert lint(TEMPLATE) == ""
+    others = [REPOSITORY / name for name in ("hooks", "cluster_options.py", "tests", "perf")]
+    for command in (["check", "--quiet", "--no-cache"], ["format", "--check", "--quiet", "--no-cache"]):
+        done = subprocess.run(
+            [TOOLS / "ruff", *command, TEMPLATE, *others], cwd=REPOSITORY, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stdout.decode()
+
+
+def test_every_sbatch_line_has_its_reason(tmp_path):
+    for site in ("slurm", "mn5", "clariden"):
+        project = bake(tmp_path / site, site=site, account="acc1")
+        for script in project.glob("slurm/*.sh"):
+            for line in re.findall(r"^#SBATCH.*", script.read_text(), re.MULTILINE):
+                assert re.fullmatch(r"#SBATCH --[a-z-]+=?\S* +# \S.*", line), f"{script}: {line}"
+
+
+def test_the_header_follows_the_answers(tmp_path):
+    answers = {"account": "abc@h100", "nodes": "3", "gpus_per_node": "2", "time_limit": "01:00:00", "qos": "acc_debug"}
+    header = (bake(tmp_path, site="mn5", **answers) / "slurm/submit_multinode.sh").read_text()
+    options = re.findall(r"^#SBATCH (\S+)", header, re.MULTILINE)
+    # mn5 shares nodes: two of four GPUs come with half of the 80 cores
+    for option in ("--account=abc@h100", "--nodes=3", "--gres=gpu:2", "--cpus-per-task=40", "--time=01:00:00"):
+        assert option in options
+    cpu = (bake(tmp_path / "cpu", site="slurm", gpus_per_node="0") / "slurm/submit_multinode.sh").read_text()
+    assert not re.search(r"^#SBATCH.*gpu", cpu, re.MULTILINE)
+
+
+def test_the_questions_are_the_ones_of_the_readme():
+    """A question more is a question that everybody has to answer."""
+    questions = json.loads((REPOSITORY / "cookiecutter.json").read_text())
+    asked = [name for name in questions if not name.startswith("_")]
+    assert asked == list(cluster_options.QUESTIONS)
+    assert set(questions["__prompts__"]) == set(asked)
+    readme = (REPOSITORY / "README.md").read_text()
+    assert all(f"| `{name}` |" in readme for name in asked)
+
+
+def test_writing_again_keeps_what_the_user_added(tmp_path):
+    project = bake(tmp_path, site="slurm")
+    mine = project / "slurm/mine.sh"
+    mine.write_text("echo mine\n")
+    (project / "local").mkdir()
+    (project / "local/notes.txt").write_text("mine too\n")
+    (project / "env.sh").write_text("edited\n")
+    bake(tmp_path, "--overwrite-if-exists", "--skip-if-file-exists", site="slurm")
+    assert mine.read_text() == "echo mine\n"
+    assert (project / "env.sh").read_text() == "edited\n"
+    assert files(project) == FILES["slurm"] | {"slurm/mine.sh", "local/notes.txt"}
+
+
+def test_a_zip_file_of_the_template_restores_the_run_bits(tmp_path):
+    archive = tmp_path / "template.zip"
+    with zipfile.ZipFile(archive, "w") as target:
+        target.mkdir("template")
+        for part in ("cookiecutter.json", "cluster_options.py", "sites", "hooks", TEMPLATE.name):
+            path = REPOSITORY / part
+            for file in [path] if path.is_file() else sorted(path.rglob("*")):
+                if "__pycache__" not in file.parts:
+                    target.write(file, Path("template") / file.relative_to(REPOSITORY))
+    done = cookiecutter("--no-input", "-o", tmp_path, archive, home=tmp_path, project="zipped")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert os.access(tmp_path / "zipped/launch/torchrun.sh", os.X_OK)
+
+
+def test_the_next_commands_are_printed(tmp_path):
+    for site, expected in (("local", "bash local/submit.sh"), ("mn5", "bash slurm/build_venv.sh")):
+        done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project=site, site=site, account="acc1")
+        assert f"cd {site} " in done.stdout
+        assert expected in done.stdout
+
+
+def test_a_site_file_of_ones_own(tmp_path):
+    """A laboratory describes its own cluster without a fork, also by a path relative to where it stands."""
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    (tmp_path / "our cluster.yaml").write_text(text.replace("your Slurm cluster", "our cluster"))
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="./our cluster.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "is written for our cluster" in done.stdout
+    assert "our cluster" in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
+
+
+def test_the_written_project_passes_its_own_tests(tmp_path):
+    project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="2")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout and "skipped" not in done.stdout

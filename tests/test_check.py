@@ -1,0 +1,108 @@
+"""check/ranks.py: the faults it must find, on rows of clusters that are not at hand, and what it reads from NCCL."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from baking import TEMPLATE
+
+spec = importlib.util.spec_from_file_location("ranks", TEMPLATE / "check/ranks.py")
+ranks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(ranks)
+
+
+def row(rank, host="a", local=0, **fields):
+    """One rank of a GPU cluster where all is well: four GPUs and 288 cores a node."""
+    fields = {"uuid": f"GPU-{host}-{local}", "cores": list(range(288)), "host_cores": 288, **fields}
+    common = {"node_rank": 0, "device": f"cuda:{local} H100", "threads": 72, "torch": "2.13.0", "nccl": "2.29.1"}
+    return {**common, "rank": rank, "host": host, "local_rank": local, "network": "", **fields}
+
+
+def cluster():
+    return [row(4 * node + local, host, local) for node, host in enumerate("ab") for local in range(4)]
+
+
+def changed(rank, **fields):
+    rows = cluster()
+    rows[rank] |= fields
+    return rows
+
+
+def test_no_fault():
+    assert ranks.faults(cluster()) == []
+    assert (
+        ranks.faults([row(0, "a"), row(1, "b", uuid="GPU-a-0")]) == []
+    )  # the same UUID on another host is another GPU
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (changed(5, uuid="GPU-b-0"), ["ranks 4, 5 share one GPU of b (GPU-b-0)", "NPROC_PER_NODE"]),
+        (changed(7, torch="2.12.0"), ["different versions of torch: 2.13.0 on a, b; 2.12.0 on b", "one environment"]),
+        (changed(7, nccl="2.28.9"), ["different versions of NCCL"]),
+        (changed(7, nccl="", torch="2.13.0+cpu"), ["different versions of NCCL: 2.29.1 on a, b; none on b"]),
+        (changed(2, cores=[17]), ["rank(s) 2 on a may use one core of 288", "--cpus-per-task"]),
+        (
+            [row(n, local=n, cores=[3], host_cores=4) for n in range(4)],
+            ["rank(s) 0, 1, 2, 3 on a may use one core of 4"],
+        ),
+    ],
+)
+def test_each_fault_is_a_sentence(rows, expected):
+    found = ranks.faults(rows)
+    for words in expected:
+        assert any(words in sentence for sentence in found), found
+
+
+def test_one_core_each_is_right_where_there_is_no_more():
+    assert ranks.faults([row(n, local=n, cores=[n], host_cores=4) for n in range(4)]) == []
+    assert ranks.faults([row(n, local=n, cores=[0], host_cores=1) for n in range(4)]) == []
+
+
+def test_several_faults_are_all_told():
+    rows = changed(5, uuid="GPU-b-0", torch="2.12.0", cores=[1])
+    assert len(ranks.faults(rows)) == 3
+
+
+@pytest.mark.parametrize(
+    ("log", "network"),
+    [
+        (
+            "n1:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.1.1.1<0>\n"
+            "n1:1:2 [0] NCCL INFO Using network IB\n",
+            "IB [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]",
+        ),
+        (
+            "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.1.1.1<0>\nn1:1:2 [0] NCCL INFO Using network Socket\n",
+            "Socket [0]eth0:10.1.1.1<0>",
+        ),
+        ("nid1:1:2 [0] NCCL INFO Using network AWS Libfabric\n", "AWS Libfabric"),
+        ("", ""),
+    ],
+)
+def test_the_network_that_nccl_took(log, network):
+    assert ranks.network_of(log) == network
+
+
+def test_the_table_is_in_the_order_of_ranks():
+    lines = ranks.table(list(reversed(cluster()))).splitlines()
+    assert "  ".join(lines[0].split()) == "rank  host  node  local  device  UUID  cores  threads  torch  NCCL  network"
+    assert [line.split()[0] for line in lines[1:]] == [str(rank) for rank in range(8)]
+
+
+def test_it_needs_torch_alone(tmp_path):
+    """Two ranks where importing NumPy fails, as where it is not installed."""
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy/__init__.py").write_text("raise ModuleNotFoundError('no NumPy here')\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [TEMPLATE / "check/ranks.py", "--json", tmp_path / "rows.json"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 2

@@ -1,0 +1,277 @@
+"""launch/torchrun.sh and the functions of the submit script, each by itself: what they read, and what they refuse.
+
+Python is replaced by a script that prints what it was called with, so that a case takes milliseconds. That torchrun
+understands those options is shown by the runs in test_slurm.py and test_local.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+
+import pytest
+from baking import TEMPLATE, bake
+
+WRAPPER = TEMPLATE / "launch/torchrun.sh"
+STEP = {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NODEID": "2", "SLURMD_NODENAME": "n3"}
+STEP |= {"MASTER_ADDR": "n1", "MASTER_PORT": "12345", "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+MPI |= {"MASTER_ADDR": "m1", "MASTER_PORT": "22222"}
+PET = {"PET_NNODES": "5", "PET_NODE_RANK": "4", "PET_MASTER_ADDR": "p1", "PET_MASTER_PORT": "33333"}
+PODS = {"WORLD_SIZE": "6", "RANK": "5", "MASTER_ADDR": "w1", "MASTER_PORT": "44444"}
+# Nothing of this may decide anything: of the job, not of the step, or left by other launchers.
+STRAY = {"SLURM_JOB_NUM_NODES": "9", "SLURM_NNODES": "9", "SLURM_NTASKS": "9", "SLURM_PROCID": "8", "LOCAL_RANK": "7"}
+STRAY |= {
+    "SLURM_LOCALID": "6",
+    "LOCAL_WORLD_SIZE": "9",
+    "PET_STANDALONE": "1",
+    "PET_RDZV_BACKEND": "etcd",
+    "PMI_RANK": "3",
+}
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Returns call(environment, *arguments) -> torchrun options, the environment it got, and the finished process."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\nenv -0 >"$0.env"\nprintf "%s\\0" "$@" >"$0.arguments"\n')
+    python.chmod(0o755)
+
+    def run(environment, *arguments):
+        clean = {"PATH": os.environ["PATH"], "PYTHON": str(python), **environment}
+        done = subprocess.run(
+            [WRAPPER, *arguments], env=clean, capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        if done.returncode:
+            return None, None, done
+        options = (tmp_path / "python.arguments").read_text().split("\0")[:-1]
+        seen = dict(line.split("=", 1) for line in (tmp_path / "python.env").read_text().split("\0")[:-1])
+        return options, seen, done
+
+    return run
+
+
+def options_of(arguments):
+    return dict(
+        option.removeprefix("--").split("=", 1) for option in arguments if option.startswith("--") and "=" in option
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "nodes", "node_rank", "endpoint"),
+    [
+        (STEP, "3", "2", "n1:12345"),
+        ({**PODS, **PET, **STRAY, **STEP}, "3", "2", "n1:12345"),
+        (MPI, "4", "1", "m1:22222"),
+        # under mpirun every node believes to be node 0 of the step that started mpirun's own daemons
+        ({**PET, **STRAY, **STEP, "SLURM_NODEID": "0", **MPI}, "4", "1", "m1:22222"),
+        (PET, "5", "4", "p1:33333"),
+        ({**PODS, **STRAY, **PET}, "5", "4", "p1:33333"),
+        ({"PET_NNODES": "5", "PET_NODE_RANK": "4", "MASTER_ADDR": "w1", "MASTER_PORT": "44444"}, "5", "4", "w1:44444"),
+        (PODS, "6", "5", "w1:44444"),
+    ],
+)
+def test_where_this_node_stands(call, environment, nodes, node_rank, endpoint):
+    arguments, seen, _ = call({**environment, "NPROC_PER_NODE": "2"}, "x.py", "--flag", "a b", "")
+    assert arguments[:2] == ["-m", "torch.distributed.run"]
+    assert arguments[-5:] == ["--", "x.py", "--flag", "a b", ""]
+    options = options_of(arguments[:-5])
+    assert (options["nnodes"], options["node-rank"], options["rdzv-endpoint"]) == (nodes, node_rank, endpoint)
+    assert options["nproc-per-node"] == "2"
+    assert options["rdzv-backend"] == "static"
+    assert endpoint.partition(":")[2] in options["rdzv-id"]
+    assert not [name for name in seen if name.startswith("PET_")]
+    assert "--standalone" not in arguments
+
+
+@pytest.mark.parametrize("environment", [{}, STRAY, {"MASTER_ADDR": "elsewhere"}, {"RANK": "1"}])
+def test_alone(call, environment):
+    arguments, _, _ = call(environment, "x.py")
+    assert "--standalone" in arguments
+    assert options_of(arguments)["nnodes"] == "1"
+
+
+def test_one_node_of_a_step_needs_no_meeting_point(call):
+    step = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+    assert "--standalone" in call(step, "x.py")[0]
+
+
+def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
+    first, _, _ = call({**STEP, "SLURM_NODEID": "0", "RDZV_BACKEND": "c10d", "MASTER_ADDR_SUFFIX": "i"}, "x.py")
+    other, _, _ = call({**STEP, "RDZV_BACKEND": "c10d", "RDZV_TIMEOUT": "7", "NODE_ADDR": "10.0.0.3"}, "x.py")
+    assert options_of(first)["local-addr"] == "n3i"
+    assert "--rdzv-conf=is_host=1,join_timeout=600" in first
+    assert options_of(other)["local-addr"] == "10.0.0.3"
+    assert "--rdzv-conf=is_host=0,join_timeout=7" in other
+    assert options_of(other)["rdzv-id"] == "77.1.12345"
+    assert "node-rank" not in options_of(first)
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks"),
+    [
+        ({"NPROC_PER_NODE": "3", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, "3"),
+        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, "4"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,5"}, "3"),
+        ({"CUDA_VISIBLE_DEVICES": "", "CPU_RANKS_PER_NODE": "2"}, "2"),
+        ({"CPU_RANKS_PER_NODE": "2"}, "2"),
+        ({}, "1"),
+    ],
+)
+def test_processes_per_node(call, environment, ranks):
+    assert options_of(call(environment, "x.py")[0])["nproc-per-node"] == ranks
+
+
+def test_gpus_are_counted_where_nobody_says(call, tmp_path):
+    for tool, line in (("nvidia-smi", "GPU 0: NVIDIA H100"), ("rocm-smi", "GPU[0]\t\t: Unique ID: 0x1")):
+        folder = tmp_path / tool
+        folder.mkdir()
+        (folder / tool).write_text(f"#!/bin/bash\nprintf '%s\\n' '{line}' '{line}' '  MIG 1g.10gb  Device 0'\n")
+        (folder / tool).chmod(0o755)
+        arguments, _, _ = call({"PATH": f"{folder}:{os.environ['PATH']}", "CPU_RANKS_PER_NODE": "5"}, "x.py")
+        assert options_of(arguments)["nproc-per-node"] == "2", tool
+
+
+def test_threads_are_the_cores_that_may_be_used_over_the_processes(call):
+    cores = len(os.sched_getaffinity(0))
+    assert call({"NPROC_PER_NODE": "1"}, "x.py")[1]["OMP_NUM_THREADS"] == str(cores)
+    assert call({"NPROC_PER_NODE": "1", "SLURM_CPUS_PER_TASK": "1"}, "x.py")[1]["OMP_NUM_THREADS"] == "1"
+    assert call({"NPROC_PER_NODE": "1", "SLURM_CPUS_PER_TASK": "288"}, "x.py")[1]["OMP_NUM_THREADS"] == str(cores)
+    assert call({"NPROC_PER_NODE": str(cores + 1)}, "x.py")[1]["OMP_NUM_THREADS"] == "1"
+    assert call({"NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "5"}, "x.py")[1]["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_module_is_run_as_one(call):
+    assert call({}, "-m", "package.module", "--max", "3")[0][-5:] == ["-m", "--", "package.module", "--max", "3"]
+
+
+def test_logs_of_each_node_and_attempt(call, tmp_path):
+    arguments, seen, _ = call({**STEP, "RUN_DIR": str(tmp_path / "a b/77.1")}, "x.py")
+    folder = tmp_path / "a b/77.1/node2-n3"
+    assert folder.is_dir()
+    assert f"--log-dir={folder}" in arguments
+    assert seen["TORCHELASTIC_ERROR_FILE"] == f"{folder}/error.json"
+    assert seen["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "[n3:${rank}] "
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "expected"),
+    [
+        ({}, [], "no program given"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "12"}, ["x.py"], "srun started 12 tasks on 3 node(s), but one per node"),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ["x.py"], "mpirun started 4 copies on this node"),
+        ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, but MASTER_ADDR and MASTER_PORT are not both set"),
+        ({**PET, "PET_NNODES": "2:4"}, ["x.py"], "number of nodes '2:4': expected a whole number"),
+        ({**PET, "PET_NODE_RANK": ""}, ["x.py"], "node rank '': expected a whole number from 0 to 4"),
+        ({"NPROC_PER_NODE": "gpu"}, ["x.py"], "processes per node 'gpu'"),
+        ({**STEP, "RDZV_BACKEND": "etcd"}, ["x.py"], "RDZV_BACKEND='etcd': expected static or c10d"),
+        ({"PYTHON": "pythonn"}, ["x.py"], "pythonn: not found"),
+    ],
+)
+def test_wrong_use_is_refused_in_a_sentence(call, environment, arguments, expected):
+    _, _, done = call(environment, *arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# ---- functions of slurm/submit_multinode.sh --------------------------------------------------------------------------
+
+
+def function(script, name):
+    found = re.search(rf"^{name}\(\) {{.*?^}}", script.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"{name} is gone from {script}"
+    return found.group()
+
+
+@pytest.fixture(scope="module")
+def submit(tmp_path_factory):
+    return bake(tmp_path_factory.mktemp("submit"), site="slurm") / "slurm/submit_multinode.sh"
+
+
+def bash(code, **environment):
+    clean = {"PATH": os.environ["PATH"], **environment}
+    return subprocess.run(["bash", "-c", code], env=clean, capture_output=True, text=True, check=False)
+
+
+def port(submit, job, attempt=0, port_range=None):
+    code = function(submit, "free_port")
+    if port_range:
+        code = code.replace("/proc/sys/net/ipv4/ip_local_port_range", f"<(echo {port_range})").replace("<<(", "< <(")
+    done = bash(
+        f'die() {{ echo "$*"; exit 2; }}\n{code}\nfree_port', SLURM_JOB_ID=str(job), SLURM_RESTART_COUNT=str(attempt)
+    )
+    return int(done.stdout) if done.returncode == 0 else done.stdout
+
+
+def test_the_port_follows_from_job_and_attempt(submit):
+    assert port(submit, 1234) == port(submit, 1234)
+    assert len({port(submit, 1234, attempt) for attempt in range(5)}) == 5
+    assert port(submit, 1234) != port(submit, 1235)
+    assert port(submit, 89) == 10089  # not an octal number
+
+
+@pytest.mark.parametrize(
+    ("port_range", "allowed"),
+    [("32768 60999", range(10000, 30000)), ("16384 65000", range(10000, 16384)), ("1024 60999", range(61000, 65536))],
+)
+def test_the_port_is_outside_the_range_of_outgoing_connections(submit, port_range, allowed):
+    assert all(port(submit, job, 3, port_range) in allowed for job in (1, 7, 19999, 20000, 4294967295))
+
+
+def test_no_port_is_left(submit):
+    assert "no port is left outside the ephemeral range 1024-65535" in port(submit, 1, 0, "1024 65535")
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_port_in_use_is_passed_over(submit, family):
+    first = port(submit, 4711)
+    with socket.socket(family) as listener:
+        try:
+            listener.bind(("" if family == socket.AF_INET else "::1", first))
+        except OSError as error:  # a machine without IPv6 has no IPv6 port to collide with
+            assert family == socket.AF_INET6, error
+            return
+        listener.listen()
+        assert port(submit, 4711) == first + 1
+    assert port(submit, 4711) == first
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "{project}/slurm/submit_multinode.sh",
+        "{project}/slurm/submit_multinode.sh pi/pi.py --intervals 5",
+        "{project}/slurm/submit_multinode.sh /data/slurm/x.py /slurm/",
+        "slurm/submit_multinode.sh x.py",
+        "./slurm/submit_multinode.sh",
+        "(null)",
+    ],
+)
+def test_the_project_is_found_from_a_spooled_copy(submit, command, tmp_path):
+    """As in a job: this file is somewhere else, and scontrol tells where it came from."""
+    project = tmp_path / "in slurm/my project"
+    (project / "launch").mkdir(parents=True)
+    (project / "launch/torchrun.sh").touch()
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.write_text(
+        f"#!/bin/bash\n[[ $* == 'show job 7' ]] && echo '   Command={command.format(project=project)}'\n"
+    )
+    scontrol.chmod(0o755)
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "slurm_script").write_text(function(submit, "find_project") + "\nfind_project\n")
+    environment = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(project),
+    }
+    found = bash(f"source {spool}/slurm_script", **environment)
+    assert found.stdout.strip().replace("/./", "/") in (str(project), f"{project}/.")
+    elsewhere = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/"})
+    assert (elsewhere.returncode == 0) == command.startswith("{project}")
+    told = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/", "PROJECT_DIR": str(project)})
+    assert told.stdout.strip() == str(project)

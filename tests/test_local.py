@@ -1,0 +1,126 @@
+"""site=local: the same wrappers on this machine, several launchers on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from baking import bake
+
+SHOW = """\
+import os
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_ADDR")
+print(*(f"{name}={os.environ.get(name)}" for name in names))
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    return bake(tmp_path_factory.mktemp("a b"), site="local")
+
+
+@pytest.fixture
+def run(project, tmp_path):
+    """Returns run(*arguments, **environment) -> finished process, called from another folder than the project's."""
+
+    def call(*arguments, wait=True, **environment):
+        clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHON": sys.executable, **environment}
+        process = subprocess.Popen(
+            ["bash", str(project / "local/submit.sh"), *map(str, arguments)],
+            cwd=tmp_path, env=clean, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+        if not wait:
+            return process
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    return call
+
+
+def gpus(folder, count):
+    """Put a stand-in for nvidia-smi that tells of `count` GPUs into `folder`; returns a PATH that finds it first."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/bash\n[[ $* == '--query-gpu=index --format=csv,noheader' ]] && seq 0 {count - 1}\n")
+    tool.chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_nodes_of_two_ranks(run, tmp_path, backend):
+    stray = {"RANK": "5", "WORLD_SIZE": "9", "PET_NNODES": "7", "SLURM_STEP_NUM_NODES": "3", "SLURM_GPUS_ON_NODE": "8"}
+    stray |= {"MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMI_RANK": "1"}
+    done = run(
+        "check/ranks.py", "--json", tmp_path / "a b.json", RDZV_BACKEND=backend, CUDA_VISIBLE_DEVICES="", **stray
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all-reduce over 4 rank(s) on 1 host(s): right" in done.stdout
+    rows = json.loads((tmp_path / "a b.json").read_text())["rows"]
+    assert [(row["rank"], row["local_rank"]) for row in rows] == [(0, 0), (1, 1), (2, 0), (3, 1)]
+    assert sorted({row["node_rank"] for row in rows}) == [0, 1]
+    cores = len(os.sched_getaffinity(0))
+    assert {row["threads"] for row in rows} == {max(1, cores // 4)}
+
+
+def test_gpus_go_to_the_nodes_in_disjoint_slices(run, tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    done = run("show.py", PATH=gpus(tmp_path, 5), NNODES="2")
+    assert done.returncode == 0, done.stderr
+    seen = dict(re.findall(r"RANK=(\d) LOCAL_RANK=\d WORLD_SIZE=4 CUDA_VISIBLE_DEVICES=(\S*)", done.stdout))
+    assert seen == {"0": "0,1", "1": "0,1", "2": "2,3", "3": "2,3"}
+    assert "MASTER_ADDR=127.0.0.1" in done.stdout
+
+
+def test_too_few_gpus_are_left_alone(run, tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    done = run("show.py", PATH=gpus(tmp_path, 1), NNODES="2", NPROC_PER_NODE="1")
+    assert done.returncode == 0, done.stderr
+    assert "1 GPU(s) for 2 x 1 processes are too few: running on CPUs, with gloo" in done.stderr
+    assert len(re.findall(r"WORLD_SIZE=2 CUDA_VISIBLE_DEVICES= ", done.stdout)) == 2
+
+
+def test_a_failing_rank_ends_the_run(run, tmp_path):
+    (tmp_path / "fails.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(300)\n"
+    )
+    started = time.monotonic()
+    done = run("fails.py", NPROC_PER_NODE="1")
+    assert done.returncode == 1
+    assert time.monotonic() - started < 60
+    assert re.search(r"rank +: 1 .*\n.*exitcode +: 3", done.stderr)
+
+
+def test_an_interrupt_leaves_nothing_behind(run, tmp_path):
+    (tmp_path / "sleeps.py").write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(300)\n")
+    process = run("sleeps.py", wait=False, NPROC_PER_NODE="1")
+    pids = []
+    while len(pids) < 2:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        (["nosuch.py"], {}, "no program 'nosuch.py' in"),
+        (["pi/pi.py"], {"NNODES": "two"}, "NNODES='two': expected a whole number of at least 1"),
+        (["pi/pi.py"], {"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE='0': expected a whole number"),
+        (["pi/pi.py"], {"RUNTIME": "venv"}, "no virtual environment at"),
+        (["pi/pi.py"], {"RUNTIME": "conda"}, "RUNTIME='conda' is not known; use venv or none"),
+    ],
+)
+def test_wrong_use(run, arguments, environment, expected):
+    done = run(*arguments, **environment)
+    assert done.returncode == 2
+    assert expected in done.stderr

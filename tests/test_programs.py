@@ -1,0 +1,293 @@
+"""pi/pi.py and benchmark/all_reduce.py, run as they are: alone, under torchrun, and as ranks that are started by hand.
+
+An import of torch takes a second or more, so most tests make several checks in one process (`ranks` below).
+"""
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}"
+PI = PROJECT / "pi/pi.py"
+ALL_REDUCE = PROJECT / "benchmark/all_reduce.py"
+RESERVED = ("SLURM_", "PET_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
+CLEAN = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(RESERVED) and name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")
+}
+CLEAN.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+
+# Runs a program once per list of arguments, in one process, and prints what came of it. Without numpy, because the
+# programs promise to need torch alone. Each run meets at a port of its own.
+DRIVER = """
+import contextlib, io, json, os, runpy, sys, warnings
+sys.modules["numpy"] = None
+warnings.simplefilter("ignore")
+import torch
+{patch}
+def peak():  # MiB
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
+bare = peak()
+for port, argv in json.loads(sys.argv[1]):
+    os.environ["MASTER_PORT"] = str(port)
+    sys.argv, code, streams = argv, 0, (io.StringIO(), io.StringIO())
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            runpy.run_path(argv[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    out, err = (stream.getvalue() for stream in streams)
+    print(json.dumps({{"code": code, "out": out, "err": err, "extra_mib": peak() - bare}}), flush=True)
+"""
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def ranks(world_size, program, argument_lists, patch=""):
+    """Run `program` with each list of arguments on so many ranks; return, per rank, one result per list."""
+    runs = [(free_port(), [str(program), *map(str, arguments)]) for arguments in argument_lists]
+    command = [sys.executable, "-c", DRIVER.format(patch=patch), json.dumps(runs)]
+    processes = []
+    for rank in range(world_size):
+        env = dict(CLEAN)
+        if world_size > 1:
+            env.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    results = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        results.append([json.loads(line) for line in out.splitlines()])
+        assert len(results[-1]) == len(runs), err
+    return results
+
+
+def run(*command, timeout=120, **environment):
+    command = [str(part) for part in command]
+    env = {**CLEAN, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def torchrun(world_size, *program):
+    """Run `program` under torchrun; without the `--` it would look for its own options among the program's."""
+    options = ["--standalone", f"--nproc-per-node={world_size}"]
+    return run(sys.executable, "-m", "torch.distributed.run", *options, "--", *program)
+
+
+def trapezoid(n):
+    """Return the trapezoid rule's value, one point after the other."""
+    return 4 * math.fsum([0.75, *(1 / (1 + (i / n) ** 2) for i in range(1, n))]) / n
+
+
+# Below, at and around what a rank takes in one go (2^16 points), with odd and even remainders.
+SMALL = [1, 2, 3, 4, 5, 7, 10, 1000, 65535, 65536, 65537, 65538, 196611, 200003]
+
+
+def pi_runs(folder, counts):
+    return [["--intervals", n, "--json", folder / f"{n}.json"] for n in counts]
+
+
+def pi_results(folder, counts):
+    return {n: json.loads((folder / f"{n}.json").read_text()) for n in counts}
+
+
+def test_pi_alone(tmp_path):
+    counts = [*SMALL, 20_000_000, "1e9"]
+    (done,) = ranks(1, PI, pi_runs(tmp_path, counts))
+    assert [one["code"] for one in done] == [0] * len(counts)
+    results = pi_results(tmp_path, counts)
+    for n in SMALL:
+        assert abs(results[n]["pi"] - trapezoid(n)) <= 1e-15, n
+        assert results[n]["intervals"] == n
+    last = results["1e9"]
+    assert set(last) == {"pi", "error", "intervals", "seconds", "intervals_per_second", "world_size", "hosts"}
+    assert last["intervals"] == 1_000_000_000 and isinstance(last["intervals"], int)
+    assert abs(last["pi"] - math.pi) <= 1e-15 and last["error"] == last["pi"] - math.pi
+    assert last["intervals_per_second"] == pytest.approx(last["intervals"] / last["seconds"])
+    assert last["world_size"] == 1 and last["hosts"] == [socket.gethostname()]
+    assert re.search(r"^pi +3\.14159265358979\d{3}$", done[-1]["out"], re.M)
+    assert "1 rank on 1 host (cpu)" in done[-1]["out"]
+    assert not list(tmp_path.glob("*.part"))
+    # Little memory, and no more of it for 50 times the work (measured with everything else that a run needs).
+    assert done[-1]["extra_mib"] < 50
+    assert done[-1]["extra_mib"] - done[-2]["extra_mib"] < 5
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_pi_is_the_same_on_several_ranks(world_size, tmp_path):
+    counts = [*SMALL, "1e8"]
+    done = ranks(world_size, PI, pi_runs(tmp_path, counts))
+    assert {one["code"] for rank in done for one in rank} == {0}
+    for n, result in pi_results(tmp_path, counts).items():
+        expected = math.pi if n == "1e8" else trapezoid(n)
+        assert abs(result["pi"] - expected) <= 1e-15, n
+        assert result["world_size"] == world_size
+    assert f"{world_size} ranks on 1 host (cpu)" in done[0][0]["out"]
+    assert not any(one["out"] for rank in done[1:] for one in rank), "only rank 0 prints"
+
+
+def test_pi_under_torchrun(tmp_path):
+    done = torchrun(2, PI, "--intervals", "1e9", "--json", tmp_path / "pi.json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "pi.json").read_text())
+    assert abs(result["error"]) <= 1e-15
+    assert result["world_size"] == 2
+    assert done.stdout.count("\n") == 4
+
+
+def check_rows(result, world_size):
+    factor = 2 * (world_size - 1) / world_size
+    for row in result["results"]:
+        assert set(row) == {
+            *("bytes", "iterations", "time_us", "wrong"),
+            *("algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps"),
+        }
+        assert row["wrong"] == 0
+        assert row["time_us"] > 0 and 5 <= row["iterations"] <= 1000
+        assert row["algbw_GBps"] == pytest.approx(row["bytes"] / row["time_us"] / 1000, rel=1e-12)
+        assert row["busbw_GBps"] == row["algbw_GBps"] * factor
+        assert row["algbw_Gbps"] == 8 * row["algbw_GBps"]
+        assert row["busbw_Gbps"] == 8 * row["busbw_GBps"]
+
+
+def table(out):
+    """Return the cells of the lines below the header."""
+    assert all(len(line) <= 100 for line in out.splitlines())
+    return [line.split() for line in out.splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_all_reduce(world_size, tmp_path):
+    runs = [
+        ["--min", "1K", "--max", "2M", "--factor", "45", "--json", tmp_path / "0.json"],
+        ["--min", "4", "--max", "9", "--factor", "1.5", "--json", tmp_path / "1.json"],  # 4, 6 -> 4 (gone), 9 -> 8
+        ["--min", "1000", "--max", "1k", "--json", tmp_path / "2.json"],
+        ["--min", "1M", "--max", "512T", "--factor", "1e6", "--json", tmp_path / "3.json"],
+        ["--min", "512T", "--max", "512T"],
+    ]
+    done = ranks(world_size, ALL_REDUCE, runs)
+    assert [[one["code"] for one in rank] for rank in done] == [[0, 0, 0, 0, 1]] * world_size
+    assert not any(one["out"] for rank in done[1:] for one in rank), "only rank 0 prints"
+    results = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(4)]
+    sizes = [[row["bytes"] for row in result["results"]] for result in results]
+    assert sizes == [[1024, 46080, 2073600], [4, 8], [1000], [1048576]]
+    for result, one in zip(results, done[0]):
+        assert set(result) == {"world_size", "hosts", "devices", "backend", "torch", "nccl", "results"}
+        assert result["world_size"] == world_size and result["hosts"] == [socket.gethostname()]
+        assert result["backend"] == "gloo" and result["nccl"] is None
+        check_rows(result, world_size)
+        cells = table(one["out"])
+        assert [int(line[0]) for line in cells] == [row["bytes"] for row in result["results"]]
+        assert {len(line) for line in cells} == {9}
+        assert f"torch {result['torch']}, backend gloo" in one["out"] and f"ranks: {world_size};" in one["out"]
+        assert ("nothing crosses a link" in one["out"]) == (world_size == 1)
+    assert "from 562949953421312 bytes on skipped: no memory for it on rank 0" in done[0][4]["out"]
+    assert "nothing was measured" in done[0][4]["out"]
+
+
+def test_all_reduce_under_torchrun(tmp_path):
+    done = torchrun(2, ALL_REDUCE, "--max", "64K", "--factor", "8", "--json", tmp_path / "two.json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "two.json").read_text())
+    assert [row["bytes"] for row in result["results"]] == [1024, 8192, 65536]
+    check_rows(result, 2)
+
+
+# Rank 1 gets a wrong sum of 512 elements, and all get one of 1024 elements, because rank 1 sends something else.
+BROKEN = """
+import torch.distributed as dist
+def broken(tensor, *args, real=dist.all_reduce, **kwargs):
+    if dist.get_rank() == 1 and tensor.numel() == 1024:
+        tensor[1000] += 1
+    real(tensor, *args, **kwargs)
+    if dist.get_rank() == 1 and tensor.numel() == 512:
+        tensor[7:9] -= 1
+dist.all_reduce = broken
+"""
+
+
+def test_wrong_data_is_named(tmp_path):
+    arguments = ["--min", "1K", "--max", "8K", "--json", tmp_path / "wrong.json"]
+    done = ranks(2, ALL_REDUCE, [arguments], patch=BROKEN)
+    assert [rank[0]["code"] for rank in done] == [1, 1]
+    host = socket.gethostname()
+    lines = [line for line in done[0][0]["out"].splitlines() if "WRONG" in line]
+    assert lines == [
+        f"# WRONG DATA on rank 1 ({host}) at 2048 bytes: 2 of 512 elements",
+        f"# WRONG DATA on rank 0 ({host}) at 4096 bytes: 1 of 1024 elements",
+        f"# WRONG DATA on rank 1 ({host}) at 4096 bytes: 1 of 1024 elements",
+    ]
+    assert "2 of 4 sizes gave wrong data" in done[0][0]["out"]
+    result = json.loads((tmp_path / "wrong.json").read_text())
+    assert [row["wrong"] for row in result["results"]] == [0, 2, 2, 0]
+
+
+BAD = {
+    PI: [
+        *(
+            (["--intervals", value], f"'{value}' is not a whole number")
+            for value in ("0", "-1", "1.5", "abc", "nan", "")
+        ),
+        (["--intervals", "1e99999999999"], "is not a whole number from 1 to 2^53; write for example 1e9"),
+        (["--intervals", "inf"], "is not a whole number"),
+    ],
+    ALL_REDUCE: [
+        (["--min", "2M", "--max", "1M"], "--min 2097152 bytes is more than --max 1048576 bytes; exchange them"),
+        *(
+            (["--min", value], f"'{value}' is not a size from 4 bytes")
+            for value in ("abc", "0", "3", "-1", "1.5K", "1KB")
+        ),
+        (["--max", "1025T"], "is not a size from 4 bytes (one float32) to 1024T; write for example 4096, 1K or 256M"),
+        *(
+            (["--factor", value], f"'{value}' is not a number from 1.01")
+            for value in ("1", "0.5", "-2", "nan", "inf", "x")
+        ),
+    ],
+}
+BAD_EVERYWHERE = [
+    *((["--timeout", value], f"'{value}' is not a number of seconds") for value in ("0", "-1", "nan", "inf", "soon")),
+    (["--json", "/no/such/folder/x.json"], "cannot write in folder '/no/such/folder'; create it or name another"),
+    (["--json", "/dev/null"], "'/dev/null' is not a file"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
+]
+
+
+@pytest.mark.parametrize("program", BAD, ids=lambda path: path.name)
+def test_bad_values_are_refused(program):
+    cases = BAD[program] + BAD_EVERYWHERE
+    # RANK without a meeting point: a program that tried to join before it read its flags would fail in another way.
+    (done,) = ranks(1, program, [arguments for arguments, _ in cases], patch='os.environ["RANK"] = "0"')
+    for (arguments, message), one in zip(cases, done):
+        assert one["code"] == 2, arguments
+        assert message in one["err"].splitlines()[-1], arguments
+        assert one["out"] == ""
+
+
+def test_a_peer_that_never_comes(tmp_path):
+    """The rank that waits gives up in time, and leaves what torchrun reports as the first failure."""
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    error = tmp_path / "error.json"
+    done = run(sys.executable, PI, "--timeout", "1", timeout=30, TORCHELASTIC_ERROR_FILE=str(error), **alone)
+    assert done.returncode == 1
+    assert "timed out" in json.loads(error.read_text())["message"]["message"].lower(), done.stderr
+
+
+def test_setup_is_the_same_everywhere():
+    found = {}
+    for path in sorted(PROJECT.rglob("*.py")):
+        match = re.search(r"^def setup\(.*?(?=^\S|\Z)", path.read_text(), re.M | re.S)
+        if match:
+            found[path.relative_to(PROJECT).as_posix()] = match[0].rstrip()
+    assert {"pi/pi.py", "benchmark/all_reduce.py"} <= set(found)
+    assert len(set(found.values())) == 1, f"setup() differs among {list(found)}"

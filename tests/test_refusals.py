@@ -1,0 +1,187 @@
+"""Answers that a cluster, a shell or a folder would choke on are refused, all at once, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from baking import REPOSITORY, bake, cluster_options, cookiecutter
+
+GOOD = {
+    "project": "demo",
+    "site": "mn5",
+    "launcher": "torchrun",
+    "runtime": "venv",
+    "image": "",
+    "account": "abc1",
+    "partition": "acc",
+    "qos": "acc_debug",
+    "nodes": "2",
+    "gpus_per_node": "4",
+    "time_limit": "01:00:00",
+}
+CLARIDEN = {"site": "clariden", "partition": "debug", "qos": "", "account": ""}
+
+# What is answered beside GOOD, and what the message must say: the value, the rule, the fix.
+REFUSED = [
+    ({"project": ""}, ["project ''", "letters, digits"]),
+    ({"project": "../x"}, ["project '../x'", "beginning with a letter or digit"]),
+    ({"project": "a/b"}, ["project 'a/b'"]),
+    ({"project": "   "}, ["project '   '"]),
+    ({"project": "-rf"}, ["project '-rf'"]),
+    ({"project": "a" * 65}, ["at most 64"]),
+    ({"site": "mn6"}, ["site 'mn6' is not known", "did you mean mn5?", "path of a site file"]),
+    ({"site": ""}, ["site '' is not known", "choose one of"]),
+    ({"site": "/no/such.yaml"}, ["site '/no/such.yaml'", "no such file"]),
+    ({"launcher": "torchrum"}, ["launcher 'torchrum'", "did you mean torchrun?"]),
+    ({"launcher": "horovod"}, ["launcher 'horovod'", "choose torchrun"]),
+    ({"runtime": "vnev"}, ["runtime 'vnev'", "did you mean", "venv"]),
+    ({"runtime": "pyxis", "image": "a:b"}, ["runtime 'pyxis' is not available for MareNostrum 5"]),
+    ({"runtime": "apptainer"}, ["image is empty", "give a .sif file or docker://"]),
+    ({"runtime": "apptainer", "image": "x.tar"}, ["image 'x.tar' is of the wrong kind", ".sif"]),
+    ({"image": "x.sif"}, ["image 'x.sif' was given", "runtime 'venv' is no container", "leave the image empty"]),
+    ({"account": ""}, ["account is empty", "bsc_project list"]),
+    ({"partition": "acd"}, ["partition 'acd'", "did you mean acc?"]),
+    ({"partition": "gpu"}, ["partition 'gpu'", "choose acc or accinteractive"]),
+    ({"qos": "acc_debg"}, ["qos 'acc_debg'", "did you mean acc_debug"]),
+    ({"nodes": "0"}, ["nodes '0'", "at least 1"]),
+    ({"nodes": "two"}, ["nodes 'two'", "whole number"]),
+    ({"nodes": "-1"}, ["nodes '-1'"]),
+    ({"nodes": "1.5"}, ["nodes '1.5'"]),
+    ({"nodes": ""}, ["nodes ''"]),
+    ({"nodes": "٣"}, ["nodes '٣'"]),
+    ({"nodes": "9"}, ["nodes 9: qos acc_debug allows at most 8", "copy the site's file"]),
+    ({"gpus_per_node": "5"}, ["gpus_per_node 5", "has 4", "more nodes"]),
+    ({"gpus_per_node": "0"}, ["gpus_per_node 0", "use 1 to 4"]),
+    ({"gpus_per_node": "four"}, ["gpus_per_node 'four'", "whole number"]),
+    ({"time_limit": "03:00:00"}, ["time_limit", "qos acc_debug allows at most 02:00:00"]),
+    ({"time_limit": "90"}, ["time_limit '90'", "[D-]HH:MM:SS"]),
+    ({"time_limit": "00:00:00"}, ["time_limit '00:00:00'", "above zero"]),
+    ({"time_limit": "01:70:00"}, ["time_limit '01:70:00'"]),
+    ({**CLARIDEN, "nodes": "4", "time_limit": "00:30:00"}, ["90 node-minutes", "at most 00:22:00"]),
+    ({**CLARIDEN, "nodes": "5", "time_limit": "00:10:00"}, ["partition debug allows at most 4"]),
+]
+HOSTILE = [
+    '4"; rm -rf ~; "',
+    "$(id)",
+    "`id`",
+    "a\nb",
+    "a b",
+    "a;b",
+    "a|b",
+    "a&b",
+    "a'b",
+    "a\\b",
+    "a>b",
+    "{{ 7 * 7 }}x",
+    "a#b",
+    "é",
+]
+
+
+@pytest.mark.parametrize(("answers", "expected"), REFUSED, ids=lambda value: str(value)[:60])
+def test_refused(answers, expected):
+    found = cluster_options.problems({**GOOD, **answers})
+    for words in expected:
+        assert any(words in fault for fault in found), found
+
+
+def test_good_answers_have_no_fault():
+    assert cluster_options.problems(GOOD) == []
+    assert cluster_options.problems({**GOOD, **CLARIDEN, "nodes": "3", "time_limit": "00:30:00"}) == []
+    assert cluster_options.problems({**GOOD, "qos": "acc_ehpc", "nodes": "100", "time_limit": "3-00:00:00"}) == []
+
+
+@pytest.mark.parametrize("answer", HOSTILE)
+def test_hostile_answers_are_refused_in_every_question(answer):
+    for question in cluster_options.QUESTIONS:
+        if question == "image" and answer in {"a b", "a#b"}:
+            continue  # stands in quotes, and REGISTRY#NAME:TAG is how an image is written
+        found = cluster_options.problems({**GOOD, question: answer})
+        assert any(fault.startswith(question) for fault in found), (question, found)
+
+
+def test_all_faults_are_told_at_once_and_nothing_is_written(tmp_path):
+    answers = {"site": "mn5", "nodes": "0", "gpus_per_node": "9", "time_limit": "soon", "partition": "acd"}
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("Error: nothing was written, because of\n  ")
+    for words in ("account is empty", "partition 'acd'", "nodes '0'", "gpus_per_node 9", "time_limit 'soon'"):
+        assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 6, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+def test_an_unknown_site_is_refused_in_one_line(tmp_path):
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="claridon")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: site 'claridon' is not known (did you mean clariden?)")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_replay_is_refused_too(tmp_path):
+    """A replay asks nothing, so the last question's check does not run: the hook does."""
+    bake(tmp_path, site="slurm")
+    replay = next((tmp_path / ".cookiecutter_replay").glob("*.json"))
+    context = json.loads(replay.read_text())
+    context["cookiecutter"] |= {"project": "again", "nodes": '0"; touch hacked; "'}
+    replay.write_text(json.dumps(context))
+    done = cookiecutter("--replay-file", replay, REPOSITORY, home=tmp_path)
+    assert done.returncode == 1
+    assert "nodes '0\"; touch hacked; \"' is not a whole number" in done.stderr
+    assert not (tmp_path / "again").exists()
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def test_an_unconfirmed_limit_warns_and_writes(tmp_path):
+    answers = {"site": "mn5", "account": "a", "qos": "acc_resa", "nodes": "101"}
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
+    assert done.returncode == 0
+    assert "Warning: nodes 101: qos acc_resa allows at most 100, a limit that nobody could confirm" in done.stderr
+    assert (tmp_path / "demo").exists()
+
+
+GOOD_SITE = (REPOSITORY / "sites/slurm.yaml").read_text()
+BROKEN_SITES = [
+    ('time_limit: "00:30:00"', "time_limit: 12:30:00", ["defaults.time_limit: expected a time", "without quotes"]),
+    ('checked: "2026-11-21"', "checked: 2026-11-21", ["checked: expected a day in quotes"]),
+    ("nodes: 2", "nodes: two", ["defaults.nodes: expected a whole number of at least 1, got 'two'"]),
+    ("  nodes: 2\n", "", ["defaults.nodes: missing"]),
+    ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
+    ("runtimes: [none, venv]", "runtimes: [docker]", ["runtimes[0]: expected one of none, venv"]),
+    ("runtimes: [none, venv]", "runtimes: [edf]", ["runtimes: none of ['edf'] can be written"]),
+    ("commands:", "comands:", ["comands: unknown key (did you mean commands?)"]),
+    ("title:", "#title:", ["title: missing"]),
+    ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
+    ('memory: "0"', "memory: 0", ["node.memory: expected text, got 0"]),
+    ("directives:", 'directives: "--x"\nx:', ["directives: expected a list"]),
+    ("kind: slurm", "kind: slurm\npartitions: {gpu: {max_time: 12:00:00}}", ["partitions.gpu.max_time", "number"]),
+    ("kind: slurm", "kind: slurm\nqos: {a: {max_nodes: 0}}", ["qos.a.max_nodes: expected a whole number"]),
+    ("kind: slurm", "kind: slurm: x", ["not readable as YAML"]),
+    ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),
+    ("defaults:", "partitions: {cpu: {}}\ndefaults:\n  partition: gpu", ["defaults.partition: 'gpu' is not among cpu"]),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), BROKEN_SITES, ids=lambda value: str(value)[:40])
+def test_a_broken_site_file_is_told_by_file_key_and_value(old, new, expected, tmp_path):
+    assert old in GOOD_SITE
+    path = tmp_path / "own.yaml"
+    path.write_text(GOOD_SITE.replace(old, new, 1))
+    with pytest.raises(cluster_options.SiteError) as refused:
+        cluster_options.site_facts(str(path))
+    message = refused.value.message
+    assert str(path) in message
+    assert all(words in message for words in expected), message
+
+
+def test_every_site_file_is_right():
+    for site in cluster_options.site_names():
+        facts = cluster_options.site_facts(site)
+        suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
+        account = "acc1" if facts["account"]["required"] else ""
+        answers = {**suggested, "project": "demo", "site": site, "account": account}
+        assert cluster_options.problems(answers) == [], site
+        assert cluster_options.warnings(answers) == [], site

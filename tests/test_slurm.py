@@ -1,0 +1,385 @@
+"""The written project on a real Slurm: jobs of two nodes, as a user would submit them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, bake
+from slurm_cluster import Cluster
+
+# Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
+ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
+# A user's own program: it knows nothing of this project.
+OWN_PROGRAM = """\
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group()
+total = torch.ones(1) * dist.get_rank()
+dist.all_reduce(total)
+print("sum", total.item(), "of", dist.get_world_size(), sys.argv[1:], "threads", os.environ["OMP_NUM_THREADS"])
+dist.destroy_process_group()
+"""
+# What a login shell may hold when somebody has worked in it all day.
+STRAY = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.9.9.9"}
+STRAY |= {"MASTER_PORT": "1", "PET_NNODES": "5", "PET_NODE_RANK": "4", "PET_STANDALONE": "1", "PET_RDZV_ID": "x"}
+STRAY |= {
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "PMI_RANK": "1",
+    "PMIX_RANK": "2",
+    "GROUP_RANK": "5",
+}
+STRAY |= {"SLURM_NODEID": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_NODES": "7", "SLURM_STEP_NUM_TASKS": "9"}
+STRAY |= {"SLURM_NTASKS": "5", "SLURM_NNODES": "4", "TORCHELASTIC_RUN_ID": "old", "CUDA_VISIBLE_DEVICES": "7"}
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """A project, in a folder with a space in its name."""
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+
+
+@pytest.fixture(params=["cluster", "cluster24"])
+def either(request):
+    """One version of Slurm after the other."""
+    return request.getfixturevalue(request.param)
+
+
+def python(**environment):
+    return {"PYTHON": sys.executable, **environment}
+
+
+def result(folder, name="result.json"):
+    return json.loads((folder / name).read_text())
+
+
+# ---- as the README says ----------------------------------------------------------------------------------------------
+
+
+def test_first_job(cluster, project, tmp_path):
+    """With no argument: the check, then the training; from another folder than the project's."""
+    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python(), timeout=400)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    for rank, node in enumerate(["node1", "node1", "node2", "node2"]):
+        assert re.search(rf"^\[node1:0\] {rank} +{node} ", job.output, re.MULTILINE), job.output
+    assert "all-reduce over 4 rank(s) on 2 host(s): right" in job.output
+    metrics = [json.loads(line) for line in (tmp_path / "runs/train/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in metrics if "loss" in line]
+    assert losses[0] > 5 and losses[-1] < 2.6
+    assert (tmp_path / "runs/train/checkpoint.pt").exists()
+    assert (tmp_path / f"demo-{job.id}.out").read_text() == job.output
+    logs = project / f"logs/{job.id}.0"
+    assert {path.name for path in logs.iterdir()} == {"node0-node1", "node1-node2"}
+    assert len(list(logs.rglob("stdout.log"))) == 2 * 4
+
+
+def test_pi(either, project, tmp_path):
+    job = either.submit(
+        "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e7", "--json", tmp_path / "result.json",
+        cwd=project, env=python(),
+    )  # fmt: skip
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert "3.14159265358979" in job.output
+    found = result(tmp_path)
+    assert (found["world_size"], found["hosts"]) == (4, 2) or len(found["hosts"]) == 2
+    assert abs(found["error"]) < 1e-13
+
+
+def test_everything_with_the_other_rendezvous(either, project, tmp_path):
+    """c10d, with a leftover in every variable that could mislead; submitted by a relative path from slurm/."""
+    environment = python(RDZV_BACKEND="c10d", **STRAY)
+    job = either.submit(
+        "submit_multinode.sh", "check/ranks.py", "--json", tmp_path / "result.json",
+        cwd=project / "slurm", env=environment,
+    )  # fmt: skip
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    rows = result(tmp_path)["rows"]
+    assert [row["rank"] for row in rows] == [0, 1, 2, 3]
+    assert {row["host"] for row in rows} == {"node1", "node2"}
+    assert [row["local_rank"] for row in rows] == [0, 1, 0, 1]
+
+
+def test_a_login_shell_full_of_stray_variables(either, project, tmp_path):
+    command = ["bash", "slurm/submit_multinode.sh", "check/ranks.py", "--json", tmp_path / "result.json"]
+    submitted = either.run(*command, cwd=project, env=python(**STRAY))
+    job = either.wait(int(submitted.stdout.split()[-1]))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    rows = result(tmp_path)["rows"]
+    assert [(row["host"], row["local_rank"]) for row in rows] == [(f"node{n}", r) for n in (1, 2) for r in (0, 1)]
+    assert [row["node_rank"] for row in rows] == [0, 0, 1, 1]
+
+
+def test_all_reduce_and_training(either, project, tmp_path):
+    """Two jobs at once, on the same nodes: --exclusive=user weakens the --exclusive of the header."""
+    shared = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=1", "--gpus-per-node=1", "--mem=1G"]
+    script = project / "slurm/submit_multinode.sh"
+    jobs = [
+        either.sbatch(*shared, script, *program, cwd=tmp_path, env=python(NPROC_PER_NODE="2"))
+        for program in (
+            ["benchmark/all_reduce.py", "--min", "1K", "--max", "1M", "--json", tmp_path / "reduce.json"],
+            ["training/train_ddp.py", "--steps", "5", "--out", tmp_path / "out put", "--json", tmp_path / "train.json"],
+        )
+    ]
+    for job in [either.wait(job) for job in jobs]:
+        assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node2"]), job.output
+    shown = [either.run("scontrol", "show", "job", str(job)).stdout for job in jobs]
+    (_, first_end), (second_start, _) = (re.search(r"StartTime=(\S+) EndTime=(\S+)", text).groups() for text in shown)
+    assert second_start < first_end, "they ran one after the other"
+    ports = [re.search(r"meeting at node1:(\d+)", (tmp_path / f"demo-{job}.out").read_text()).group(1) for job in jobs]
+    assert ports[0] != ports[1]
+    reduced, trained = result(tmp_path, "reduce.json"), result(tmp_path, "train.json")
+    assert reduced["world_size"] == trained["world_size"] == 4
+    for row in reduced["results"]:
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 2 * 3 / 4)
+        assert row["wrong"] == 0
+    assert (tmp_path / "out put/checkpoint.pt").exists()
+
+
+def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_path):
+    """env.sh, launch/ and slurm/ are all that has to be copied; quotes and spaces in arguments survive."""
+    mine = tmp_path / "my work"
+    mine.mkdir()
+    for part in ("env.sh", "launch", "slurm"):
+        (shutil.copytree if (project / part).is_dir() else shutil.copy2)(project / part, mine / part)
+    (mine / "my program.py").write_text(OWN_PROGRAM)
+    job = either.submit("slurm/submit_multinode.sh", "my program.py", "a b", '"', "$HOME", cwd=mine, env=python())
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    for rank, node in enumerate(["node1", "node1", "node2", "node2"]):
+        assert f"[{node}:{rank}] sum 6.0 of 4 ['a b', '\"', '$HOME'] threads 1" in job.output, job.output
+    nothing = either.run("bash", "slurm/submit_multinode.sh", cwd=mine, env=python(), check=False)
+    assert nothing.returncode == 2
+    assert "no program given" in nothing.stderr and "name one" in nothing.stderr
+
+
+def test_a_module_and_an_allocation(either, project, tmp_path):
+    """Inside salloc it runs at once, and -m runs a module; the number of nodes is the allocation's."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/own.py").write_text(OWN_PROGRAM)
+    script = project / "slurm/submit_multinode.sh"
+    command = ["salloc", "--nodes=3", "--gpus-per-node=1", "bash", script, "-m", "package.own", "x"]
+    done = either.run(*command, cwd=tmp_path, env=python(), timeout=120)
+    assert len(re.findall(r"sum 3.0 of 3 \['x'\]", done.stdout)) == 3, done.stdout + done.stderr
+
+
+# ---- exit codes and refusals -----------------------------------------------------------------------------------------
+
+
+def test_a_failing_program_fails_the_job(either, project, tmp_path):
+    (tmp_path / "fails.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep(300)\n"
+    )
+    started = time.monotonic()
+    job = either.submit(project / "slurm/submit_multinode.sh", "fails.py", cwd=tmp_path, env=python())
+    assert job.state == "FAILED" and job.exit_code != 0
+    assert "on purpose" in job.output
+    assert time.monotonic() - started < 60  # the other ranks sleep for 300 s: they were ended
+
+
+def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
+    def refused(*arguments, env=None, cwd=project):
+        script = project / "slurm/submit_multinode.sh"
+        done = cluster.run("bash", script, *arguments, cwd=cwd, env={**python(), **(env or {})}, check=False)
+        assert done.returncode == 2, done.stdout
+        assert done.stdout == ""
+        return done.stderr
+
+    assert "no program 'nosuch.py'" in refused("nosuch.py")
+    assert "build it with 'bash slurm/build_venv.sh'" in refused("pi/pi.py", env={"RUNTIME": "venv"})
+    assert "RUNTIME='docker' is not known" in refused("pi/pi.py", env={"RUNTIME": "docker"})
+    assert "pythonn was not found" in refused("pi/pi.py", env={"PYTHON": "pythonn"})
+    assert "options for sbatch end with --" in refused("--nodes=2", "pi/pi.py")
+    assert not cluster.run("squeue", "--noheader").stdout
+    options = ["--nodes=2", "--time=00:01:00", "--", "pi/pi.py", "--intervals", "1e3"]
+    done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=python())
+    job = int(done.stdout.split()[-1])
+    assert "TimeLimit=00:01:00" in cluster.run("scontrol", "show", "job", str(job)).stdout
+    assert cluster.wait(job).exit_code == 0
+
+
+def test_checks_are_made_first_thing_in_a_job_too(cluster, project, tmp_path):
+    job = cluster.submit(project / "slurm/submit_multinode.sh", "pi/pi.py", cwd=tmp_path, env={"RUNTIME": "venv"})
+    assert (job.state, job.exit_code) == ("FAILED", 2)
+    assert job.output.count("\n") == 1 and "no virtual environment" in job.output
+    job = cluster.submit(project / "slurm/submit_multinode.sh", "x.py", cwd=tmp_path, env=python(LAUNCHER="horovod"))
+    assert (job.state, job.exit_code) == ("FAILED", 2)
+
+
+def test_one_task_per_gpu_is_refused_by_the_wrapper(either, project):
+    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "launch/torchrun.sh", "pi/pi.py"]
+    done = either.run(*command, cwd=project, env=python(), check=False)
+    assert done.returncode == 2
+    assert "srun started 4 tasks on 2 node(s), but one per node is wanted" in done.stderr
+
+
+def test_one_rank_with_one_core_is_found(cluster, project):
+    """For real: the step is bound to one core of this machine, which has more."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has one core")
+    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "check/ranks.py"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"FAULT: rank\(s\) 0 on \S+ may use one core of \d+: pass --cpus-per-task", done.stdout)
+
+
+# ---- sites that differ -----------------------------------------------------------------------------------------------
+
+
+def test_a_site_that_exports_nothing(either, project, tmp_path):
+    """Where SBATCH_EXPORT=NONE is the rule, env.sh alone says what the ranks get."""
+    mine = tmp_path / "own"
+    shutil.copytree(project, mine)
+    settings = mine / "env.sh"
+    settings.write_text(settings.read_text().replace("${PYTHON:-python3}", sys.executable))
+    command = ["slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e3"]
+    job = either.submit(*command, cwd=mine, env={"SBATCH_EXPORT": "NONE", "SLURM_EXPORT_ENV": "NONE"})
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert "4 ranks" in job.output
+
+
+def test_nodes_without_gpus(cluster, tmp_path):
+    project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="0")
+    environment = python(CPU_RANKS_PER_NODE="1")
+    job = cluster.submit("slurm/submit_multinode.sh", "check/ranks.py", cwd=project, env=environment)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert "all-reduce over 2 rank(s) on 2 host(s): right" in job.output
+
+
+def test_headers_are_accepted(cluster, project):
+    def tried(*arguments):
+        return cluster.run("sbatch", "--test-only", *arguments, cwd=project, check=False)
+
+    for script in ("slurm/submit_multinode.sh", "slurm/build_venv.sh"):
+        assert tried(script).returncode == 0, tried(script).stderr
+    assert tried("--gpus-per-node=3", "slurm/submit_multinode.sh").returncode != 0  # that it can be refused
+
+
+def test_an_interactive_shell_has_the_software(either, project, tmp_path):
+    """A terminal of its own, as a user has; the prompt is answered by what is typed."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    typed = 'echo "on $(hostname) with $(command -v python3) and $SLURM_GPUS_ON_NODE GPUs"\n'
+    # a run inside it, which is a step inside a step
+    typed += f"export PYTHON={sys.executable} RUNTIME=none\n"
+    typed += "bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3 </dev/null\nexit\n"
+    command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
+    done = either.run(*command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed)
+    assert re.search(rf"on node\d with {venv}/bin/python3 and 2 GPUs", done.stdout), done.stdout
+    assert "2 ranks on 1 host" in done.stdout, done.stdout
+
+
+# ---- the virtual environment -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def offline(tmp_path):
+    """A project for a site whose compute nodes reach no package index, as the nodes of the test cluster do not."""
+    site = tmp_path / "offline.yaml"
+    site.write_text((REPOSITORY / "sites/slurm.yaml").read_text() + "internet: false\n")
+    return bake(tmp_path / "a b", **{**ANSWERS, "site": site, "runtime": "venv"})
+
+
+def stand_in_for_torch(folder):
+    """A wheel that is called torch and has just enough of it for build_venv.sh: the real one is the drill below."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "torch-0.0.1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(
+            "torch/__init__.py", "__version__ = '0.0.1'\nclass cuda:\n    device_count = staticmethod(lambda: 0)\n"
+        )
+        wheel.writestr("torch-0.0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.1\n")
+        wheel.writestr("torch-0.0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("torch-0.0.1.dist-info/RECORD", "")
+
+
+def test_build_venv(cluster, offline):
+    def build(**environment):
+        command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
+        return cluster.run(*command, cwd=offline, env=python(**environment), check=False)
+
+    empty = build()
+    assert empty.returncode == 2 and "fill that folder first" in empty.stderr
+    stand_in_for_torch(offline / "wheels")
+    (offline / "requirements.txt").write_text("torch==0.0.2\n")
+    job = cluster.wait(int(build().stdout.split()[-1]))
+    assert job.state == "FAILED" and "torch==0.0.2" in job.output
+    assert not (offline / ".venv").exists()  # half an environment is none
+    (offline / "requirements.txt").write_text("torch==0.0.1\n")
+    job = cluster.wait(int(build().stdout.split()[-1]))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert f"ready: {offline}/.venv" in job.output
+    again = build()
+    assert again.returncode == 2 and "exists already; remove it first" in again.stderr
+
+
+@pytest.mark.drill
+def test_build_venv_with_the_real_torch(cluster, offline):
+    pip = [sys.executable, "-m", "pip", "download", "-q", "-r", offline / "requirements.txt", "-d", offline / "wheels"]
+    subprocess.run(pip, check=True, timeout=900)
+    done = cluster.run("bash", "slurm/build_venv.sh", cwd=offline, env=python())
+    job = cluster.wait(int(done.stdout.split()[-1]), timeout=600)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    done = cluster.run("bash", "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e6", cwd=offline)
+    job = cluster.wait(int(done.stdout.split()[-1]))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert "4 ranks" in job.output
+
+
+# ---- later attempts, other users -------------------------------------------------------------------------------------
+
+
+@pytest.mark.drill
+def test_a_requeued_job_keeps_its_output_and_gets_logs_of_its_own(cluster, project, tmp_path):
+    (tmp_path / "waits.py").write_text(
+        "import os, time\nprint('here', flush=True)\nif not os.path.exists('go'): time.sleep(300)\n"
+    )
+    job = cluster.sbatch("--requeue", project / "slurm/submit_multinode.sh", "waits.py", cwd=tmp_path, env=python())
+    output = tmp_path / f"demo-{job}.out"
+    wait_for(lambda: output.exists() and output.read_text().count("here") == 4)
+    (tmp_path / "go").touch()
+    cluster.run("scontrol", "requeue", str(job))
+    done = cluster.wait(job)
+    assert (done.state, done.exit_code) == ("COMPLETED", 0), done.output
+    assert done.output.count("here") == 8
+    ports = re.findall(r"meeting at \S+:(\d+)", done.output)
+    assert len(set(ports)) == 2
+    assert (project / f"logs/{job}.0").is_dir() and (project / f"logs/{job}.1").is_dir()
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.2)
+
+
+def test_as_an_ordinary_user():
+    """The whole of it, cluster and job, without the rights of root."""
+    if os.geteuid() != 0:
+        pytest.skip("all other tests are run by an ordinary user already")
+    folder = Path(tempfile.mkdtemp(prefix="user-"))
+    try:
+        folder.chmod(0o755)
+        project = bake(folder / "a b", **ANSWERS)
+        subprocess.run(["chown", "-R", "nobody", folder], check=True)
+        with Cluster(folder / "c", nodes=2, user="nobody") as cluster:
+            # Where the tests' own Python lies in a home that others may not enter, the system's can read its packages.
+            environment = python()
+            if cluster.run(sys.executable, "-c", "import torch", check=False).returncode:
+                packages = next(path for path in sys.path if path.endswith("site-packages"))
+                environment = {"PYTHON": "/usr/bin/python3", "PYTHONPATH": packages}
+            command = ["slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e6"]
+            job = cluster.submit(*command, cwd=project, env=environment)
+            assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+            assert "4 ranks" in job.output
+            assert (project / f"demo-{job.id}.out").owner() == "nobody"
+    finally:
+        shutil.rmtree(folder)

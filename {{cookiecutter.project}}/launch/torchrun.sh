@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# One torchrun per node: every node of a run starts this same file, and torchrun starts one process per GPU.
+#
+#   launch/torchrun.sh program.py [arguments]        or: launch/torchrun.sh -m package.module [arguments]
+#
+# Number of nodes, this node's rank and the meeting point come from whoever started it, looked up in this order:
+#   OMPI_COMM_WORLD_*                   mpirun, one copy per node
+#   SLURM_STEP_*, MASTER_*              srun, one task per node (MASTER_* are set by slurm/submit_multinode.sh)
+#   PET_*                               Kubernetes operators and local/submit.sh
+#   RANK, WORLD_SIZE, MASTER_*          operators that count pods, not processes
+#   none of these                       this machine alone
+#
+# Read from the environment, all optional:
+#   NPROC_PER_NODE     processes on this node         (else its GPUs, else CPU_RANKS_PER_NODE, else 1)
+#   OMP_NUM_THREADS    threads of each process        (else the cores it may use, divided among the processes)
+#   RDZV_BACKEND       static (default) or c10d       static: node 0 is rank 0 and one port is enough; c10d: torch
+#                                                     orders the nodes by address and needs a second, random port
+#   RDZV_TIMEOUT       seconds to wait for all nodes  (600)
+#   NODE_ADDR          this node's name for the others, c10d only   (else its name in Slurm, or hostname)
+#   RUN_DIR            folder for each rank's own log and each node's error file
+#   PYTHON             the interpreter                (python3)
+set -euo pipefail
+
+host=${SLURMD_NODENAME:-$(hostname)}
+
+die() {
+    echo "launch/torchrun.sh on $host: $*" >&2
+    exit 2
+}
+
+ranks_per_node() {
+    local found
+    if [[ -n ${NPROC_PER_NODE:-} ]]; then
+        found=$NPROC_PER_NODE
+    elif [[ -n ${SLURM_GPUS_ON_NODE:-} ]]; then
+        found=$SLURM_GPUS_ON_NODE
+    elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set but empty means: no GPU for you
+        found=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '[^[:space:]]')
+    elif command -v nvidia-smi >/dev/null; then
+        found=$(nvidia-smi -L | grep -c '^GPU ')
+    elif command -v rocm-smi >/dev/null; then
+        found=$(rocm-smi --showuniqueid | grep -c '^GPU\[')
+    fi || true # grep -c says 1 when it counts 0
+    [[ ${found:-0} != 0 ]] || found=${CPU_RANKS_PER_NODE:-1}
+    echo "$found"
+}
+
+(($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
+
+if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
+    [[ $OMPI_COMM_WORLD_LOCAL_SIZE == 1 ]] ||
+        die "mpirun started $OMPI_COMM_WORLD_LOCAL_SIZE copies on this node, but one per node is wanted (torchrun starts the processes): mpirun --map-by ppr:1:node"
+    nodes=$OMPI_COMM_WORLD_SIZE node_rank=$OMPI_COMM_WORLD_RANK address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
+elif [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then # the step: SLURM_JOB_* and SLURM_NTASKS describe another thing, the allocation
+    [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
+        die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s), but one per node is wanted (torchrun starts the processes): srun --ntasks=$SLURM_STEP_NUM_NODES --ntasks-per-node=1"
+    nodes=$SLURM_STEP_NUM_NODES node_rank=$SLURM_NODEID address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
+    NODE_ADDR=${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}
+elif [[ -n ${PET_NNODES:-} ]]; then
+    nodes=$PET_NNODES node_rank=${PET_NODE_RANK:-}
+    address=${PET_MASTER_ADDR:-${MASTER_ADDR:-}} port=${PET_MASTER_PORT:-${MASTER_PORT:-}}
+elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
+    nodes=$WORLD_SIZE node_rank=$RANK address=$MASTER_ADDR port=${MASTER_PORT:-}
+else
+    nodes=1 node_rank=0 address='' port=''
+fi
+# torchrun reads every option that is not given here from PET_*: what the operator or a login shell left must not decide.
+unset "${!PET_@}"
+
+ranks=$(ranks_per_node)
+[[ $nodes =~ ^[1-9][0-9]*$ ]] || die "number of nodes '$nodes': expected a whole number (elastic ranges are not supported)"
+[[ $node_rank =~ ^[0-9]+$ ]] || die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
+[[ $ranks =~ ^[1-9][0-9]*$ ]] || die "processes per node '$ranks': expected a whole number of at least 1; set NPROC_PER_NODE"
+[[ -n $address && -n $port ]] || ((nodes == 1)) ||
+    die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set: start through slurm/submit_multinode.sh or set them"
+command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
+
+# nproc obeys OMP_NUM_THREADS, hence without it; a step may be allowed fewer cores than it was given, or the reverse.
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+((cores <= ${SLURM_CPUS_PER_TASK:-$cores})) || cores=$SLURM_CPUS_PER_TASK
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
+
+options=(--nnodes="$nodes" --nproc-per-node="$ranks" --tee=3)
+case ${RDZV_BACKEND:-static}:$address in
+    static: | c10d:) options+=(--standalone) ;;
+    static:*) options+=(--rdzv-backend=static --node-rank="$node_rank" --rdzv-conf="timeout=${RDZV_TIMEOUT:-600}") ;;
+    c10d:*) # who hosts the store is said, not guessed from names; local-addr is what rank 0's node tells the others
+        options+=(--rdzv-backend=c10d --local-addr="${NODE_ADDR:-$host}"
+            --rdzv-conf="is_host=$((node_rank == 0)),join_timeout=${RDZV_TIMEOUT:-600}") ;;
+    *) die "RDZV_BACKEND='$RDZV_BACKEND': expected static or c10d" ;;
+esac
+[[ -z $address ]] || options+=(--rdzv-endpoint="$address:$port" --rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$port")
+
+if [[ -n ${RUN_DIR:-} ]]; then
+    mkdir -p "$RUN_DIR/node$node_rank-$host"
+    options+=(--log-dir="$RUN_DIR/node$node_rank-$host")
+    export TORCHELASTIC_ERROR_FILE=$RUN_DIR/node$node_rank-$host/error.json
+fi
+# shellcheck disable=SC2016 # ${rank} is torchrun's, which fills it in
+export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[$host:"'${rank}] '
+export PYTHONUNBUFFERED=1 # --tee writes through files, where Python would keep lines back
+
+if [[ $1 == -m ]]; then
+    options+=(-m)
+    shift
+fi
+# Without -- torchrun takes --max, meant for the program, for an abbreviation of its own --max-restarts.
+exec "$PYTHON" -m torch.distributed.run "${options[@]}" -- "$@"

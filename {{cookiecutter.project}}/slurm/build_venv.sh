@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+#? set site = site_facts(cookiecutter.site)
+#? set gpus = 1 if cookiecutter.gpus_per_node | int else 0
+# Builds the virtual environment of env.sh (VENV) from requirements.txt, on a compute node, so that it fits the nodes that
+# will use it: another processor or driver than the login node's is common. {{ site.title }}.
+#
+#   bash slurm/build_venv.sh [options of sbatch]       submits itself; inside an allocation it builds at once
+#? if site.internet is false
+#
+# Compute nodes reach no package index. Fill the folder wheels/ before, on a machine that does and has the same processor
+# and Python version:   pip download -r requirements.txt -d wheels
+#? endif
+#
+#SBATCH {{ pad("--job-name=build-venv") }} # shown by squeue
+#SBATCH {{ pad("--nodes=1") }} # one machine
+#SBATCH {{ pad("--ntasks=1") }} # pip is one process
+#? if gpus
+#SBATCH {{ pad(site.node.gpu_option ~ gpus) }} # the check at the end should see one
+#? endif
+#? if site.node.cores and not site.node.whole
+#SBATCH {{ pad("--cpus-per-task=" ~ (site.node.cores // site.node.gpus)) }} # the cores that come with it
+#? endif
+#SBATCH {{ pad("--time=00:30:00") }} # torch is some gigabytes
+#? if cookiecutter.partition
+#SBATCH {{ pad("--partition=" ~ cookiecutter.partition) }} # as in slurm/submit_multinode.sh
+#? endif
+#? if cookiecutter.qos
+#SBATCH {{ pad("--qos=" ~ cookiecutter.qos) }} # likewise
+#? endif
+#? if cookiecutter.account
+#SBATCH {{ pad("--account=" ~ cookiecutter.account) }} # likewise
+#? endif
+#SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
+
+die() {
+    echo "slurm/build_venv.sh: $*" >&2
+    exit 2
+}
+
+# Under sbatch this file is a copy in a spool folder: the submission below says where the project is.
+[[ -n ${SLURM_JOB_ID:-} ]] || PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+export PROJECT_DIR="${PROJECT_DIR:-${SLURM_SUBMIT_DIR:-}}"
+[[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'"
+
+# shellcheck source=/dev/null
+VENV=$(source "$PROJECT_DIR/env.sh" && echo "$VENV") # in a subshell: the job shall read env.sh as it is when it starts
+[[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
+#? if site.internet is false
+compgen -G "${WHEELS:-$PROJECT_DIR/wheels}/torch-*.whl" >/dev/null ||
+    die "no torch wheel in ${WHEELS:-$PROJECT_DIR/wheels}: fill that folder first, see the top of this file"
+#? endif
+[[ -n ${SLURM_JOB_ID:-} ]] || exec sbatch "$@" "${BASH_SOURCE[0]}"
+
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/env.sh"
+RUNTIME=none activate || exit # the modules and the Python that it is built from
+set -euo pipefail
+trap 'rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
+"$PYTHON" -m venv "$VENV"
+#? if site.internet is false
+"$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" -r "$PROJECT_DIR/requirements.txt"
+#? else
+"$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
+#? endif
+"$VENV/bin/python" -c 'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")'
+trap - EXIT
+echo "ready: $VENV"

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+#? set site = site_facts(cookiecutter.site)
+#? set gpus = cookiecutter.gpus_per_node | int
+#? set cores = cores_per_node(cookiecutter)
+# Runs a PyTorch program on all nodes of a job: {{ site.title }}.
+#
+#   sbatch slurm/submit_multinode.sh                                 check/ranks.py, then training/train_ddp.py
+#   sbatch slurm/submit_multinode.sh pi/pi.py --intervals 1e9        any program, with its arguments
+#   sbatch --nodes=4 slurm/submit_multinode.sh -m package.module     options before the file win over the lines below
+#   bash slurm/submit_multinode.sh [--nodes=4 --] pi/pi.py           first checks what would fail after hours of waiting
+#   salloc --nodes=2 …, then bash slurm/submit_multinode.sh pi/pi.py inside an allocation it runs there
+#
+# The program is looked up in the current folder, then in the project. Its exit code is the job's: 0, or not 0.
+# Settings: env.sh. What each rank printed is also below logs/JOBID.ATTEMPT/ in the project.
+#
+#SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
+#SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
+#SBATCH {{ pad("--ntasks-per-node=1") }} # one launcher on each; it starts one process per GPU
+#? if gpus
+#SBATCH {{ pad(site.node.gpu_option ~ gpus) }} # GPUs of each node
+#? endif
+#? if cores
+#SBATCH {{ pad("--cpus-per-task=" ~ cores) }} # {{ "all cores of a node" if cores == site.node.cores else "the cores that come with these GPUs" }}; without it, one
+#? endif
+#? if site.node.memory
+#SBATCH {{ pad("--mem=" ~ site.node.memory) }} # of each node{{ "; 0 means all" if site.node.memory == "0" }}
+#? endif
+#? for directive in site.directives
+#SBATCH {{ pad(directive.option) }} # {{ directive.why }}
+#? endfor
+#SBATCH {{ pad("--time=" ~ cookiecutter.time_limit) }} # walltime; a shorter job starts sooner
+#? if cookiecutter.partition
+#SBATCH {{ pad("--partition=" ~ cookiecutter.partition) }} # {{ site.partitions.get(cookiecutter.partition, {}).about | default("which nodes", true) }}
+#? endif
+#? if cookiecutter.qos
+#SBATCH {{ pad("--qos=" ~ cookiecutter.qos) }} # {{ site.qos.get(cookiecutter.qos, {}).about | default("which limits and priority", true) }}
+#? endif
+#? if cookiecutter.account
+#SBATCH {{ pad("--account=" ~ cookiecutter.account) }} # who is charged
+#? endif
+#SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission: into one that does not exist, all output is lost
+#SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
+#SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job, whatever the site's default
+
+die() {
+    echo "slurm/submit_multinode.sh: $*" >&2
+    exit 2
+}
+
+# Prints the project's folder. Under sbatch this file runs as a copy in a spool folder; where the original lies is known
+# to scontrol, as "Command=PATH ARGUMENTS" (PATH may be relative, or all of it "(null)").
+find_project() {
+    local folder command
+    for folder in "${PROJECT_DIR:-}" "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.."; do
+        [[ ! -f $folder/launch/torchrun.sh ]] || { realpath "$folder" && return; }
+    done
+    [[ -n ${SLURM_JOB_ID:-} ]] || return 1
+    command=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
+    [[ $command == /* ]] || command=$SLURM_SUBMIT_DIR/$command
+    while [[ $command == */slurm/* ]]; do # from the right, since "/slurm/" may be part of an argument
+        command=${command%/slurm/*}
+        [[ ! -f $command/launch/torchrun.sh ]] || { echo "$command" && return; }
+    done
+    [[ -f $SLURM_SUBMIT_DIR/launch/torchrun.sh ]] && echo "$SLURM_SUBMIT_DIR"
+}
+
+# Prints where a program lies: in the current folder, else in the project.
+find_program() {
+    local folder
+    for folder in "" "$PROJECT_DIR/"; do
+        [[ ! -f $folder$1 ]] || { echo "$folder$1" && return; }
+    done
+    die "no program '$1' in $PWD nor in $PROJECT_DIR"
+}
+
+# Everything that can be known to be missing before the job waits in the queue.
+prepare() {
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh" && activate || return 2
+    mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] ||
+        { echo "slurm/submit_multinode.sh: cannot write to $PROJECT_DIR/logs, where the ranks' logs go" >&2 && return 2; }
+}
+
+# Prints a port on which nothing happens on this node, the first of the run. It follows from job and attempt, so that two jobs
+# on one node, or an attempt and its forerunner, differ; and it lies outside the range that outgoing connections draw from.
+free_port() {
+    local low high first=10000 count=20000 port try
+    read -r low high </proc/sys/net/ipv4/ip_local_port_range
+    if ((low < 11000)); then
+        first=$((high + 1)) count=$((65536 - first))
+    elif ((low < first + count)); then
+        count=$((low - first))
+    fi
+    ((count > 0)) || die "no port is left outside the ephemeral range $low-$high"
+    for ((try = 0; try < count; try++)); do
+        port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
+        grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X $port) " /proc/net/tcp /proc/net/tcp6 || { echo $port && return; }
+    done
+    die "all ports from $first to $((first + count - 1)) are in use"
+}
+
+# Runs one program on all nodes.
+run() {
+    MASTER_PORT=$(free_port)
+    export MASTER_PORT
+    echo "$(date '+%F %T') $* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
+    # The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
+    # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
+    # shell, which is a step itself and holds what this one needs.
+    srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) --ntasks-per-node=$per_node \
+        --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${CONTAINER_SRUN_ARGS[@]}" \
+        "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
+}
+
+PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
+export PROJECT_DIR
+# What a login shell, or another job, left behind would be taken for this run's own.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}"
+
+options=() # for sbatch
+if [[ -z ${SLURM_JOB_ID:-} && ${1:-} == -* && $1 != -m ]]; then
+    while (($#)) && [[ $1 != -- ]]; do
+        options+=("$1")
+        shift
+    done
+    (($#)) || die "options for sbatch end with --, as in: bash slurm/submit_multinode.sh --nodes=4 -- pi/pi.py"
+    shift
+fi
+case ${1:-} in
+    -m) program=-m ;;
+    ?*) program=$(find_program "$1") || exit ;;
+    *) [[ -f $PROJECT_DIR/check/ranks.py && -f $PROJECT_DIR/training/train_ddp.py ]] ||
+        die "no program given, and no check/ranks.py and training/train_ddp.py in $PROJECT_DIR to run instead: name one" ;;
+esac
+
+if [[ -z ${SLURM_JOB_ID:-} ]]; then
+    command -v sbatch >/dev/null || die "sbatch was not found: this is not a login node of a Slurm cluster"
+    [[ -w . ]] || die "cannot write to $PWD, where the job's output would go: submit from another folder"
+    (prepare) || exit
+    exec sbatch "${options[@]}" "${BASH_SOURCE[0]}" "$@"
+fi
+
+prepare || exit
+set -euo pipefail # only now: modules and virtual environments read variables that are not set
+
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+((${#hosts[@]} == SLURM_JOB_NUM_NODES)) || die "scontrol names ${#hosts[@]} hosts for $SLURM_JOB_NUM_NODES nodes"
+export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
+export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
+cores=${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[^0-9]*}}
+case $LAUNCHER in
+    torchrun) per_node=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
+    *) die "LAUNCHER='$LAUNCHER' is not known; use torchrun" ;;
+esac
+
+if (($#)); then
+    run "$program" "${@:2}"
+else
+    run "$PROJECT_DIR/check/ranks.py"
+    run "$PROJECT_DIR/training/train_ddp.py"
+fi

@@ -1,0 +1,80 @@
+"""A small GPT over bytes: the model that the training programs train.
+
+To train your own, replace `GPT` and `Config`. The programs need a module that maps tokens [batch, time] to logits
+[batch, time, vocabulary], and a dataclass whose fields are written into the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Config:
+    """Shape of the model; the default has 842,496 parameters, small enough for two CPU cores."""
+
+    vocabulary: int = 256  # every byte is a token: no tokenizer to download, any text fits
+    context: int = 128  # tokens that the model sees at once
+    layers: int = 4
+    heads: int = 4
+    width: int = 128  # of the residual stream; a multiple of heads
+
+
+class Block(nn.Module):
+    """One transformer layer: attention, then a perceptron, each added to its own input."""
+
+    def __init__(self, config: Config) -> None:
+        """Make the layers; weights are set by GPT."""
+        super().__init__()
+        self.heads = config.heads
+        self.norm_attention = nn.LayerNorm(config.width)
+        self.query_key_value = nn.Linear(config.width, 3 * config.width)
+        self.attention_out = nn.Linear(config.width, config.width)
+        self.norm_mlp = nn.LayerNorm(config.width)
+        self.mlp_in = nn.Linear(config.width, 4 * config.width)
+        self.mlp_out = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [batch, time, width] to the same shape; position t sees no position after t."""
+        batch, time, width = x.shape
+        q, k, v = (
+            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.query_key_value(self.norm_attention(x)).split(width, dim=2)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, time, width))
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.norm_mlp(x))))
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer, norm before each half layer, output weights tied to the token embedding.
+
+    There is no dropout and no batch statistic, so the loss depends on nothing but weights and batch: this is what lets
+    N ranks be compared with one, digit by digit.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Draw the initial weights from torch's global generator: seed it first, equally on all ranks."""
+        super().__init__()
+        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.context, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:  # the rest are gains of LayerNorm, which start at one
+                # The residual stream is a sum of 2 x layers terms: smaller ones keep the sum at its size.
+                residual = name.endswith(("attention_out.weight", "mlp_out.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5 if residual else 0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Map tokens [batch, time] (int64, time <= context) to the logits of the next one [batch, time, vocabulary]."""
+        x = self.token(tokens) + self.position.weight[: tokens.size(1)]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.token.weight)
