@@ -186,7 +186,7 @@ _NODE = {"gpus": None, "cores": None, "memory": "", "gpu_option": "--gpus-per-no
 _LIMIT = {"max_nodes": None, "max_time": None, "max_node_minutes": None, "confirmed": True, "about": ""}
 _ABSENT = {
     "node": {},
-    "account": {"required": False},
+    "account": {"required": False, "find": ""},
     "partitions": {},
     "qos": {},
     "directives": [],
@@ -234,6 +234,7 @@ def site_facts(site: str) -> dict:
     if not faults:
         facts = {**_ABSENT, **content}
         facts["node"] = {**_NODE, **facts["node"]}
+        facts["account"] = {**_ABSENT["account"], **facts["account"]}
         for section in ("partitions", "qos"):
             facts[section] = {name: {**_LIMIT, **limits} for name, limits in facts[section].items()}
         facts["file_systems"] = [{"limits": "", **place} for place in facts["file_systems"]]
@@ -254,8 +255,10 @@ def _inconsistent(facts):
     for key, written in (("runtimes", WRITTEN_RUNTIMES), ("launchers", WRITTEN_LAUNCHERS)):
         if not set(facts[key]) & set(written):
             yield f"{key}: none of {facts[key]} can be written by this template; add one of {', '.join(written)}"
-    if facts["kind"] == "slurm" and "time_limit" not in facts["defaults"]:
-        yield "defaults.time_limit: missing"
+    if facts["kind"] == "slurm":  # what the scripts for a scheduler cannot do without
+        for section, key in (("defaults", "time_limit"), ("account", "find"), ("commands", "queues")):
+            if not facts[section].get(key):
+                yield f"{section}.{key}: missing"
 
 
 def suggest(site: str, question: str) -> str:
@@ -306,7 +309,7 @@ def _review(answers) -> tuple[list[str], list[str]]:
     nodes, minutes = _amounts(given, facts, faults)
     if facts["kind"] == "slurm":
         if facts["account"]["required"] and not given["account"]:
-            find = facts["account"].get("find", "ask your project's leader")
+            find = facts["account"]["find"]
             faults.append(f"account is empty, but {facts['title']} charges every job; find yours with: {find}")
         for question, known in (("partition", facts["partitions"]), ("qos", facts["qos"])):
             value = given[question]
@@ -452,11 +455,26 @@ def overridable(variable: dict) -> str:
     return f"${{{variable['name']}:-{variable['value']}}}"
 
 
+def in_quotes(command: str) -> str:
+    """Return a command as it stands inside double quotes of a shell."""
+    return re.sub(r'(["`\\])', r"\\\1", command)
+
+
 class ClusterOptions(Extension):
     """Makes the functions above known to cookiecutter.json, to the hooks and to every rendered file."""
 
     def __init__(self, environment):
         """Add them as globals."""
         super().__init__(environment)
-        for function in (site_answer, site_facts, suggest, problems, refuse_problems, cores_per_node, pad, overridable):
+        for function in (
+            site_answer,
+            site_facts,
+            suggest,
+            problems,
+            refuse_problems,
+            cores_per_node,
+            pad,
+            overridable,
+            in_quotes,
+        ):
             environment.globals[function.__name__] = function

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ def debian13():
 @pytest.fixture(scope="session")
 def cluster24(debian13, tmp_path_factory):
     """A cluster with the Slurm of Debian 13, and with this Python."""
-    python = Path(sys.base_prefix)
-    bind = [REPOSITORY] if python == Path("/usr") else [REPOSITORY, python]
+    bind = [REPOSITORY, Path(sys.base_prefix)]
+    if sys.base_prefix == "/usr":  # the system's own Python, without the rest of that system
+        bind[1:] = [Path("/usr/bin/python3"), Path(sysconfig.get_path("stdlib"))]
     try:
         cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=bind)
     except ClusterError as error:

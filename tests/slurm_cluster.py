@@ -36,7 +36,7 @@ UNSHARE = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
 FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 # Slurm, what the scripts under test call, and the libraries that a Python of another distribution may need.
 DEBIAN13_PACKAGES = (
-    "slurm-wlm,munge,openmpi-bin,iproute2,procps,hostname,libbz2-1.0,libffi8,libgomp1,liblzma5,libncursesw6"
+    "slurm-wlm,munge,openmpi-bin,iproute2,procps,hostname,libbz2-1.0,libexpat1,libffi8,libgomp1,liblzma5,libncursesw6"
     ",libreadline8t64,libsqlite3-0,libssl3t64,libuuid1,zlib1g"
 )
 
@@ -108,7 +108,7 @@ if [[ -n $ROOT ]]; then  # enter another distribution, of which nothing is chang
         [[ " dev home proc root run sys tmp " == *" $name "* ]] || mount --bind "$entry" "$D/root/$name"
     done
     for path in "$@"; do
-        mkdir -p "$D/root$path"
+        if [[ -d $path ]]; then mkdir -p "$D/root$path"; else touch "$D/root$path"; fi
         mount --rbind "$path" "$D/root$path"
     done
     mount --bind /etc/passwd "$D/root/etc/passwd"
@@ -233,7 +233,7 @@ class Cluster:
         self.nodes = [f"{prefix}{number}" for number in range(1, nodes + 1)]
         self.hardware = {"cpus": cpus, "gpus": gpus, "memory_mb": memory_mb}
         self.root = Path(root).resolve() if root else None
-        self.bind = [Path(path).resolve() for path in bind or []]
+        self.bind = [Path(path).absolute() for path in bind or []]
         self.extra_conf = extra_conf
         self.home = self.directory / "home"
         self.node_local = self.directory / "node" / ("" if self.namespaces else "%n")
@@ -546,6 +546,13 @@ class Cluster:
     def submit(self, *args: str | Path, timeout: float = 120, **options) -> Job:
         """`sbatch`, then `wait`."""
         return self.wait(self.sbatch(*args, **options), timeout)
+
+
+def reachable(path: Path, user: str) -> bool:
+    """Whether `user` can read `path`; only root may ask."""
+    entry = pwd.getpwnam(user)
+    words = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "test", "-r", str(path)]
+    return subprocess.run(words, check=False).returncode == 0
 
 
 def free_ports(count: int) -> list[int]:

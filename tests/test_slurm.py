@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake
-from slurm_cluster import Cluster
+from slurm_cluster import Cluster, reachable
 
 # Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
@@ -161,6 +161,16 @@ def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_pat
     assert "no program given" in nothing.stderr and "name one" in nothing.stderr
 
 
+def test_submitted_from_inside_another_job(either, project, tmp_path):
+    """From an interactive shell of one core, whose variables all come along: the new job has all cores all the same."""
+    (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'], 'cores')\n")
+    submit = f"SLURM_CPU_BIND=mask_cpu:0x1 sbatch --parsable '{project}/slurm/submit_multinode.sh' own.py"
+    command = ["srun", "--nodes=1", "--cpus-per-task=1", "--ntasks-per-node=1", "bash", "-c", submit]
+    job = either.wait(int(either.run(*command, cwd=tmp_path, env=python()).stdout))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert job.output.count("] 8 cores") == 4, job.output
+
+
 def test_a_module_and_an_allocation(either, project, tmp_path):
     """Inside salloc it runs at once, and -m runs a module; the number of nodes is the allocation's."""
     (tmp_path / "package").mkdir()
@@ -198,6 +208,8 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     assert "RUNTIME='docker' is not known" in refused("pi/pi.py", env={"RUNTIME": "docker"})
     assert "pythonn was not found" in refused("pi/pi.py", env={"PYTHON": "pythonn"})
     assert "options for sbatch end with --" in refused("--nodes=2", "pi/pi.py")
+    nodes = ["--nodes=99", "--", "pi/pi.py"]
+    assert "sbatch refused the job; your accounts: sacctmgr show associations user=" in refused(*nodes)
     assert not cluster.run("squeue", "--noheader").stdout
     options = ["--nodes=2", "--time=00:01:00", "--", "pi/pi.py", "--intervals", "1e3"]
     done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=python())
@@ -365,17 +377,19 @@ def test_as_an_ordinary_user():
     """The whole of it, cluster and job, without the rights of root."""
     if os.geteuid() != 0:
         pytest.skip("all other tests are run by an ordinary user already")
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    if reachable(Path(sys.executable).resolve(), "nobody") and reachable(sys.executable, "nobody"):
+        environment = python()
+    else:  # the tests' own Python lies in a home that others may not enter; the system's can read its packages
+        environment = {"PYTHON": "/usr/bin/python3", "PYTHONPATH": packages}
+    if not reachable(packages, "nobody"):
+        pytest.skip(f"nobody may not enter {packages}: a folder above it is closed to others")
     folder = Path(tempfile.mkdtemp(prefix="user-"))
     try:
         folder.chmod(0o755)
         project = bake(folder / "a b", **ANSWERS)
         subprocess.run(["chown", "-R", "nobody", folder], check=True)
         with Cluster(folder / "c", nodes=2, user="nobody") as cluster:
-            # Where the tests' own Python lies in a home that others may not enter, the system's can read its packages.
-            environment = python()
-            if cluster.run(sys.executable, "-c", "import torch", check=False).returncode:
-                packages = next(path for path in sys.path if path.endswith("site-packages"))
-                environment = {"PYTHON": "/usr/bin/python3", "PYTHONPATH": packages}
             command = ["slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e6"]
             job = cluster.submit(*command, cwd=project, env=environment)
             assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output

@@ -81,8 +81,8 @@ prepare() {
         { echo "slurm/submit_multinode.sh: cannot write to $PROJECT_DIR/logs, where the ranks' logs go" >&2 && return 2; }
 }
 
-# Prints a port on which nothing happens on this node, the first of the run. It follows from job and attempt, so that two jobs
-# on one node, or an attempt and its forerunner, differ; and it lies outside the range that outgoing connections draw from.
+# Prints a port on which nothing happens on this node, the first of the run. It follows from job and attempt, so that two
+# jobs on one node, or an attempt and its forerunner, differ; and it lies outside the range of outgoing connections.
 free_port() {
     local low high first=10000 count=20000 port try
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
@@ -107,15 +107,16 @@ run() {
     # The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
     # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
     # shell, which is a step itself and holds what this one needs.
-    srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) --ntasks-per-node=$per_node \
-        --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${CONTAINER_SRUN_ARGS[@]}" \
-        "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
+    srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) \
+        --ntasks-per-node=$per_node --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 \
+        "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
 PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
 export PROJECT_DIR
-# What a login shell, or another job, left behind would be taken for this run's own.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}"
+# What a login shell, or another job, left behind would be taken for this run's own; SLURM_CPU_BIND would bind it to the
+# cores of the step that it was submitted from.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}" "${!SLURM_CPU_BIND@}"
 
 options=() # for sbatch
 if [[ -z ${SLURM_JOB_ID:-} && ${1:-} == -* && $1 != -m ]]; then
@@ -137,7 +138,8 @@ if [[ -z ${SLURM_JOB_ID:-} ]]; then
     command -v sbatch >/dev/null || die "sbatch was not found: this is not a login node of a Slurm cluster"
     [[ -w . ]] || die "cannot write to $PWD, where the job's output would go: submit from another folder"
     (prepare) || exit
-    exec sbatch "${options[@]}" "${BASH_SOURCE[0]}" "$@"
+    sbatch "${options[@]}" "${BASH_SOURCE[0]}" "$@" && exit
+    die "sbatch refused the job; your accounts: {{ in_quotes(site.account.find) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}"
 fi
 
 prepare || exit
@@ -147,7 +149,11 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 ((${#hosts[@]} == SLURM_JOB_NUM_NODES)) || die "scontrol names ${#hosts[@]} hosts for $SLURM_JOB_NUM_NODES nodes"
 export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
 export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
-cores=${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[^0-9]*}}
+#? if cores
+cores=${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[^0-9]*}} # of each node; salloc may not have been told
+#? else
+cores=${SLURM_JOB_CPUS_PER_NODE%%[^0-9]*} # of each node, from for example 64(x2)
+#? endif
 case $LAUNCHER in
     torchrun) per_node=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
     *) die "LAUNCHER='$LAUNCHER' is not known; use torchrun" ;;
