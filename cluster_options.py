@@ -170,7 +170,7 @@ SCHEMA = _record(
                 "cpu_only": _flag,  # has nodes where gpus_per_node=0 makes sense
             },
         ),
-        "account": _record({"required": _flag}, {"find": _text}),
+        "required": _list(_one_of("account", "partition", "qos")),  # questions that this site wants an answer to
         "partitions": _named(_LIMITS),  # empty: any name is taken as it is
         "qos": _named(_LIMITS),
         "directives": _list(_record({"option": _text, "why": _text})),  # further #SBATCH lines
@@ -179,14 +179,14 @@ SCHEMA = _record(
         "host_suffix": _text,  # appended to the first host's name where a second name leads to the fast network
         "internet": _flag,  # do compute nodes reach it?
         "file_systems": _list(_record({"path": _text, "use": _text}, {"limits": _text})),
-        "commands": _named(_text),  # what a user of this site types: queues, jobs, interactive, quota
+        "commands": _named(_text),  # what a user of this site types: accounts, queues, jobs, quota
     },
 )
 _NODE = {"gpus": None, "cores": None, "memory": "", "gpu_option": "--gpus-per-node=", "whole": False, "cpu_only": False}
 _LIMIT = {"max_nodes": None, "max_time": None, "max_node_minutes": None, "confirmed": True, "about": ""}
 _ABSENT = {
     "node": {},
-    "account": {"required": False, "find": ""},
+    "required": [],
     "partitions": {},
     "qos": {},
     "directives": [],
@@ -234,7 +234,6 @@ def site_facts(site: str) -> dict:
     if not faults:
         facts = {**_ABSENT, **content}
         facts["node"] = {**_NODE, **facts["node"]}
-        facts["account"] = {**_ABSENT["account"], **facts["account"]}
         for section in ("partitions", "qos"):
             facts[section] = {name: {**_LIMIT, **limits} for name, limits in facts[section].items()}
         facts["file_systems"] = [{"limits": "", **place} for place in facts["file_systems"]]
@@ -256,7 +255,7 @@ def _inconsistent(facts):
         if not set(facts[key]) & set(written):
             yield f"{key}: none of {facts[key]} can be written by this template; add one of {', '.join(written)}"
     if facts["kind"] == "slurm":  # what the scripts for a scheduler cannot do without
-        for section, key in (("defaults", "time_limit"), ("account", "find"), ("commands", "queues")):
+        for section, key in (("defaults", "time_limit"), ("commands", "accounts"), ("commands", "queues")):
             if not facts[section].get(key):
                 yield f"{section}.{key}: missing"
 
@@ -308,9 +307,12 @@ def _review(answers) -> tuple[list[str], list[str]]:
     faults += _image(given)
     nodes, minutes = _amounts(given, facts, faults)
     if facts["kind"] == "slurm":
-        if facts["account"]["required"] and not given["account"]:
-            find = facts["account"]["find"]
-            faults.append(f"account is empty, but {facts['title']} charges every job; find yours with: {find}")
+        for question in facts["required"]:
+            if not given[question]:
+                find = facts["commands"]["accounts" if question == "account" else "queues"]
+                faults.append(
+                    f"{question} is empty, but {facts['title']} wants one for every job; list yours with: {find}"
+                )
         for question, known in (("partition", facts["partitions"]), ("qos", facts["qos"])):
             value = given[question]
             if not value or not known:

@@ -45,7 +45,7 @@ def combinations() -> list[dict[str, str]]:
         runtimes = [name for name in facts["runtimes"] if name in cluster_options.WRITTEN_RUNTIMES]
         launchers = [name for name in facts["launchers"] if name in cluster_options.WRITTEN_LAUNCHERS]
         gpus = ["1", "0"] if facts["node"]["cpu_only"] else [str(facts["node"]["gpus"]), "1"]
-        account = "acc1" if facts["account"]["required"] else ""
+        account = "acc1" if "account" in facts["required"] else ""
         found += [
             {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account}
             for runtime, launcher, count in product(runtimes, launchers, gpus)

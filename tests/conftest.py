@@ -34,7 +34,8 @@ def cluster24(debian13, tmp_path_factory):
     """A cluster with the Slurm of Debian 13, and with this Python."""
     bind = [REPOSITORY, Path(sys.base_prefix)]
     if sys.base_prefix == "/usr":  # the system's own Python, without the rest of that system
-        bind[1:] = [Path("/usr/bin/python3"), Path(sysconfig.get_path("stdlib"))]
+        python = Path("/usr/bin/python3")
+        bind[1:] = [python, python.resolve(), Path(sysconfig.get_path("stdlib"))]
     try:
         cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=bind)
     except ClusterError as error:

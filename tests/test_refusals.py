@@ -41,6 +41,7 @@ REFUSED = [
     ({"runtime": "apptainer", "image": "x.tar"}, ["image 'x.tar' is of the wrong kind", ".sif"]),
     ({"image": "x.sif"}, ["image 'x.sif' was given", "runtime 'venv' is no container", "leave the image empty"]),
     ({"account": ""}, ["account is empty", "bsc_project list"]),
+    ({"qos": ""}, ["qos is empty", "bsc_queues"]),
     ({"partition": "acd"}, ["partition 'acd'", "did you mean acc?"]),
     ({"partition": "gpu"}, ["partition 'gpu'", "choose acc or accinteractive"]),
     ({"qos": "acc_debg"}, ["qos 'acc_debg'", "did you mean acc_debug"]),
@@ -152,6 +153,7 @@ BROKEN_SITES = [
     ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
     ("runtimes: [none, venv]", "runtimes: [docker]", ["runtimes[0]: expected one of none, venv"]),
     ("runtimes: [none, venv]", "runtimes: [edf]", ["runtimes: none of ['edf'] can be written"]),
+    ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands?)"]),
     ("title:", "#title:", ["title: missing"]),
     ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
@@ -181,7 +183,7 @@ def test_every_site_file_is_right():
     for site in cluster_options.site_names():
         facts = cluster_options.site_facts(site)
         suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
-        account = "acc1" if facts["account"]["required"] else ""
+        account = "acc1" if "account" in facts["required"] else ""
         answers = {**suggested, "project": "demo", "site": site, "account": account}
         assert cluster_options.problems(answers) == [], site
         assert cluster_options.warnings(answers) == [], site

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake
-from slurm_cluster import Cluster, reachable
+from slurm_cluster import PATH, Cluster, reachable
 
 # Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
@@ -47,6 +47,14 @@ STRAY |= {"SLURM_NTASKS": "5", "SLURM_NNODES": "4", "TORCHELASTIC_RUN_ID": "old"
 def project(tmp_path_factory):
     """A project, in a folder with a space in its name."""
     return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+
+
+@pytest.fixture
+def cluster(cluster):
+    """The cluster, if its nodes have names of their own; else test_nodes_side_by_side is what is left."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    return cluster
 
 
 @pytest.fixture(params=["cluster", "cluster24"])
@@ -96,17 +104,18 @@ def test_pi(either, project, tmp_path):
 
 
 def test_everything_with_the_other_rendezvous(either, project, tmp_path):
-    """c10d, with a leftover in every variable that could mislead; submitted by a relative path from slurm/."""
+    """All four programs with c10d, one after the other in one job, submitted by a relative path from slurm/."""
+    programs = ["check/ranks.py", "pi/pi.py --intervals 1e4", "benchmark/all_reduce.py --max 4K"]
+    programs += ["training/train_ddp.py --steps 2 --layers 1 --width 32 --global-batch 4"]
+    lines = [f"bash submit_multinode.sh {program} --json '{tmp_path}/{n}.json'" for n, program in enumerate(programs)]
     environment = python(RDZV_BACKEND="c10d", **STRAY)
-    job = either.submit(
-        "submit_multinode.sh", "check/ranks.py", "--json", tmp_path / "result.json",
-        cwd=project / "slurm", env=environment,
-    )  # fmt: skip
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    rows = result(tmp_path)["rows"]
+    command = ["salloc", "--nodes=2", "--gpus-per-node=2", "bash", "-ec", "\n".join(lines)]
+    either.run(*command, cwd=project / "slurm", env=environment, timeout=180)
+    rows = result(tmp_path, "0.json")["rows"]
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert {row["host"] for row in rows} == {"node1", "node2"}
     assert [row["local_rank"] for row in rows] == [0, 1, 0, 1]
+    assert [result(tmp_path, f"{n}.json")["world_size"] for n in (1, 2, 3)] == [4, 4, 4]
 
 
 def test_a_login_shell_full_of_stray_variables(either, project, tmp_path):
@@ -179,6 +188,28 @@ def test_a_module_and_an_allocation(either, project, tmp_path):
     command = ["salloc", "--nodes=3", "--gpus-per-node=1", "bash", script, "-m", "package.own", "x"]
     done = either.run(*command, cwd=tmp_path, env=python(), timeout=120)
     assert len(re.findall(r"sum 3.0 of 3 \['x'\]", done.stdout)) == 3, done.stdout + done.stderr
+
+
+def test_no_python_is_started_before_the_launcher(cluster, project, tmp_path):
+    """An import of torch costs a second: whatever is called python on PATH notes its call, and ends."""
+    for name in ("python", "python3"):
+        (tmp_path / name).write_text(f"#!/bin/bash\necho \"$(hostname) $*\" >>'{tmp_path}/calls'\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{PATH}"}
+    command = ["bash", "slurm/submit_multinode.sh", "--nodes=2", "--", "pi/pi.py"]
+    submitted = cluster.run(*command, cwd=project, env=path)
+    assert cluster.wait(int(submitted.stdout.split()[-1])).exit_code == 0
+    calls = sorted((tmp_path / "calls").read_text().splitlines())
+    assert [call.split(" --")[0] for call in calls] == [f"node{n} -m torch.distributed.run" for n in (1, 2)]
+
+
+def test_nodes_side_by_side(project):
+    """Where namespaces are not allowed: two slurmd on this machine, whose names are addresses of its loopback."""
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "c", nodes=2, namespaces=False) as cluster:
+        command = ["slurm/submit_multinode.sh", "check/ranks.py"]
+        job = cluster.submit(*command, cwd=project, env=python(GLOO_SOCKET_IFNAME="lo"))
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+        assert "all-reduce over 4 rank(s) on 1 host(s): right" in job.output
 
 
 # ---- exit codes and refusals -----------------------------------------------------------------------------------------

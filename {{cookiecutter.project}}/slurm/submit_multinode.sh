@@ -139,7 +139,7 @@ if [[ -z ${SLURM_JOB_ID:-} ]]; then
     [[ -w . ]] || die "cannot write to $PWD, where the job's output would go: submit from another folder"
     (prepare) || exit
     sbatch "${options[@]}" "${BASH_SOURCE[0]}" "$@" && exit
-    die "sbatch refused the job; your accounts: {{ in_quotes(site.account.find) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}"
+    die "sbatch refused the job; your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}"
 fi
 
 prepare || exit
