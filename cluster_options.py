@@ -31,6 +31,7 @@ RUNTIMES = {
 }
 LAUNCHERS = ("torchrun", "srun", "spawn", "mpirun", "mpirun-ranks")
 # A site file states what the cluster has; these are what the template can write scripts for so far.
+WRITTEN_KINDS = ("local", "slurm")
 WRITTEN_RUNTIMES = ("venv", "none")
 WRITTEN_LAUNCHERS = ("torchrun",)
 
@@ -254,6 +255,8 @@ def _inconsistent(facts):
     for key, written in (("runtimes", WRITTEN_RUNTIMES), ("launchers", WRITTEN_LAUNCHERS)):
         if not set(facts[key]) & set(written):
             yield f"{key}: none of {facts[key]} can be written by this template; add one of {', '.join(written)}"
+    if facts["kind"] not in WRITTEN_KINDS:
+        yield f"kind: {facts['kind']!r} cannot be written by this template yet; use one of {', '.join(WRITTEN_KINDS)}"
     if facts["kind"] == "slurm":  # what the scripts for a scheduler cannot do without
         for section, key in (("defaults", "time_limit"), ("commands", "accounts"), ("commands", "queues")):
             if not facts[section].get(key):

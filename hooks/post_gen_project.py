@@ -7,7 +7,7 @@ their names, only what the template itself wrote, and asks nothing.
 from pathlib import Path
 
 PROJECT = "{{ cookiecutter.project }}"
-TITLE = "{{ site_facts(cookiecutter.site).title }}"
+TITLE = {{site_facts(cookiecutter.site).title | tojson}}  # noqa: F821
 KIND = "{{ site_facts(cookiecutter.site).kind }}"
 RUNTIME = "{{ cookiecutter.runtime }}"
 
@@ -40,8 +40,9 @@ def main() -> None:
         folder = Path(files[0]).parent
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-    for script in Path().glob("*/*.sh"):
-        script.chmod(script.stat().st_mode | 0o111)  # a template that came as a zip file has lost them
+    for name in ["env.sh", "launch/torchrun.sh", *ONLY_FOR[KIND]]:
+        if name.endswith(".sh"):  # a template that came as a zip file has lost the run bits
+            Path(name).chmod(Path(name).stat().st_mode | 0o111)
 
     steps = [(f"cd {PROJECT}", "settings: env.sh; all else: README.md")]
     steps += [BUILD[KIND]] * (RUNTIME == "venv") + FIRST_STEPS[KIND]

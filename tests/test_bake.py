@@ -143,11 +143,11 @@ def test_the_next_commands_are_printed(tmp_path):
 def test_a_site_file_of_ones_own(tmp_path):
     """A laboratory describes its own cluster without a fork, also by a path relative to where it stands."""
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
-    (tmp_path / "our cluster.yaml").write_text(text.replace("your Slurm cluster", "our cluster"))
+    (tmp_path / "our cluster.yaml").write_text(text.replace("your Slurm cluster", "'our \"big\" cluster'"))
     done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="./our cluster.yaml")
     assert done.returncode == 0, done.stderr
-    assert "is written for our cluster" in done.stdout
-    assert "our cluster" in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
+    assert 'is written for our "big" cluster' in done.stdout
+    assert 'our "big" cluster' in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
 
 
 def test_the_written_project_passes_its_own_tests(tmp_path):

@@ -106,3 +106,15 @@ def test_it_needs_torch_alone(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 2
+
+
+def test_wrong_flags_are_refused_at_once(tmp_path):
+    for flags, expected in (
+        (["--timeout", "0"], "--timeout 0: expected at least 1 second"),
+        (["--json", tmp_path / "no/rows.json"], f"there is no folder {tmp_path}/no; make it first"),
+    ):
+        done = subprocess.run(
+            [sys.executable, TEMPLATE / "check/ranks.py", *flags], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert expected in done.stderr

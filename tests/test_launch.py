@@ -86,16 +86,18 @@ def test_where_this_node_stands(call, environment, nodes, node_rank, endpoint):
     assert "--standalone" not in arguments
 
 
-@pytest.mark.parametrize("environment", [{}, STRAY, {"MASTER_ADDR": "elsewhere"}, {"RANK": "1"}])
+ONE_NODE = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+ELSEWHERE = {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, STRAY, {"MASTER_ADDR": "elsewhere"}, {"RANK": "1"}, ONE_NODE, {**ONE_NODE, **ELSEWHERE}],
+)
 def test_alone(call, environment):
     arguments, _, _ = call(environment, "x.py")
     assert "--standalone" in arguments
     assert options_of(arguments)["nnodes"] == "1"
-
-
-def test_one_node_of_a_step_needs_no_meeting_point(call):
-    step = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
-    assert "--standalone" in call(step, "x.py")[0]
 
 
 def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
@@ -116,6 +118,8 @@ def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
         ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, "4"),
         ({"CUDA_VISIBLE_DEVICES": "0,1,5"}, "3"),
         ({"CUDA_VISIBLE_DEVICES": "", "CPU_RANKS_PER_NODE": "2"}, "2"),
+        ({"CUDA_VISIBLE_DEVICES": "-1", "CPU_RANKS_PER_NODE": "2"}, "2"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8f3c,MIG-12"}, "2"),
         ({"CPU_RANKS_PER_NODE": "2"}, "2"),
         ({}, "1"),
     ],

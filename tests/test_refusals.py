@@ -150,6 +150,7 @@ BROKEN_SITES = [
     ('checked: "2026-11-21"', "checked: 2026-11-21", ["checked: expected a day in quotes"]),
     ("nodes: 2", "nodes: two", ["defaults.nodes: expected a whole number of at least 1, got 'two'"]),
     ("  nodes: 2\n", "", ["defaults.nodes: missing"]),
+    ("kind: slurm", "kind: runai", ["kind: 'runai' cannot be written by this template yet"]),
     ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
     ("runtimes: [none, venv]", "runtimes: [docker]", ["runtimes[0]: expected one of none, venv"]),
     ("runtimes: [none, venv]", "runtimes: [edf]", ["runtimes: none of ['edf'] can be written"]),

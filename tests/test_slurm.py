@@ -171,13 +171,31 @@ def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_pat
 
 
 def test_submitted_from_inside_another_job(either, project, tmp_path):
-    """From an interactive shell of one core, whose variables all come along: the new job has all cores all the same."""
+    """From another project's interactive shell of one core: the new job has its own project, all cores and its GPUs."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'], 'cores')\n")
-    submit = f"SLURM_CPU_BIND=mask_cpu:0x1 sbatch --parsable '{project}/slurm/submit_multinode.sh' own.py"
+    other = bake(tmp_path / "other", **ANSWERS)
+    submit = f"SLURM_CPU_BIND=mask_cpu:0x1 PROJECT_DIR='{other}' CUDA_VISIBLE_DEVICES=7 SLURM_GPUS_ON_NODE=5"
+    submit += f" sbatch --parsable '{project}/slurm/submit_multinode.sh' own.py"
     command = ["srun", "--nodes=1", "--cpus-per-task=1", "--ntasks-per-node=1", "bash", "-c", submit]
     job = either.wait(int(either.run(*command, cwd=tmp_path, env=python()).stdout))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert job.output.count("] 8 cores") == 4, job.output
+    assert (project / f"logs/{job.id}.0").is_dir() and not (other / "logs").exists()
+
+
+def test_nodes_that_differ(either, project, tmp_path):
+    """Eight cores of one node and two of the other: the step takes what both have."""
+    (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'], 'cores')\n")
+    script = project / "slurm/submit_multinode.sh"
+    command = ["salloc", "--nodes=2", "--ntasks=10", "bash", script, "own.py"]
+    done = either.run(*command, cwd=tmp_path, env=python(CPU_RANKS_PER_NODE="1"), timeout=30)
+    assert len(re.findall(r"\] 2 cores", done.stdout)) == 2, done.stdout + done.stderr
+
+
+def test_wait_gives_the_exit_code_of_the_job(cluster, project, tmp_path):
+    command = ["bash", project / "slurm/submit_multinode.sh", "--wait", "--", "pi/pi.py", "--intervals", "no"]
+    done = cluster.run(*command, cwd=tmp_path, env=python(), check=False)
+    assert done.returncode in {1, 143}, done.stderr
 
 
 def test_a_module_and_an_allocation(either, project, tmp_path):
@@ -238,9 +256,14 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     assert "build it with 'bash slurm/build_venv.sh'" in refused("pi/pi.py", env={"RUNTIME": "venv"})
     assert "RUNTIME='docker' is not known" in refused("pi/pi.py", env={"RUNTIME": "docker"})
     assert "pythonn was not found" in refused("pi/pi.py", env={"PYTHON": "pythonn"})
+    assert "LAUNCHER='horovod' is not known" in refused("pi/pi.py", env={"LAUNCHER": "horovod"})
     assert "options for sbatch end with --" in refused("--nodes=2", "pi/pi.py")
-    nodes = ["--nodes=99", "--", "pi/pi.py"]
-    assert "sbatch refused the job; your accounts: sacctmgr show associations user=" in refused(*nodes)
+    assert "inside a job it is too late for options" in refused(
+        "--nodes=2", "--", "pi/pi.py", env={"SLURM_JOB_ID": "1"}
+    )
+    many = cluster.run("bash", "slurm/submit_multinode.sh", "--nodes=99", "--", "pi/pi.py", cwd=project, check=False)
+    assert many.returncode == 1
+    assert "If sbatch refused the job: your accounts: sacctmgr show associations user=" in many.stderr
     assert not cluster.run("squeue", "--noheader").stdout
     options = ["--nodes=2", "--time=00:01:00", "--", "pi/pi.py", "--intervals", "1e3"]
     done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=python())
@@ -291,7 +314,8 @@ def test_a_site_that_exports_nothing(either, project, tmp_path):
 
 def test_nodes_without_gpus(cluster, tmp_path):
     project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="0")
-    environment = python(CPU_RANKS_PER_NODE="1")
+    # as if submitted from a step that had GPUs
+    environment = python(CPU_RANKS_PER_NODE="1", SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="0,1")
     job = cluster.submit("slurm/submit_multinode.sh", "check/ranks.py", cwd=project, env=environment)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "all-reduce over 2 rank(s) on 2 host(s): right" in job.output
@@ -310,13 +334,13 @@ def test_an_interactive_shell_has_the_software(either, project, tmp_path):
     """A terminal of its own, as a user has; the prompt is answered by what is typed."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    typed = 'echo "on $(hostname) with $(command -v python3) and $SLURM_GPUS_ON_NODE GPUs"\n'
+    typed = 'echo "on $(hostname) with $(command -v python3), $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\n'
     # a run inside it, which is a step inside a step
     typed += f"export PYTHON={sys.executable} RUNTIME=none\n"
     typed += "bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3 </dev/null\nexit\n"
     command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
     done = either.run(*command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed)
-    assert re.search(rf"on node\d with {venv}/bin/python3 and 2 GPUs", done.stdout), done.stdout
+    assert re.search(rf"on node\d with {venv}/bin/python3, 2 GPUs, 8 cores", done.stdout), done.stdout
     assert "2 ranks on 1 host" in done.stdout, done.stdout
 
 
@@ -346,11 +370,14 @@ def stand_in_for_torch(folder):
 def test_build_venv(cluster, offline):
     def build(**environment):
         command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
-        return cluster.run(*command, cwd=offline, env=python(**environment), check=False)
+        environment = python(SBATCH_EXPORT="NONE", PROJECT_DIR="/elsewhere", **environment)
+        return cluster.run(*command, cwd=offline, env=environment, check=False)
 
     empty = build()
     assert empty.returncode == 2 and "fill that folder first" in empty.stderr
-    stand_in_for_torch(offline / "wheels")
+    settings = offline / "env.sh"  # as a user would who keeps them elsewhere
+    settings.write_text(settings.read_text().replace("$PROJECT_DIR/wheels", str(offline.parent / "my wheels")))
+    stand_in_for_torch(offline.parent / "my wheels")
     (offline / "requirements.txt").write_text("torch==0.0.2\n")
     job = cluster.wait(int(build().stdout.split()[-1]))
     assert job.state == "FAILED" and "torch==0.0.2" in job.output

@@ -3,7 +3,8 @@
 #? set slurm = site.kind == "slurm"
 # The settings of this project, and the one file to edit: where Python comes from and what the processes see.
 #? if slurm
-# Sourced by slurm/*.sh when a job is submitted and when it starts. NAME=value sbatch … overrides a line for one job.
+# Sourced by slurm/*.sh when a job is submitted and when it starts. NAME=value sbatch … overrides a line for one job
+# (not a list in parentheses).
 # Nodes, GPUs, walltime and queue are the #SBATCH lines of slurm/submit_multinode.sh.
 #? else
 # Sourced by local/submit.sh. NAME=value bash local/submit.sh … overrides a line for one run.
@@ -43,7 +44,7 @@ RUNTIME="${RUNTIME:-{{ cookiecutter.runtime }}}"
 #? else
 # Made by: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
 #? endif
-export VENV="${VENV:-$PROJECT_DIR/.venv}"
+VENV="${VENV:-$PROJECT_DIR/.venv}"
 export PYTHON="${PYTHON:-python3}"
 
 #? if slurm
@@ -74,7 +75,7 @@ export "{{ variable.name }}={{ overridable(variable) }}"
 #? endfor
 #? if site.internet is false
 # Compute nodes reach no package index: slurm/build_venv.sh installs from this folder.
-export WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
+WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 
 #? endif
 #? endif

@@ -175,6 +175,12 @@ def main() -> None:
         "--timeout", type=float, default=60, metavar="SECONDS", help="give up on a silent rank (%(default)s)"
     )
     arguments = parser.parse_args()
+    if not arguments.timeout >= 1:
+        parser.error(f"--timeout {arguments.timeout:g}: expected at least 1 second")
+    if arguments.json and not Path(arguments.json).resolve().parent.is_dir():
+        parser.error(
+            f"--json {arguments.json}: there is no folder {Path(arguments.json).resolve().parent}; make it first"
+        )
 
     # NCCL says which network it took only in its debug output, which goes to a file of this process.
     log = Path(tempfile.gettempdir()) / f"nccl-{os.getpid()}.log"

@@ -34,8 +34,8 @@ ranks_per_node() {
         found=$NPROC_PER_NODE
     elif [[ -n ${SLURM_GPUS_ON_NODE:-} ]]; then
         found=$SLURM_GPUS_ON_NODE
-    elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set but empty means: no GPU for you
-        found=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '[^[:space:]]')
+    elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set, but empty or -1: no GPU for you
+        found=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-[:space:]]')
     elif command -v nvidia-smi >/dev/null; then
         found=$(nvidia-smi -L | grep -c '^GPU ')
     elif command -v rocm-smi >/dev/null; then
@@ -64,6 +64,8 @@ elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
 else
     nodes=1 node_rank=0 address='' port=''
 fi
+# On one node torchrun meets itself, on a port that it picks: MASTER_ADDR could be a leftover.
+[[ $nodes != 1 || -n ${PET_NNODES:-} ]] || address=''
 # torchrun reads every option that is not given here from PET_*: what the operator or a login shell left must not decide.
 unset "${!PET_@}"
 
@@ -73,6 +75,7 @@ ranks=$(ranks_per_node)
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die "processes per node '$ranks': expected a whole number of at least 1; set NPROC_PER_NODE"
 [[ -n $address && -n $port ]] || ((nodes == 1)) ||
     die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set: start through slurm/submit_multinode.sh or set them"
+[[ -n $port ]] || address=''
 command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
 
 # nproc obeys OMP_NUM_THREADS, hence without it; a step may be allowed fewer cores than it was given, or the reverse.

@@ -26,7 +26,7 @@ find_program() {
 # Prints the GPUs that may be used, one a line.
 visible_gpus() {
     if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
-        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep '[^[:space:]]'
+        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep '^[^-[:space:]]'
     elif command -v nvidia-smi >/dev/null; then
         nvidia-smi --query-gpu=index --format=csv,noheader
     fi
@@ -90,6 +90,8 @@ export RUN_DIR
 
 case ${1:-} in
     "")
+        [[ -f $PROJECT_DIR/check/ranks.py && -f $PROJECT_DIR/training/train_ddp.py ]] ||
+            die "no program given, and no check/ranks.py and training/train_ddp.py in $PROJECT_DIR to run instead: name one"
         run "$PROJECT_DIR/check/ranks.py"
         run "$PROJECT_DIR/training/train_ddp.py"
         ;;

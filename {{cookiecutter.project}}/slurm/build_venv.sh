@@ -4,7 +4,7 @@
 # Builds the virtual environment of env.sh (VENV) from requirements.txt, on a compute node, so that it fits the nodes that
 # will use it: another processor or driver than the login node's is common. {{ site.title }}.
 #
-#   bash slurm/build_venv.sh [options of sbatch]       submits itself; inside an allocation it builds at once
+#   bash slurm/build_venv.sh [options of sbatch]       submits itself
 #? if site.internet is false
 #
 # Compute nodes reach no package index. Fill the folder wheels/ before, on a machine that does and has the same processor
@@ -37,24 +37,29 @@ die() {
     exit 2
 }
 
-# Under sbatch this file is a copy in a spool folder: the submission below says where the project is.
-[[ -n ${SLURM_JOB_ID:-} ]] || PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
-export PROJECT_DIR="${PROJECT_DIR:-${SLURM_SUBMIT_DIR:-}}"
+here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+if [[ -f $here/env.sh ]]; then # called with bash
+    PROJECT_DIR=$here
+    ( # the job shall read env.sh as it is when it starts
+        # shellcheck source=/dev/null
+        source "$PROJECT_DIR/env.sh"
+        [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
+        #? if site.internet is false
+        compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
+            die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
+        #? endif
+    ) || exit
+    VENV_OF=$here exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}"
+fi
+
+# In the job: this file is a copy in a spool folder, and the submission above says where the project is.
+PROJECT_DIR=${VENV_OF:-$SLURM_SUBMIT_DIR}
 [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'"
-
-# shellcheck source=/dev/null
-VENV=$(source "$PROJECT_DIR/env.sh" && echo "$VENV") # in a subshell: the job shall read env.sh as it is when it starts
-[[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
-#? if site.internet is false
-compgen -G "${WHEELS:-$PROJECT_DIR/wheels}/torch-*.whl" >/dev/null ||
-    die "no torch wheel in ${WHEELS:-$PROJECT_DIR/wheels}: fill that folder first, see the top of this file"
-#? endif
-[[ -n ${SLURM_JOB_ID:-} ]] || exec sbatch "$@" "${BASH_SOURCE[0]}"
-
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 RUNTIME=none activate || exit # the modules and the Python that it is built from
 set -euo pipefail
+[[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
 trap 'rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
 "$PYTHON" -m venv "$VENV"
 #? if site.internet is false

@@ -5,7 +5,7 @@
 # A shell on a compute node, inside the software environment of env.sh: {{ site.title }}.
 #
 #   bash slurm/interactive.sh                          one node, half an hour
-#   bash slurm/interactive.sh --time=01:00:00          options of srun win over the ones below
+#   bash slurm/interactive.sh --time=01:00:00          options of salloc win over the ones below
 #
 # In it:  bash launch/torchrun.sh pi/pi.py             all GPUs of the node
 # For several nodes: salloc --nodes=2 …, then bash slurm/submit_multinode.sh PROGRAM.
@@ -41,6 +41,7 @@ options=(
     "--account={{ cookiecutter.account }}"
     #? endif
 )
-# Python's folder is put first again on the node, after the user's own start-up files had their say.
-exec srun "${options[@]}" "$@" --export=ALL --pty "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" \
-    bash --rcfile "$PROJECT_DIR/slurm/interactive.rc"
+# salloc takes the node, so that the shell, a step of it, has all of its cores. On the node interactive.rc puts the
+# project's Python first again, after the user's own start-up files had their say.
+exec salloc "${options[@]}" "$@" srun --ntasks=1 --export=ALL --pty "${CONTAINER_SRUN_ARGS[@]}" \
+    "${CONTAINER_EXEC[@]}" bash --rcfile "$PROJECT_DIR/slurm/interactive.rc"

@@ -40,7 +40,7 @@
 #? endif
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission: into one that does not exist, all output is lost
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
-#SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job, whatever the site's default
+#SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
 
 die() {
     echo "slurm/submit_multinode.sh: $*" >&2
@@ -51,17 +51,20 @@ die() {
 # to scontrol, as "Command=PATH ARGUMENTS" (PATH may be relative, or all of it "(null)").
 find_project() {
     local folder command
-    for folder in "${PROJECT_DIR:-}" "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.."; do
+    local candidates=("$(dirname "$(realpath "${BASH_SOURCE[0]}")")/..")
+    if [[ -n ${SLURM_JOB_ID:-} ]]; then
+        command=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
+        [[ $command == /* ]] || command=${SLURM_SUBMIT_DIR:-}/$command
+        while [[ $command == */slurm/* ]]; do # from the right, since "/slurm/" may be part of an argument
+            command=${command%/slurm/*}
+            candidates+=("$command")
+        done
+    fi
+    # PROJECT_DIR comes late: it may be another project's, from whose interactive shell this one was submitted.
+    for folder in "${candidates[@]}" "${PROJECT_DIR:-}" "${SLURM_SUBMIT_DIR:-}"; do
         [[ ! -f $folder/launch/torchrun.sh ]] || { realpath "$folder" && return; }
     done
-    [[ -n ${SLURM_JOB_ID:-} ]] || return 1
-    command=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
-    [[ $command == /* ]] || command=$SLURM_SUBMIT_DIR/$command
-    while [[ $command == */slurm/* ]]; do # from the right, since "/slurm/" may be part of an argument
-        command=${command%/slurm/*}
-        [[ ! -f $command/launch/torchrun.sh ]] || { echo "$command" && return; }
-    done
-    [[ -f $SLURM_SUBMIT_DIR/launch/torchrun.sh ]] && echo "$SLURM_SUBMIT_DIR"
+    return 1
 }
 
 # Prints where a program lies: in the current folder, else in the project.
@@ -77,12 +80,16 @@ find_program() {
 prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh" && activate || return 2
-    mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] ||
-        { echo "slurm/submit_multinode.sh: cannot write to $PROJECT_DIR/logs, where the ranks' logs go" >&2 && return 2; }
+    case $LAUNCHER in
+        torchrun) per_node=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        *) die "LAUNCHER='$LAUNCHER' is not known; use torchrun" ;;
+    esac
+    mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
 }
 
-# Prints a port on which nothing happens on this node, the first of the run. It follows from job and attempt, so that two
-# jobs on one node, or an attempt and its forerunner, differ; and it lies outside the range of outgoing connections.
+# Prints a port on which nothing happens on this machine, the run's first node (or where salloc was called). It follows
+# from job and attempt, so that two jobs on one node, or an attempt and its forerunner, differ; and it lies outside the
+# range of outgoing connections.
 free_port() {
     local low high first=10000 count=20000 port try
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
@@ -99,6 +106,11 @@ free_port() {
     die "all ports from $first to $((first + count - 1)) are in use"
 }
 
+# Prints the smallest number of a list as Slurm writes it: 64(x2),32
+smallest() {
+    tr , '\n' <<<"$1" | sed 's/(.*//' | sort -n | head -n 1
+}
+
 # Runs one program on all nodes.
 run() {
     MASTER_PORT=$(free_port)
@@ -108,18 +120,20 @@ run() {
     # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
     # shell, which is a step itself and holds what this one needs.
     srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) \
-        --ntasks-per-node=$per_node --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 \
+        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 \
         "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
 PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
 export PROJECT_DIR
-# What a login shell, or another job, left behind would be taken for this run's own; SLURM_CPU_BIND would bind it to the
-# cores of the step that it was submitted from.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}" "${!SLURM_CPU_BIND@}"
+# What a login shell, or another job, left behind would be taken for this run's own. The last three would bind it to the
+# cores and GPUs of the step that it was submitted from; srun sets them anew.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}" \
+    "${!SLURM_CPU_BIND@}" SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES
 
 options=() # for sbatch
-if [[ -z ${SLURM_JOB_ID:-} && ${1:-} == -* && $1 != -m ]]; then
+if [[ ${1:-} == -* && $1 != -m ]]; then
+    [[ -z ${SLURM_JOB_ID:-} ]] || die "'$1': inside a job it is too late for options of sbatch; name a program"
     while (($#)) && [[ $1 != -- ]]; do
         options+=("$1")
         shift
@@ -138,8 +152,10 @@ if [[ -z ${SLURM_JOB_ID:-} ]]; then
     command -v sbatch >/dev/null || die "sbatch was not found: this is not a login node of a Slurm cluster"
     [[ -w . ]] || die "cannot write to $PWD, where the job's output would go: submit from another folder"
     (prepare) || exit
-    sbatch "${options[@]}" "${BASH_SOURCE[0]}" "$@" && exit
-    die "sbatch refused the job; your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}"
+    sbatch --export=ALL "${options[@]}" "${BASH_SOURCE[0]}" "$@" && exit
+    code=$?
+    echo "If sbatch refused the job: your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}" >&2
+    exit $code
 fi
 
 prepare || exit
@@ -150,16 +166,12 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
 export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
 #? if cores
-cores=${SLURM_CPUS_PER_TASK:-${SLURM_JOB_CPUS_PER_NODE%%[^0-9]*}} # of each node; salloc may not have been told
+cores=${SLURM_CPUS_PER_TASK:-$(smallest "$SLURM_JOB_CPUS_PER_NODE")} # of each node; salloc may not have been told
 #? else
-cores=${SLURM_JOB_CPUS_PER_NODE%%[^0-9]*} # of each node, from for example 64(x2)
+cores=$(smallest "$SLURM_JOB_CPUS_PER_NODE") # of each node
 #? endif
-case $LAUNCHER in
-    torchrun) per_node=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
-    *) die "LAUNCHER='$LAUNCHER' is not known; use torchrun" ;;
-esac
 
-if (($#)); then
+if [[ -n ${1:-} ]]; then
     run "$program" "${@:2}"
 else
     run "$PROJECT_DIR/check/ranks.py"
