@@ -142,8 +142,8 @@ def main() -> None:
     print(f"{'':<40} {'median':>8} {'range':>16}   target")
     for name, figures, unit, target in (
         *((name, seconds, "s", "") for name, seconds in times.items()),
-        ("ratio to torchrun --tee=3", [one / other for one, other in zip(wrapped, same)], "", ""),
-        ("ratio to torchrun", [one / other for one, other in zip(wrapped, plain)], "", f"<= {RATIO}"),
+        ("ratio to torchrun --tee=3", [one / other for one, other in zip(wrapped, same)], "", f"<= {RATIO}"),
+        ("ratio to torchrun", [one / other for one, other in zip(wrapped, plain)], "", ""),
         ("launch/torchrun.sh, PYTHON=/bin/true", own, "s", f"< {OWN} s"),
         *([("slurm/submit_multinode.sh up to srun", submit, "s", f"< {OWN} s")] if submit else []),
     ):

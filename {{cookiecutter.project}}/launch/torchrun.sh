@@ -83,8 +83,8 @@ cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 ((cores <= ${SLURM_CPUS_PER_TASK:-$cores})) || cores=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 
-# --tee=3: lines go to the console, prefixed, and to a file per rank. It makes the end of a run slower; looking after the
-# processes every 30 ms, not 100, makes up for that and notices a failure sooner.
+# --tee=3: lines go to the console, prefixed, and to a file per rank. That takes a tenth of a second at the end of a run;
+# looking after the processes every 30 ms, not 100, makes up for some of it and notices a failure sooner.
 options=(--nnodes="$nodes" --nproc-per-node="$ranks" --tee=3 --monitor-interval=0.03)
 case ${RDZV_BACKEND:-static}:$address in
     static: | c10d:) options+=(--standalone) ;;
