@@ -56,6 +56,14 @@ def _text(value, key):
         yield f"{key}: expected text, got {value!r}; put it in quotes"
 
 
+def _like(pattern, what):
+    def check(value, key):
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            yield f"{key}: expected {what}, got {value!r}"
+
+    return check
+
+
 def _walltime(value, key):
     if isinstance(value, str) and WALLTIME.fullmatch(value):
         return
@@ -174,9 +182,17 @@ SCHEMA = _record(
         "required": _list(_one_of("account", "partition", "qos")),  # questions that this site wants an answer to
         "partitions": _named(_LIMITS),  # empty: any name is taken as it is
         "qos": _named(_LIMITS),
-        "directives": _list(_record({"option": _text, "why": _text})),  # further #SBATCH lines
+        "directives": _list(_record({"option": _like("--.+", "an option --NAME"), "why": _text})),  # more #SBATCH lines
         "modules": _list(_text),
-        "environment": _list(_record({"name": _text, "value": _text, "why": _text})),
+        "environment": _list(
+            _record(
+                {
+                    "name": _like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"),
+                    "value": _like('[^"`$\\\\]*', 'text without ", `, $ and \\'),  # it will stand in double quotes
+                    "why": _text,
+                }
+            )
+        ),
         "host_suffix": _text,  # appended to the first host's name where a second name leads to the fast network
         "internet": _flag,  # do compute nodes reach it?
         "file_systems": _list(_record({"path": _text, "use": _text}, {"limits": _text})),
@@ -301,7 +317,7 @@ def refuse_problems(answers) -> str:
 
 def _review(answers) -> tuple[list[str], list[str]]:
     given = {name: str(answers.get(name, "")) for name in QUESTIONS}
-    faults, doubts = list(_characters(given)), []
+    faults, over, doubts = list(_characters(given)), [], []
     try:
         facts = site_facts(given["site"])
     except SiteError as error:
@@ -325,15 +341,14 @@ def _review(answers) -> tuple[list[str], list[str]]:
                 faults.append(f"{question} {value!r} is not known at {facts['title']}{near}; {_known(known)}")
                 continue
             limits = known[value]
-            beyond = _beyond(limits, f"{question} {value}", nodes, minutes)
+            beyond = _beyond(limits, f"{question} {value}", nodes, minutes, given["time_limit"])
             if limits["confirmed"]:
-                faults += [
-                    f"{line}; if that has changed, copy the site's file, edit it, and answer site=PATH"
-                    for line in beyond
-                ]
+                over += beyond
             else:
                 doubts += [f"{line}, a limit that nobody could confirm" for line in beyond]
-    return faults, doubts
+    if over:
+        over.append("if a limit has changed: copy the site's file, edit it, and answer site=PATH")
+    return faults + over, doubts
 
 
 def _characters(given):
@@ -358,8 +373,10 @@ def _choices(given, facts):
     ):
         usable = [choice for choice in allowed if choice in written]
         if given[name] not in usable:
-            near = _nearest(given[name], usable)
-            yield f"{name} {given[name]!r} is not available for {facts['title']}{near}; {_known(usable)}"
+            why = "exists there, but this template does not write it yet"
+            if given[name] not in allowed:
+                why = f"is not available for {facts['title']}{_nearest(given[name], usable)}"
+            yield f"{name} {given[name]!r} {why}; {_known(usable)}"
 
 
 def _image(given):
@@ -394,13 +411,13 @@ def _amounts(given, facts, faults) -> tuple[int | None, float | None]:
     return nodes, minutes
 
 
-def _beyond(limits, where, nodes, minutes):
+def _beyond(limits, where, nodes, minutes, time_limit):
     most, longest, product = (limits[key] for key in ("max_nodes", "max_time", "max_node_minutes"))
     if nodes and most and nodes > most:
         yield f"nodes {nodes}: {where} allows at most {most}"
     if minutes and longest and minutes > _minutes(longest):
-        yield f"time_limit: {where} allows at most {longest}"
-    if nodes and minutes and product and nodes * minutes > product:
+        yield f"time_limit {time_limit}: {where} allows at most {longest}"
+    if nodes and minutes and product and nodes * minutes > product and nodes <= (most or nodes):
         longest = walltime(int(product // nodes))
         yield (
             f"nodes {nodes} x {minutes:g} minutes: {where} allows {product} node-minutes per job, "

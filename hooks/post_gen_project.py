@@ -27,7 +27,7 @@ FIRST_STEPS = {
 }
 BUILD = {
     "local": ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt", "once"),
-    "slurm": ("bash slurm/build_venv.sh", "once: the environment, built on a compute node"),
+    "slurm": ("bash slurm/build_venv.sh", "once, on a compute node; go on when its output ends with ready:"),
 }
 
 

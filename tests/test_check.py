@@ -18,7 +18,7 @@ spec.loader.exec_module(ranks)
 
 def row(rank, host="a", local=0, **fields):
     """One rank of a GPU cluster where all is well: four GPUs and 288 cores a node."""
-    fields = {"uuid": f"GPU-{host}-{local}", "cores": list(range(288)), "host_cores": 288, **fields}
+    fields = {"uuid": f"GPU-{host}-{local}", "given": "0,1,2,3", "cores": list(range(288)), "host_cores": 288, **fields}
     common = {"node_rank": 0, "device": f"cuda:{local} H100", "threads": 72, "torch": "2.13.0", "nccl": "2.29.1"}
     return {**common, "rank": rank, "host": host, "local_rank": local, "network": "", **fields}
 
@@ -44,6 +44,10 @@ def test_no_fault():
     ("rows", "expected"),
     [
         (changed(5, uuid="GPU-b-0"), ["ranks 4, 5 share one GPU of b (GPU-b-0)", "NPROC_PER_NODE"]),
+        (
+            changed(6, uuid=""),
+            ["rank(s) 6 on b were given GPUs (CUDA_VISIBLE_DEVICES=0,1,2,3), but torch 2.13.0 sees none"],
+        ),
         (changed(7, torch="2.12.0"), ["different versions of torch: 2.13.0 on a, b; 2.12.0 on b", "one environment"]),
         (changed(7, nccl="2.28.9"), ["different versions of NCCL"]),
         (changed(7, nccl="", torch="2.13.0+cpu"), ["different versions of NCCL: 2.29.1 on a, b; none on b"]),

@@ -110,6 +110,13 @@ def test_an_interrupt_leaves_nothing_behind(run, tmp_path):
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
+def test_help_is_the_head_of_the_file(run):
+    done = run("--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Runs a PyTorch program on this machine") and "Settings: env.sh" in done.stdout
+    assert "die" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "expected"),
     [

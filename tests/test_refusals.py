@@ -36,6 +36,10 @@ REFUSED = [
     ({"launcher": "torchrum"}, ["launcher 'torchrum'", "did you mean torchrun?"]),
     ({"launcher": "horovod"}, ["launcher 'horovod'", "choose torchrun"]),
     ({"runtime": "vnev"}, ["runtime 'vnev'", "did you mean", "venv"]),
+    (
+        {"runtime": "apptainer", "image": "x.sif"},
+        ["runtime 'apptainer' exists there, but this template does not write it"],
+    ),
     ({"runtime": "pyxis", "image": "a:b"}, ["runtime 'pyxis' is not available for MareNostrum 5"]),
     ({"runtime": "apptainer"}, ["image is empty", "give a .sif file or docker://"]),
     ({"runtime": "apptainer", "image": "x.tar"}, ["image 'x.tar' is of the wrong kind", ".sif"]),
@@ -43,7 +47,7 @@ REFUSED = [
     ({"account": ""}, ["account is empty", "bsc_project list"]),
     ({"qos": ""}, ["qos is empty", "bsc_queues"]),
     ({"partition": "acd"}, ["partition 'acd'", "did you mean acc?"]),
-    ({"partition": "gpu"}, ["partition 'gpu'", "choose acc or accinteractive"]),
+    ({"partition": "gpu"}, ["partition 'gpu'", "choose acc"]),
     ({"qos": "acc_debg"}, ["qos 'acc_debg'", "did you mean acc_debug"]),
     ({"nodes": "0"}, ["nodes '0'", "at least 1"]),
     ({"nodes": "two"}, ["nodes 'two'", "whole number"]),
@@ -51,11 +55,11 @@ REFUSED = [
     ({"nodes": "1.5"}, ["nodes '1.5'"]),
     ({"nodes": ""}, ["nodes ''"]),
     ({"nodes": "٣"}, ["nodes '٣'"]),
-    ({"nodes": "9"}, ["nodes 9: qos acc_debug allows at most 8", "copy the site's file"]),
+    ({"nodes": "9"}, ["nodes 9: qos acc_debug allows at most 8", "if a limit has changed: copy the site's file"]),
     ({"gpus_per_node": "5"}, ["gpus_per_node 5", "has 4", "more nodes"]),
     ({"gpus_per_node": "0"}, ["gpus_per_node 0", "use 1 to 4"]),
     ({"gpus_per_node": "four"}, ["gpus_per_node 'four'", "whole number"]),
-    ({"time_limit": "03:00:00"}, ["time_limit", "qos acc_debug allows at most 02:00:00"]),
+    ({"time_limit": "03:00:00"}, ["time_limit 03:00:00: qos acc_debug allows at most 02:00:00"]),
     ({"time_limit": "90"}, ["time_limit '90'", "[D-]HH:MM:SS"]),
     ({"time_limit": "00:00:00"}, ["time_limit '00:00:00'", "above zero"]),
     ({"time_limit": "01:70:00"}, ["time_limit '01:70:00'"]),
@@ -137,10 +141,10 @@ def test_a_replay_is_refused_too(tmp_path):
 
 
 def test_an_unconfirmed_limit_warns_and_writes(tmp_path):
-    answers = {"site": "mn5", "account": "a", "qos": "acc_resa", "nodes": "101"}
+    answers = {"site": "mn5", "account": "a", "qos": "acc_resa", "nodes": "51"}
     done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
     assert done.returncode == 0
-    assert "Warning: nodes 101: qos acc_resa allows at most 100, a limit that nobody could confirm" in done.stderr
+    assert "Warning: nodes 51: qos acc_resa allows at most 50, a limit that nobody could confirm" in done.stderr
     assert (tmp_path / "demo").exists()
 
 
@@ -150,6 +154,21 @@ BROKEN_SITES = [
     ('checked: "2026-11-21"', "checked: 2026-11-21", ["checked: expected a day in quotes"]),
     ("nodes: 2", "nodes: two", ["defaults.nodes: expected a whole number of at least 1, got 'two'"]),
     ("  nodes: 2\n", "", ["defaults.nodes: missing"]),
+    (
+        "kind: slurm",
+        "kind: slurm\nenvironment: [{name: A B, value: x, why: y}]",
+        ["name: expected the name of a variable"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\nenvironment: [{name: A, value: 'x\"', why: y}]",
+        ["environment[0].value: expected text"],
+    ),
+    (
+        'option: "--exclusive"',
+        "option: exclusive",
+        ["directives[0].option: expected an option --NAME, got 'exclusive'"],
+    ),
     ("kind: slurm", "kind: runai", ["kind: 'runai' cannot be written by this template yet"]),
     ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
     ("runtimes: [none, venv]", "runtimes: [docker]", ["runtimes[0]: expected one of none, venv"]),

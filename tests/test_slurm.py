@@ -64,7 +64,8 @@ def either(request):
 
 
 def python(**environment):
-    return {"PYTHON": sys.executable, **environment}
+    """The tests' own Python, and leave to run on CPUs although the cluster gives out (invented) GPUs."""
+    return {"PYTHON": sys.executable, "ALLOW_CPU": "1", **environment}
 
 
 def result(folder, name="result.json"):
@@ -233,6 +234,14 @@ def test_nodes_side_by_side(project):
 # ---- exit codes and refusals -----------------------------------------------------------------------------------------
 
 
+def test_gpus_that_torch_does_not_see_stop_the_first_job(cluster, project, tmp_path):
+    """The invented GPUs are just that case: the check says so, and no hours of training on CPUs follow."""
+    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python(ALLOW_CPU=""))
+    assert job.state == "FAILED"
+    assert "FAULT: rank(s) 0, 1 on node1 were given GPUs (CUDA_VISIBLE_DEVICES=0,1), but torch" in job.output
+    assert "train_ddp.py" not in job.output and not (tmp_path / "runs").exists()
+
+
 def test_a_failing_program_fails_the_job(either, project, tmp_path):
     (tmp_path / "fails.py").write_text(
         "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep(300)\n"
@@ -242,6 +251,12 @@ def test_a_failing_program_fails_the_job(either, project, tmp_path):
     assert job.state == "FAILED" and job.exit_code != 0
     assert "on purpose" in job.output
     assert time.monotonic() - started < 60  # the other ranks sleep for 300 s: they were ended
+
+
+def test_help_is_the_head_of_the_file(cluster, project):
+    done = cluster.run("bash", "slurm/submit_multinode.sh", "--help", cwd=project)
+    assert done.stdout.startswith("Runs a PyTorch program on all nodes") and "Settings: env.sh" in done.stdout
+    assert "#SBATCH" not in done.stdout and "die" not in done.stdout
 
 
 def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
@@ -370,7 +385,7 @@ def stand_in_for_torch(folder):
 def test_build_venv(cluster, offline):
     def build(**environment):
         command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
-        environment = python(SBATCH_EXPORT="NONE", PROJECT_DIR="/elsewhere", **environment)
+        environment = {**python(), "SBATCH_EXPORT": "NONE", "PROJECT_DIR": "/elsewhere", **environment}
         return cluster.run(*command, cwd=offline, env=environment, check=False)
 
     empty = build()
@@ -382,10 +397,18 @@ def test_build_venv(cluster, offline):
     job = cluster.wait(int(build().stdout.split()[-1]))
     assert job.state == "FAILED" and "torch==0.0.2" in job.output
     assert not (offline / ".venv").exists()  # half an environment is none
+    old = offline.parent / "python3"
+    old.write_text("#!/bin/bash\n[[ $1 != --version ]] || echo Python 3.6.8\nexit 1\n")
+    old.chmod(0o755)
+    refused = build(PYTHON=str(old))
+    assert refused.returncode == 2 and "Python 3.6.8 is too old, 3.10 is needed" in refused.stderr
     (offline / "requirements.txt").write_text("torch==0.0.1\n")
     job = cluster.wait(int(build().stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert f"ready: {offline}/.venv" in job.output
+    (offline / ".venv/.unfinished").touch()  # as while it is being built
+    early = cluster.run("bash", "slurm/submit_multinode.sh", "pi/pi.py", cwd=offline, check=False)
+    assert early.returncode == 2 and "is still being built" in early.stderr
     again = build()
     assert again.returncode == 2 and "exists already; remove it first" in again.stderr
 

@@ -97,6 +97,12 @@ activate() {
                 #? endif
                 return 2
             fi
+            #? if slurm
+            if [[ -e $VENV/.unfinished ]]; then
+                echo "env.sh: $VENV is still being built; wait until the output of that job ends with 'ready:'" >&2
+                return 2
+            fi
+            #? endif
             # shellcheck source=/dev/null
             source "$VENV/bin/activate"
             ;;

@@ -3,7 +3,8 @@
     sbatch slurm/submit_multinode.sh check/ranks.py        or, here and alone: python check/ranks.py
 
 Prints one row for each rank and ends with an all-reduce over all of them. Exit code 1, with a sentence for each fault,
-when two ranks share a GPU, when versions differ between ranks, or when a rank has one core of a machine that has many.
+when two ranks share a GPU, when torch sees none of the GPUs that were given (ALLOW_CPU=1 accepts that), when versions
+differ between ranks, or when a rank has one core of a machine that has many.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def describe(rank: int, device: torch.device) -> dict:
         "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
         "device": "CPU",
         "uuid": "",
+        "given": os.environ.get("CUDA_VISIBLE_DEVICES", "") if not os.environ.get("ALLOW_CPU") else "",
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count())),
         "host_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -81,6 +83,14 @@ def faults(rows: list[dict]) -> list[str]:
             found.append(
                 f"ranks {_listed(ranks)} share one GPU of {host} ({uuid}): start as many processes per node as it has "
                 "GPUs (NPROC_PER_NODE), and let every process see all of them (no --gpus-per-task)"
+            )
+    for host, here in ranks_of_host.items():
+        blind = [row for row in here if not row["uuid"] and row["given"] not in {"", "-1"}]
+        if blind:
+            found.append(
+                f"rank(s) {_listed(row['rank'] for row in blind)} on {host} were given GPUs (CUDA_VISIBLE_DEVICES="
+                f"{blind[0]['given']}), but torch {blind[0]['torch']} sees none: install a torch that is built for "
+                "these GPUs and not newer than their driver"
             )
     for key, name in (("torch", "torch"), ("nccl", "NCCL")):
         hosts_of_version = defaultdict(set)

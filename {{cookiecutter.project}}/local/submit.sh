@@ -62,6 +62,10 @@ run() {
     return $code
 }
 
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '/^#!/d; /^$/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+fi
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
 # What a login shell, or a job, left behind would be taken for this run's own.

@@ -48,6 +48,9 @@ if [[ -f $here/env.sh ]]; then # called with bash
         compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
             die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
         #? endif
+        RUNTIME=none activate || exit
+        "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || # what the torch of requirements.txt asks for
+            die "$("$PYTHON" --version) is too old, 3.10 is needed; name a module in MODULES of env.sh, or set PYTHON"
     ) || exit
     VENV_OF=$here exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}"
 fi
@@ -61,6 +64,7 @@ RUNTIME=none activate || exit # the modules and the Python that it is built from
 set -euo pipefail
 [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
 trap 'rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
+mkdir -p "$VENV" && touch "$VENV/.unfinished"
 "$PYTHON" -m venv "$VENV"
 #? if site.internet is false
 "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" -r "$PROJECT_DIR/requirements.txt"
@@ -68,5 +72,6 @@ trap 'rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
 "$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
 #? endif
 "$VENV/bin/python" -c 'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")'
+rm "$VENV/.unfinished"
 trap - EXIT
 echo "ready: $VENV"

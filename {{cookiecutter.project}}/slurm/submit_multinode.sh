@@ -124,6 +124,10 @@ run() {
         "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+fi
 PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
 export PROJECT_DIR
 # What a login shell, or another job, left behind would be taken for this run's own. The last three would bind it to the

@@ -64,6 +64,16 @@ def test_faults_are_named():
     spec = importlib.util.spec_from_file_location("ranks", PROJECT / "check/ranks.py")
     ranks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(ranks)
-    row = {"host": "a", "rank": 0, "uuid": "GPU-1", "cores": [0, 1], "host_cores": 4, "torch": "2", "nccl": "2"}
+    row = {
+        "host": "a",
+        "rank": 0,
+        "uuid": "GPU-1",
+        "given": "0,1",
+        "cores": [0, 1],
+        "host_cores": 4,
+        "torch": "2",
+        "nccl": "2",
+    }
     assert ranks.faults([row, {**row, "rank": 1, "uuid": "GPU-2"}]) == []
     assert "ranks 0, 1 share one GPU of a" in ranks.faults([row, {**row, "rank": 1}])[0]
+    assert "sees none" in ranks.faults([{**row, "uuid": ""}])[0]
