@@ -14,9 +14,10 @@ import pytest
 from baking import bake
 
 SHOW = """\
-import os
+import os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MASTER_ADDR")
-print(*(f"{name}={os.environ.get(name)}" for name in names))
+# one write: of a line in pieces, torchrun's --tee may prefix each
+sys.stdout.write(" ".join(f"{name}={os.environ.get(name)}" for name in names) + "\\n")
 """
 
 
@@ -97,7 +98,7 @@ def test_a_failing_rank_ends_the_run(run, tmp_path):
 
 
 def test_an_interrupt_leaves_nothing_behind(run, tmp_path):
-    (tmp_path / "sleeps.py").write_text("import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(300)\n")
+    (tmp_path / "sleeps.py").write_text("import os, time\nprint(f'pid {os.getpid()}')\ntime.sleep(300)\n")
     process = run("sleeps.py", wait=False, NPROC_PER_NODE="1")
     pids = []
     while len(pids) < 2:

@@ -26,7 +26,9 @@ import torch, torch.distributed as dist
 dist.init_process_group()
 total = torch.ones(1) * dist.get_rank()
 dist.all_reduce(total)
-print("sum", total.item(), "of", dist.get_world_size(), sys.argv[1:], "threads", os.environ["OMP_NUM_THREADS"])
+threads = os.environ["OMP_NUM_THREADS"]
+# one write: of a line in pieces, torchrun's --tee may prefix each
+sys.stdout.write(f"sum {total.item()} of {dist.get_world_size()} {sys.argv[1:]} threads {threads}\\n")
 dist.destroy_process_group()
 """
 # What a login shell may hold when somebody has worked in it all day.
@@ -173,7 +175,7 @@ def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_pat
 
 def test_submitted_from_inside_another_job(either, project, tmp_path):
     """From another project's interactive shell of one core: the new job has its own project, all cores and its GPUs."""
-    (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'], 'cores')\n")
+    (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'] + ' cores')\n")
     other = bake(tmp_path / "other", **ANSWERS)
     submit = f"SLURM_CPU_BIND=mask_cpu:0x1 PROJECT_DIR='{other}' CUDA_VISIBLE_DEVICES=7 SLURM_GPUS_ON_NODE=5"
     submit += f" sbatch --parsable '{project}/slurm/submit_multinode.sh' own.py"
@@ -186,7 +188,7 @@ def test_submitted_from_inside_another_job(either, project, tmp_path):
 
 def test_nodes_that_differ(either, project, tmp_path):
     """Eight cores of one node and two of the other: the step takes what both have."""
-    (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'], 'cores')\n")
+    (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'] + ' cores')\n")
     script = project / "slurm/submit_multinode.sh"
     command = ["salloc", "--nodes=2", "--ntasks=10", "bash", script, "own.py"]
     done = either.run(*command, cwd=tmp_path, env=python(CPU_RANKS_PER_NODE="1"), timeout=30)
