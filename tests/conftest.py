@@ -7,6 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from container_root import make_base_archive, make_container_root, make_sif
 from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -24,8 +25,11 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def debian13():
-    """The root directory of a Debian 13."""
-    root, reason = make_debian13_root(REPOSITORY / "build/debian13")
+    """The root directory of a Debian 13, with Apptainer and podman where these can be had."""
+    root, _ = make_container_root(REPOSITORY / "build/containers13")
+    reason = ""
+    if not root:
+        root, reason = make_debian13_root(REPOSITORY / "build/debian13")
     if not root:
         pytest.skip(f"no Debian 13 to run its Slurm: {reason}")
     return root
@@ -34,13 +38,43 @@ def debian13():
 @pytest.fixture(scope="session")
 def cluster24(debian13, tmp_path_factory):
     """A cluster with the Slurm of Debian 13, and with this Python."""
-    bind = [REPOSITORY, Path(sys.base_prefix)]
-    if sys.base_prefix == "/usr":  # the system's own Python, without the rest of that system
-        python = Path("/usr/bin/python3")
-        bind[1:] = [python, python.resolve(), Path(sysconfig.get_path("stdlib"))]
     try:
-        cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=bind)
+        cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=[REPOSITORY, *python_folders()])
     except ClusterError as error:
         pytest.skip(str(error))
     with cluster:
         yield cluster
+
+
+def python_folders():
+    """What the Python of the tests consists of beside its virtual environment."""
+    if sys.base_prefix != "/usr":
+        return [Path(sys.base_prefix)]
+    python = Path("/usr/bin/python3")  # the system's own, without the rest of that system
+    return [python, python.resolve(), Path(sysconfig.get_path("stdlib"))]
+
+
+# ---- real containers: see container_root.py --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def archive():
+    """A small Debian 13 with Python, as `docker save` writes it."""
+    archive, reason = make_base_archive(REPOSITORY / "build/base13.tar")
+    return archive or pytest.skip(f"no image: {reason}")
+
+
+@pytest.fixture(scope="session")
+def containers(cluster24):
+    """The cluster, if its nodes have Apptainer and podman and can use them."""
+    if not (cluster24.root / "usr/bin/apptainer").exists():
+        pytest.skip("no Apptainer: it takes Debian's sid beside Debian 13 on the mirror of apt")
+    if not Path("/dev/loop-control").exists():
+        pytest.skip("no loop devices, which Apptainer mounts images with")
+    return cluster24
+
+
+@pytest.fixture(scope="session")
+def sif(containers, archive):
+    """The same as an Apptainer image."""
+    return make_sif(containers, archive, REPOSITORY / "build/base13.sif")

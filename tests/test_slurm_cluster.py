@@ -52,7 +52,8 @@ def test_versions(cluster, debian13, cluster24):
 def test_every_node_is_a_machine_of_its_own(either):
     if not either.namespaces:
         pytest.skip(either.no_namespaces)
-    show = 'echo "$(hostname) $(hostname -i) $(ls /dev/shm | wc -l) $(ls /sys/class/net | xargs)"; touch /dev/shm/mine'
+    show = 'echo "$(hostname) $(hostname -i) $(ls /dev/shm | grep -c mine) $(ls /sys/class/net | xargs)"'
+    show += "; touch /dev/shm/mine"
     lines = either.run("srun", "-N4", "bash", "-c", show).stdout.splitlines()
     assert sorted(lines) == [f"node{i} 10.77.0.{10 + i} 0 eth0 lo" for i in range(1, 5)]
 

@@ -1,0 +1,123 @@
+"""Apptainer and podman of the test cluster: are they the real ones, and do they work as on a cluster?"""
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from container_root import offer_image, write_storage_conf
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+TWO_NODES = ["--nodes=2", "--nodelist=node1,node2"]
+VENDOR = "nvcr.io/nvidia/pytorch:test"
+# the folders of this Python, with torch
+BINDS = [f"--bind={path}" for path in sorted({sys.prefix, sys.base_prefix}) if path != "/usr"]
+ALL_REDUCE = """
+import os, socket, sys, torch
+import torch.distributed as dist
+rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("gloo", init_method="tcp://node1:29511", rank=rank, world_size=size)
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+line = f"{socket.gethostname()} {rank} {total.item()} {os.environ['APPTAINER_CONTAINER']}\\n"
+os.write(1, line.encode())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def storage(containers, archive, tmp_path):
+    """The environment of a user whose images are in the node's memory."""
+    offer_image(containers, archive, "localhost/base:1", VENDOR)
+    return {"CONTAINERS_STORAGE_CONF": str(write_storage_conf(tmp_path / "storage.conf", "/dev/shm/root"))}
+
+
+def write_wheel(folder: Path) -> None:
+    """The smallest wheel, `answer`, whose module has the constant ANSWER."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "answer-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("answer.py", "ANSWER = 42\n")
+        wheel.writestr("answer-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: answer\nVersion: 1.0\n")
+        wheel.writestr("answer-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("answer-1.0.dist-info/RECORD", "")
+
+
+def build(cluster, context, env, *options, image="demo"):
+    return cluster.run(
+        *["srun", "--nodelist=node1", "podman", "build", *options, "-t", image, "-f", context / "Dockerfile", context],
+        env=env,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_two_tasks_on_each_of_two_nodes_share_shm_and_see_binds(containers, sif, tmp_path):
+    (tmp_path / "at-node").write_text("bound\n")
+    script = (
+        'touch /dev/shm/$SLURM_PROCID; sleep 0.5; echo "$(hostname) $(ls /dev/shm | xargs) $(cat /no/such/dir/at-node)"'
+    )
+    words = ["apptainer", "exec", "--nv", f"--bind={tmp_path}:/no/such/dir", f"--bind={REPOSITORY}", sif]
+    done = containers.run("srun", *TWO_NODES, "--ntasks-per-node=2", *words, "bash", "-c", script)
+    assert sorted(done.stdout.splitlines()) == ["node1 0 1 bound"] * 2 + ["node2 2 3 bound"] * 2
+    assert "FATAL" not in done.stderr
+
+
+def test_more_containers_than_loop_devices_at_first(containers, sif):
+    words = ["singularity", "exec", sif, "bash", "-c", "sleep 1; echo done"]
+    assert containers.run("srun", *TWO_NODES, "--ntasks-per-node=8", *words).stdout == "done\n" * 16
+
+
+def test_an_error_inside_is_an_error_outside(containers, sif):
+    assert containers.run("srun", "-N1", "apptainer", "exec", sif, "bash", "-c", "exit 7", check=False).returncode == 7
+
+
+def test_torch_of_this_machine_on_two_nodes(containers, sif, tmp_path):
+    program = tmp_path / "all_reduce.py"
+    program.write_text(ALL_REDUCE)
+    words = ["apptainer", "exec", "--nv", *BINDS, f"--bind={tmp_path}", sif, sys.executable, program]
+    done = containers.run("srun", *TWO_NODES, "--ntasks-per-node=2", *words)
+    assert sorted(done.stdout.splitlines()) == [f"node{1 + rank // 2} {rank} 10.0 {sif}" for rank in range(4)]
+
+
+@pytest.mark.parametrize("place", ["/dev/shm/images", "tmp_path"])
+@pytest.mark.parametrize("driver", ["overlay", "vfs"])
+def test_podman_build_with_run_steps(containers, archive, storage, tmp_path, driver, place):
+    place = tmp_path / "images" if place == "tmp_path" else f"{place}-{driver}"
+    write_storage_conf(Path(storage["CONTAINERS_STORAGE_CONF"]), place, driver)
+    if driver == "vfs":  # offer_image is for overlay alone
+        containers.run("srun", "--nodelist=node1", "podman", "load", "--input", archive, env=storage)
+    context = tmp_path / "context"
+    context.mkdir()
+    write_wheel(context / "wheels")
+    lines = ["FROM localhost/base:1", "COPY wheels /wheels", "RUN pip install --no-index --find-links=/wheels answer"]
+    lines += ["RUN python3 -c 'import answer; print(answer.ANSWER)' && grep node1 /etc/hosts"]
+    (context / "Dockerfile").write_text("\n".join(lines))
+    done = build(containers, context, storage)
+    assert done.returncode == 0 and "\n42\n" in done.stdout, done.stdout + done.stderr
+
+
+def test_podman_needs_a_place_for_its_images(containers, storage, tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM localhost/base:1\n")
+    done = build(containers, tmp_path, {})
+    assert done.returncode and "set-CONTAINERS_STORAGE_CONF" in done.stderr
+
+
+def test_a_failing_step_fails_the_build(containers, storage, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {VENDOR}\nRUN echo before && exit 9\n")
+    done = build(containers, tmp_path, storage)
+    assert done.returncode == 9 and "before" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.drill
+def test_from_dockerfile_to_apptainer_image(containers, storage, tmp_path):
+    (tmp_path / "Dockerfile").write_text(f"FROM {VENDOR}\nENV ANSWER=42\nRUN echo made >/made\n")
+    lines = [
+        f"podman build --network=host -t demo -f {tmp_path}/Dockerfile {tmp_path}",
+        f"podman save --format docker-archive -o {tmp_path}/demo.tar demo",
+        f"apptainer build {tmp_path}/demo.sif docker-archive://{tmp_path}/demo.tar",
+    ]
+    containers.run("srun", "--nodelist=node1", "bash", "-ec", "\n".join(lines), env=storage, timeout=300)
+    shown = containers.run(
+        "srun", *TWO_NODES, "apptainer", "exec", tmp_path / "demo.sif", "bash", "-c", "cat /made; env"
+    )
+    assert shown.stdout.count("made\n") == shown.stdout.count("ANSWER=42\n") == 2

@@ -1,0 +1,560 @@
+"""The stand-ins for container runtimes: as strict as the programs they stand for, and a way into a container."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slurm_cluster import PATH
+
+HERE = Path(__file__).resolve().parent / "stand_ins"
+PYTHON = str(Path(sys.executable).parent)
+CAN_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not CAN_MOUNT, reason="the stand-ins mount things, as root")
+# What the test's srun does: it runs the command, once, after refusing options it does not know.
+FAKE_SRUN = """\
+#!/bin/bash
+while [[ $1 == -* ]]; do
+    case $1 in
+        --help) echo "      --mpi=type              type of MPI being used
+  -n, --ntasks=ntasks         number of tasks to run"; exit ;;
+        -n | --ntasks) shift ;;
+        --ntasks=* | --label | -l | -ln2) ;;
+        *) echo "srun: unrecognized option '$1'" >&2; exit 255 ;;
+    esac
+    shift
+done
+exec "$@"
+"""
+
+
+class Place:
+    """A folder to play in, with an image, and the stand-ins first on PATH."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.image, self.log = folder, folder / "image file.sqsh", folder / "log"
+        self.work = folder / "work space"
+        self.work.mkdir()
+        (self.work / "here").write_text("here")
+        content = {"env": {"PATH": f"{PYTHON}:/usr/bin:/bin", "OF_IMAGE": "image", "BOTH": "image"}, "workdir": "/usr"}
+        self.image.write_text(json.dumps({**content, "entrypoint": ["env", "ENTRY=1"]}))
+        (folder / "bin").mkdir()
+        (folder / "bin/srun").write_text(FAKE_SRUN)
+        (folder / "bin/srun").chmod(0o755)
+        self.environ = {
+            "PATH": f"{HERE}:{folder}/bin:{PYTHON}:/usr/bin:/bin", "HOME": f"{folder}/home",
+            "STAND_IN_HIDE": str(folder),
+            "STAND_IN_STATE": f"{folder}/node", "STAND_IN_LOG": str(self.log), "STAND_IN_IMAGE": str(self.image),
+            "STAND_IN_GATEWAY": f"{folder}/gateway", "SCRATCH": f"{folder}/scratch", "OF_HOST": "host", "BOTH": "host",
+            "SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
+        }  # fmt: skip
+
+    def start(self, *words, **environ) -> subprocess.Popen:
+        cwd = environ.pop("cwd", self.work)
+        return subprocess.Popen(
+            list(map(str, words)), env={**self.environ, **environ}, cwd=cwd, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def refused(self, *words, **environ) -> str:
+        """What it says on standard error, having failed."""
+        process = self.start(*words, **environ)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode != 0, out
+        return err
+
+    def run(self, *words, **environ) -> str:
+        process = self.start(*words, **environ)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 0, err
+        return out
+
+    def env(self, *words, **environ) -> dict[str, str]:
+        """The environment that a command has there."""
+        return dict(line.split("=", 1) for line in self.run(*words, "env", **environ).splitlines())
+
+    def logged(self) -> list[dict]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+# ---- pyxis
+
+
+@pytest.fixture
+def pyxis(place):
+    place.environ["STAND_IN_SPANK"] = "pyxis"
+    place.srun = ["srun", f"--container-image={place.image}"]
+    return place
+
+
+def test_pyxis_shows_only_what_was_mounted(pyxis):
+    other = pyxis.folder / "other"
+    other.mkdir()
+    look = ["bash", "-c", f'cd "{pyxis.folder}"; ls; cat "{pyxis.work}/here"; touch "{pyxis.work}/new"; ls /data/x']
+    out = pyxis.run(*pyxis.srun, f"--container-mounts={pyxis.work},{pyxis.work}:/data/x:ro+rprivate", *look)
+    assert out.split() == ["work", "space", "herehere", "new"]
+    assert (pyxis.work / "new").exists() and not Path("/data/x").exists()
+    assert "No such file" in pyxis.refused(*pyxis.srun, "cat", pyxis.work / "here")
+    assert pyxis.refused(*pyxis.srun, "bash", "-c", "touch /usr/x || touch /x").count("Read-only") == 2
+    pyxis.run(*pyxis.srun, "touch", "/tmp/stand_in_x")
+    pyxis.run(*pyxis.srun, "--container-writable", "touch", "/stand_in_x")
+    assert not any(Path(path).exists() for path in ("/stand_in_x", "/tmp/stand_in_x"))
+    assert "Read-only" in pyxis.refused(*pyxis.srun, f"--container-mounts={other}:/data/x:ro", "touch", "/data/x/y")
+
+
+def test_pyxis_working_folder(pyxis):
+    assert pyxis.run(*pyxis.srun, "pwd") == "/usr\n"  # the image's, not the caller's
+    mounts = f"--container-mounts={pyxis.work}"
+    assert pyxis.run(*pyxis.srun, mounts, f"--container-workdir={pyxis.work}", "pwd") == f"{pyxis.work}\n"
+    said = pyxis.refused(*pyxis.srun, f"--container-workdir={pyxis.work}", "pwd")
+    assert f"pyxis: couldn't chdir to {pyxis.work}: No such file" in said
+
+
+def test_pyxis_environment(pyxis):
+    found = pyxis.env(*pyxis.srun, LANG="C.UTF-8", LD_X="kept")
+    assert (found["OF_HOST"], found["OF_IMAGE"], found["BOTH"], found["LD_X"]) == ("host", "image", "image", "kept")
+    assert found["PATH"] == f"{PYTHON}:/usr/bin:/bin" and found["STAND_IN_RUNTIME"] == "pyxis"
+    assert "LANG" not in found and "RANK" not in found and "ENTRY" not in found
+    assert found["HOME"] == "/root" != pyxis.environ["HOME"]
+    found = pyxis.env(*pyxis.srun, "--container-env=BOTH,LANG,NONE", "--container-entrypoint", LANG="C.UTF-8")
+    assert (found["BOTH"], found["LANG"], found["ENTRY"]) == ("host", "C.UTF-8", "1")
+
+
+def test_pyxis_with_an_image_that_has_pytorch(pyxis):
+    image = json.loads(pyxis.image.read_text())
+    image["env"]["PYTORCH_VERSION"] = "2"
+    pyxis.image.write_text(json.dumps(image))
+    mine = {"MASTER_PORT": "1", "SLURM_NTASKS": "2", "RANK": "0", "WORLD_SIZE": "8"}
+    found = pyxis.env(*pyxis.srun, **mine)
+    assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"], found["MASTER_PORT"]) == ("3", "1", "2", "61007")
+    assert pyxis.env(*pyxis.srun, "--container-env=MASTER_PORT", **mine)["MASTER_PORT"] == "1"
+
+
+def test_pyxis_home(pyxis):
+    Path(pyxis.environ["HOME"]).mkdir()
+    (Path(pyxis.environ["HOME"]) / "file").touch()
+    command = ["bash", "-c", "ls $HOME"]
+    assert pyxis.run(*pyxis.srun, "--container-mount-home", *command) == "file\n"
+    assert "file" not in pyxis.run(*pyxis.srun, "--no-container-mount-home", *command)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--container-imag=x", "srun: unrecognized option '--container-imag=x'"),
+        ("--container-mount=/usr", "srun: unrecognized option '--container-mount=/usr'"),
+        ("--environment=x", "srun: unrecognized option '--environment=x'"),
+        ("--container-image=/other", "pyxis: --container-image specified multiple times"),
+        ("--container-readonly=1", "option '--container-readonly' doesn't allow an argument"),
+        ("--container-mounts=", "pyxis: --container-mounts: argument required"),
+        ("--container-mounts=/usr:", "pyxis: --container-mounts: invalid format: /usr:"),
+        ("--container-mounts=usr:/usr", "mount source must be a relative path, an absolute path"),
+        ("--container-mounts=/usr:usr", "mount target must be a relative path or an absolute path"),
+        ("--container-mounts=/usr:/a:readonly", "mount flags not known: readonly"),
+        ("--container-mounts=/no/such/folder", "--container-mounts: source path does not exist: /no/such/folder"),
+        ("--container-env=A,,B", "pyxis: --container-env: invalid format: A,,B"),
+        ("--container-name=:create", "--container-name: empty name"),
+        ("--container-name=x:new", 'flag is not "auto", "create"'),
+    ],
+)
+def test_pyxis_refuses(pyxis, option, said):
+    assert said in pyxis.refused(*pyxis.srun, option, "true")
+
+
+def test_pyxis_images(pyxis):
+    assert "No such file or directory: /no.sqsh" in pyxis.refused("srun", "--container-image=/no.sqsh", "true")
+    assert "Invalid image format" in pyxis.refused("srun", "--container-image=./here", "true")
+    assert "failed to import" in pyxis.refused("srun", "--container-image=docker://nvcr.io#a/b:1", "true")
+    assert "401" in pyxis.refused("srun", "--container-image=nvcr.io/nvidia/pytorch:24.01-py3", "true")
+    assert pyxis.env("srun", "--container-image", "me@nvcr.io#nvidia/pytorch:24.01-py3")["OF_IMAGE"] == "image"
+    said = pyxis.refused("srun", "--container-image=ubuntu", "true", STAND_IN_IMAGE="")
+    assert "failed to import docker image: ubuntu" in said
+    process = pyxis.start("srun", "--container-mounts=/usr", "env")  # as the real one: a warning, and no container
+    out, err = process.communicate()
+    assert process.returncode == 0 and "STAND_IN_RUNTIME" not in out
+    assert "ignoring --container-mounts because neither --container-image nor" in err
+
+
+def test_pyxis_named_container(pyxis):
+    name, said = "--container-name=mine", 'a container with name "pyxis_mine" does not exist'
+    assert said in pyxis.refused("srun", name, "true", SLURM_STEP_ID="0")
+    pyxis.run(*pyxis.srun, name, "true", SLURM_STEP_ID="1")
+    pyxis.run("srun", name, "true", SLURM_STEP_ID="2")
+    assert [line["how"] for line in pyxis.logged()] == ["created", "reused"]
+    assert "already exists" in pyxis.refused(*pyxis.srun, f"{name}:create", "true", SLURM_STEP_ID="3")
+    assert "is not running" in pyxis.refused(*pyxis.srun, f"{name}:exec", "true", SLURM_STEP_ID="4")
+    said = pyxis.refused("srun", name, "true", SLURM_STEP_ID="5", STAND_IN_CONTAINER_SCOPE="job")
+    assert '"pyxis_7_mine" does not exist' in said
+
+
+def test_pyxis_joins_a_running_container(pyxis):
+    """Mounts of the second step are ignored: it sees those of the first."""
+    name = "--container-name=mine"
+    words = [*pyxis.srun, name, f"--container-mounts={pyxis.work}"]
+    with pyxis.start(*words, "bash", "-c", "echo; sleep 60", SLURM_STEP_ID="5") as process:
+        process.stdout.readline()
+        words[-1] = "--container-mounts=/usr:/else"
+        assert pyxis.run(*words, "bash", "-c", f"cat '{pyxis.work}'/here; ls /else; :", SLURM_STEP_ID="6") == "here"
+        process.kill()
+    assert pyxis.logged()[-1]["how"] == "joined"
+
+
+def test_srun_hands_on_its_own_options(pyxis):
+    command = ["bash", "-c", 'echo "$@"', "_", "--container-imag", "-n", "a b"]
+    for own in (["-n", "4"], ["-ln2"], ["--ntasks", "4", "-l"], ["--ntasks=4"]):
+        assert pyxis.run("srun", *own, *command) == "--container-imag -n a b\n"
+        assert pyxis.run(*pyxis.srun, *own, *command) == "--container-imag -n a b\n"
+    shown = pyxis.run("srun", "--help")
+    assert "--mpi=type" in shown and "--container-image=" in shown and "--environment" not in shown
+    assert "--environment=" in pyxis.run("srun", "--help", STAND_IN_SPANK="edf")
+    assert "container" not in pyxis.run("srun", "--help", STAND_IN_SPANK="")
+    line = (pyxis.run(*pyxis.srun, "true"), pyxis.logged()[-1])[1]
+    assert line["argv"] == [f"--container-image={pyxis.image}"] and line["runtime"] == "pyxis"
+
+
+# ---- the container engine of CSCS
+
+
+@pytest.fixture
+def edf(place):
+    pytest.importorskip("tomllib")
+    place.environ["STAND_IN_SPANK"] = "edf"
+
+    def write(text, image=True):
+        path = place.work / "ngc.toml"
+        path.write_text((f'image = "{place.image}"\n' if image else "") + text)
+        return f"--environment={path}"
+
+    place.write = write
+    return place
+
+
+def test_edf(edf):
+    text = """\
+        mounts = ["${PWD}:${PWD}", "/usr:/data/usr:ro"]
+        workdir = "${PWD}"
+        [env]
+        BOTH = "edf"
+        OF_HOST = ""
+        ALSO = "${BOTH} $${X} ${X:-}"
+        [annotations]
+        com.hooks.aws_ofi_nccl.enabled = "true"
+        """
+    option = edf.write(text)
+    found = edf.env("srun", option, PWD=str(edf.work), LANG="C")
+    assert (found["BOTH"], found["ALSO"], found["OF_IMAGE"]) == ("edf", "image ${X} ", "image")
+    assert "OF_HOST" not in found and found["STAND_IN_RUNTIME"] == "edf"
+    assert edf.logged()[-1]["annotations"] == {"com.hooks.aws_ofi_nccl.enabled": "true"}
+    assert edf.run("srun", option, "cat", "here", PWD=str(edf.work)) == "here"
+    assert edf.run("srun", "--environment=./ngc.toml", "cat", "here", PWD=str(edf.work)) == "here"
+    assert edf.run("srun", "--environment=ngc", "cat", "here", PWD=str(edf.work), EDF_PATH=f"/usr:{edf.work}") == "here"
+    assert 'environment "ngc" not found at' in edf.refused("srun", "--environment=ngc", "true")
+    assert 'environment "ngc.toml" not found' in edf.refused("srun", "--environment=ngc.toml", "true")
+    (edf.work / "more.toml").write_text('base_environment = "./ngc.toml"\nworkdir = "/usr"\n[env]\nNEW = "1"')
+    found = edf.env("srun", "--environment=./more.toml", PWD=str(edf.work))
+    assert (found["NEW"], found["BOTH"], found["PWD"]) == ("1", "edf", str(edf.work))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('mount = ["/usr:/usr"]', "unknown key 'mount'"),
+        ('mounts = "/usr:/usr"', "not of the right type"),
+        ("mounts = [1]", "not a list of strings"),
+        ('mounts = ["/usr"]', '"/usr" does not match'),
+        ('mounts = ["usr:/usr"]', "must start with . or /"),
+        ('mounts = ["/usr:/a:ro,private"]', None),
+        ('mounts = ["/usr:/a:writable"]', "flags not known: writable"),
+        ('mounts = ["/no/such:/a"]', "source path does not exist: /no/such"),
+        ('mounts = ["${NOWHERE}:/a"]', "cannot expand variable NOWHERE"),
+        ('workdir = "$HOME"', "a $ that is neither"),
+        ('workdir = "/no/such"', "couldn't chdir to /no/such"),
+        ('writable = "true"', "not of the right type"),
+        ("[env]\nA = 1", "env.A: 1 is not a string"),
+        ("[annotations]\ncom.hooks.cxi.enabled = false", "is not a string"),
+        ("[env]\nA = 'x", "ngc.toml"),
+    ],
+)
+def test_edf_refuses(edf, text, said):
+    if said:
+        assert said in edf.refused("srun", edf.write(text), "true")
+    else:
+        edf.run("srun", edf.write(text), "true")
+
+
+def test_edf_refuses_images(edf):
+    assert "No such file or directory: /no" in edf.refused("srun", edf.write('image = "/no"', image=False), "true")
+    assert "neither image nor base_environment" in edf.refused("srun", edf.write("", image=False), "true")
+    assert "failed to import" in edf.refused("srun", edf.write('image = "nvcr.io/a/b"', image=False), "true")
+    edf.run("srun", edf.write('image = "nvcr.io#a/b:1"', image=False), "true")
+    assert "specified multiple times" in edf.refused("srun", "--environment=a", "--environment=b", "true")
+    assert "unrecognized option '--container-image=x'" in edf.refused("srun", "--container-image=x", "true")
+
+
+# ---- enroot
+
+
+def test_enroot_from_import_to_remove(place):
+    place.run("enroot", "import", "--output", "a b.sqsh", "docker://nvcr.io#nvidia/pytorch:24.01")
+    said = place.refused("enroot", "import", "-o", "a b.sqsh", "docker://nvcr.io#nvidia/pytorch:24.01")
+    assert said == f"[ERROR] File already exists: {place.work}/a b.sqsh\n"
+    place.run("enroot", "import", "docker://ubuntu")
+    assert "connection refused" in place.refused("enroot", "import", "podman://localhost/mine:1")
+    (place.work / "Containerfile").touch()
+    place.run("podman", "build", "--network=host", "--tag", "localhost/mine:1", ".")
+    place.run("enroot", "import", "podman://localhost/mine:1")
+    assert (place.work / "ubuntu+latest.sqsh").exists() and (place.work / "localhost+mine+1.sqsh").exists()
+    place.run("enroot", "create", "--name=mine", "a b.sqsh")
+    home = f"{place.environ['HOME']}/.local/share/enroot"
+    said = place.refused("enroot", "create", "--name", "mine", "a b.sqsh")
+    assert said == f"[ERROR] File already exists: {home}/mine\n"
+    assert place.run("enroot", "list") == "mine\n"
+    place.run("enroot", "export", "-o", "out.sqsh", "mine")
+    place.run("enroot", "remove", "-f", "mine")
+    assert place.refused("enroot", "remove", "-f", "mine") == f"[ERROR] No such file or directory: {home}/mine\n"
+    assert place.run("enroot", "start", "./out.sqsh", "pwd") == "/usr\n"
+    assert "squashfuse" in place.refused("enroot", "start", "./out.sqsh", "pwd", STAND_IN_SQUASHFUSE="no")
+    assert [line["argv"][0] for line in place.logged()][:3] == ["import"] * 3
+
+
+def test_enroot_containers_keep_what_is_written(place):
+    place.run("enroot", "create", "-n", "mine", place.image)
+    place.refused("enroot", "start", "mine", "touch", "/.mark")
+    place.run("enroot", "start", "--rw", "mine", "bash", "-c", "touch /.mark; mkdir /data")
+    place.run("enroot", "start", "-m", ".:/data/x", "mine", "ls", "/.mark", "/data/x/here")
+    assert not Path("/.mark").exists()
+    place.run("enroot", "start", "--rw", place.image, "touch", "/.mark")
+    place.refused("enroot", "start", place.image, "ls", "/.mark")
+
+
+def test_enroot_containers_in_the_making(place):
+    """Two tasks that create one container: one fails, and who starts it too early finds half of it."""
+    where = {"ENROOT_DATA_PATH": f"{place.folder}/data"}
+    first = place.start("enroot", "create", "-n", "mine", place.image, **where)
+    while not (place.folder / "data/mine").exists():
+        time.sleep(0.01)
+    second = place.start("enroot", "create", "-n", "mine", place.image, **where)
+    assert "failed to execute: /bin/sh" in place.refused("enroot", "start", "mine", "true", **where)
+    assert "File already exists" in second.communicate()[1]
+    assert first.wait() == 0
+    place.run("enroot", "start", "mine", "true", **where)
+
+
+def test_enroot_environment_is_not_handed_in(place):
+    options = ["-e", "OF_HOST", "--env=NEW=a b", "-e", "ENROOT_X=1"]
+    found = place.env("enroot", "start", *options, place.image, TERM="vt100")
+    assert (found["OF_HOST"], found["NEW"], found["OF_IMAGE"], found["BOTH"]) == ("host", "a b", "image", "image")
+    assert found["TERM"] == "vt100"
+    assert found["STAND_IN_RUNTIME"] == "enroot" and found["HOME"] == "/root" and found["ENTRY"] == "1"
+    assert not {"SLURM_JOB_ID", "ENROOT_X", "SCRATCH"} & set(found)
+    (place.work / "conf").write_text("environ() { env; }\nmounts() { echo '/usr /data/usr none x-create=dir,bind'; }\n")
+    found = place.env("enroot", "start", "--conf", "conf", place.image)
+    assert (found["SLURM_JOB_ID"], found["BOTH"]) == ("7", "host")
+    place.run("enroot", "start", "--conf", "conf", place.image, "ls", "/data/usr/bin")
+
+
+def test_enroot_mounts(place):
+    space = str(place.work).replace(" ", r"\040")
+    assert place.run("enroot", "start", "-m", f"{space}:/data/x", place.image, "cat", "/data/x/here") == "here"
+    assert place.run("enroot", "start", "--mount=.:mnt/x", place.image, "cat", "/mnt/x/here") == "here"
+    assert "No such file" in place.refused("enroot", "start", place.image, "cat", place.work / "here")
+    words = ["enroot", "start", "-m", f"{space}:/x:none:rbind,ro,x-create=dir", place.image, "touch", "/x/y"]
+    assert "Read-only" in place.refused(*words)
+    place.run("enroot", "start", "--rw", place.image, "touch", "/x")
+    assert "Read-only" in place.refused("enroot", "start", place.image, "touch", "/x")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "/a b:/x"], "[ERROR] Invalid argument: /a b:/x"),
+        (["-m", "/no/such:/x"], "enroot-mount: failed to mount: /no/such at /x: No such file or directory"),
+        (["-m", "/usr:/x:ro"], "failed to mount: /usr at /x: No such device"),
+        (["-m", "/usr:/x:none:bind,readonly"], "Invalid argument"),
+        (["-e", "1A=x"], "[ERROR] Invalid argument: 1A=x"),
+        (["--workdir=/usr"], "unknown option --workdir=/usr"),
+        (["-e"], "no value"),
+        (["--mount="], "no value"),
+        (["-eA=1"], "unknown option"),
+        (["--conf=/no/such"], "[ERROR] No such file or directory: /no/such"),
+    ],
+)
+def test_enroot_start_refuses(place, words, said):
+    image = [place.image, "true"] if words != ["-e"] else []
+    assert said in place.refused("enroot", "start", *words, *image)
+
+
+def test_enroot_refuses(place):
+    assert "unknown option -x" in place.refused("enroot", "import", "-x", "mount", "podman://a")
+    place.run("enroot", "import", "-x", "mount", "podman://a", STAND_IN_SPANK="edf")
+    assert "unknown option --force" in place.refused("enroot", "import", "--force", "docker://a")
+    assert "Invalid image reference" in place.refused("enroot", "import", "docker://A#b#c")
+    assert "401" in place.refused("enroot", "import", "docker://nvcr.io/nvidia/pytorch:24.01")
+    assert "Invalid argument: ubuntu" in place.refused("enroot", "import", "ubuntu")
+    assert "Invalid image format" in place.refused("enroot", "create", "here")
+    assert "Invalid argument: a/b" in place.refused("enroot", "create", "-n", "a/b", place.image)
+    assert "No such file or directory" in place.refused("enroot", "start", "mine", "true")
+    assert "Invalid argument: a/b" in place.refused("enroot", "start", "a/b", "true")
+
+
+# ---- shifter
+
+
+@pytest.fixture
+def shifter(place):
+    place.environ["STAND_IN_SITE_FS"] = str(place.work)
+    place.run("shifterimg", "pull", "docker:nersc/pytorch:24.08.01")
+    return place
+
+
+def test_shifter(shifter):
+    (shifter.folder / "scratch").mkdir()
+    words = ["shifter", "--image=docker:nersc/pytorch:24.08.01", "--module=gpu,nccl-plugin"]
+    assert shifter.run(*words, "cat", "here") == "here"  # the caller's folder, and the site mounts it
+    found = shifter.env(*words, "-e", "NEW=1", LD_LIBRARY_PATH="/x", TMPDIR="/x")
+    assert (found["OF_HOST"], found["BOTH"], found["NEW"]) == ("host", "image", "1")
+    assert not {"LD_LIBRARY_PATH", "TMPDIR"} & set(found)
+    assert "OF_HOST" not in shifter.env(*words, "--clearenv")
+    process = shifter.start(*words, "pwd", cwd=shifter.folder / "scratch")
+    out, err = process.communicate()
+    assert (out, process.returncode) == ("/\n", 0) and "Failed to switch to working dir" in err
+    assert shifter.run(*words, "--workdir", "pwd") == "/usr\n"
+    shifter.run("shifter", "env", SHIFTER_IMAGETYPE="docker", SHIFTER_IMAGE="nersc/pytorch:24.08.01")
+    assert "nersc/pytorch:24.08.01" in shifter.run("shifterimg", "images")
+    assert shifter.run("shifterimg", "lookup", "nersc/pytorch:24.08.01")
+    plain = shifter.folder / "plain"
+    plain.mkdir()
+    (plain / "file").touch()
+    shown = {"STAND_IN_SITE_FS": f"{shifter.work}:{plain}"}
+    assert shifter.run(*words, f"--volume={plain}:/data", "ls", "/data", **shown) == "file\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--image=docker:never:pulled"], "FAILED to lookup docker image never:pulled"),
+        (["--mount=/usr"], "shifter: unrecognized option '--mount=/usr'"),
+        (["--env=A"], "Improperly formatted environment variable: A"),
+        (["--env=A="], "Improperly formatted environment variable: A="),
+        (["--module=gpus"], "Invalid shifter module selection: gpus"),
+        (["-V", "/usr:/etc/x"], "Invalid Volume Map"),
+        (["-V", "/usr:/variable"], "Invalid Volume Map"),
+        (["-V", "/usr"], "Invalid Volume Map"),
+        (["-V", "/usr:/x:rw"], "Invalid mount flags specified: rw"),
+        (["-V", "/no/such:/x"], 'FAILED to find real path for volume "from"'),
+        (["-V", "/usr:/x/y/z"], 'FAILED to create volume "to"'),
+        (["-V", "{}/node:/x"], 'FAILED to find real path for volume "from"'),  # it is, but not in the container
+    ],
+)
+def test_shifter_refuses(shifter, words, said):
+    (shifter.folder / "node").mkdir()
+    words = [word.format(shifter.folder) for word in words]
+    assert said in shifter.refused("shifter", "--image=nersc/pytorch:24.08.01", *words, "true")
+
+
+def test_shifter_without_an_image(shifter):
+    assert "No image specified" in shifter.refused("shifter", "true")
+    shifter.refused("shifterimg", "lookup", "docker:never:pulled")
+    assert "FAILURE" in shifter.run("shifterimg", "pull", "docker:a:1", STAND_IN_IMAGE="")
+
+
+# ---- podman-hpc
+
+
+def test_podman_hpc_images(place):
+    (place.work / "Containerfile").touch()
+    place.run("podman-hpc", "build", "-t", "mine:1", ".")
+    place.run("podman-hpc", "run", "--rm", "mine:1", "true")
+    elsewhere = {"STAND_IN_STATE": f"{place.folder}/other"}
+    assert "pinging container registry" in place.refused("podman-hpc", "run", "--rm", "mine:1", "true", **elsewhere)
+    said = place.refused("podman-hpc", "run", "--pull=never", "mine:1", "true", **elsewhere)
+    assert said == "Error: mine:1: image not known\n"
+    assert place.start("podman-hpc", "migrate", "other:1").communicate()[1] == "ERROR:root:Image other:1 not found\n\n"
+    place.run("podman-hpc", "migrate", "mine:1")
+    place.run("podman-hpc", "run", "--rm", "localhost/mine:1", "true", **elsewhere)
+    assert "mine" in place.run("podman-hpc", "images", **elsewhere)
+    assert len(place.run("podman-hpc", "images", "--quiet", "mine:1", **elsewhere)) == 13
+    assert not place.run("podman-hpc", "images", "--quiet", "mine:2", **elsewhere)
+    place.run("podman-hpc", "image", "exists", "mine:1")
+    place.refused("podman-hpc", "image", "exists", "mine:1", **elsewhere)
+    assert "no Containerfile" in place.refused("podman-hpc", "build", "-t", "x", "/usr")
+
+
+@pytest.fixture
+def podman(place):
+    place.run("podman-hpc", "pull", "nersc/pytorch:1")
+    place.words = ["podman-hpc", "run", "--rm", "--gpu", "--nccl", "--ipc=host", "--net", "host"]
+    return place
+
+
+def test_podman_hpc(podman):
+    image, mount = "nersc/pytorch:1", ["-v", f"{podman.work}:{podman.work}", "-w", podman.work]
+    assert podman.run(*podman.words, *mount, image, "cat", "here") == "here"
+    assert podman.logged()[-1]["modules"] == ["gpu", "nccl"]
+    found = podman.env(*podman.words, "-e", "SLURM_*", "--env=NEW=1", "-eNONE", "-e", "OF_HOST", image)
+    assert (found["SLURM_PROCID"], found["NEW"], found["OF_HOST"], found["BOTH"]) == ("3", "1", "host", "image")
+    assert not {"SCRATCH", "NONE", "STAND_IN_LOG"} & set(found) and found["STAND_IN_RUNTIME"] == "podman-hpc"
+    assert podman.env(*podman.words, "--env-host", image)["SCRATCH"]
+    assert "No such file" in podman.refused(*podman.words, image, "cat", podman.work / "here")
+    podman.run(*podman.words, image, "touch", "/stand_in_new", "/tmp/stand_in_new")
+    assert not Path("/stand_in_new").exists() and not Path("/tmp/stand_in_new").exists()
+    said = podman.refused(*podman.words, "--entrypoint=", image, "no_such_program")
+    assert "`no_such_program` not found in $PATH" in said
+    # the site's flags, and --help, are taken from the program's arguments
+    say = [image, "bash", "-c", 'echo "$@"', "_", "--nccl", "--x"]
+    assert podman.run(*podman.words, *say) == "--x\n"
+    assert podman.run(*podman.words, "--", *say) == "--nccl --x\n"
+    assert "Usage" in podman.run(*podman.words, image, "python3", "--help")
+    connect = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(*socket.if_nameindex())"
+    assert podman.run("podman-hpc", "run", image, "python3", "-c", connect) == "(1, 'lo')\n"  # no --network=host
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mounts=/usr:/usr"], "Error: unknown flag: --mounts"),
+        (["--gpus=4"], "Error: unknown flag: --gpus"),
+        (["-z"], "Error: unknown shorthand flag: 'z' in -z"),
+        (["-v", "/no/such:/x"], "Error: statfs /no/such: no such file or directory"),
+        (["-v", "/usr:x"], 'Error: invalid container path "x", must be an absolute path'),
+        (["-v", "/usr:/x:readonly"], 'Error: invalid mount option "readonly"'),
+        (["-w", "/no/such"], 'Error: workdir "/no/such" does not exist on container'),
+    ],
+)
+def test_podman_hpc_refuses(podman, words, said):
+    assert said in podman.refused(*podman.words, *words, "nersc/pytorch:1", "true")
+
+
+# ---- on a cluster
+
+
+def test_pyxis_on_two_nodes(cluster, place):
+    """The real srun, two tasks on each of two nodes, with a container that the second step finds on each node."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    keys = ("STAND_IN_HIDE", "STAND_IN_LOG")
+    environ = {key: place.environ[key] for key in keys} | {"STAND_IN_SPANK": "pyxis", "PATH": f"{HERE}:{PYTHON}:{PATH}"}
+    program = 'echo "$SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME in $STAND_IN_RUNTIME: $(cat here)"'
+    (place.work / "job.sh").write_text(f"""#!/bin/bash
+    run() {{ srun --ntasks-per-node=2 -n 4 "$@" --container-name=mine '--container-mounts={place.work}' \\
+        '--container-workdir={place.work}' bash -c '{program}'; }}
+    run '--container-image={place.image}' && run
+    """)
+    job = cluster.submit("--nodes=2", "--ntasks-per-node=2", "--export=ALL", "job.sh", cwd=place.work, env=environ)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    lines = [f"{rank} of 4 on node{rank // 2 + 1} in pyxis: here" for rank in range(4)]
+    assert sorted(line for line in job.output.splitlines() if "in pyxis" in line) == sorted(lines * 2)
+    found = sorted((line["host"], line["how"]) for line in place.logged())
+    assert found == [(node, how) for node in ("node1", "node2") for how in ("created", "created", "reused", "reused")]
+    assert shutil.which("srun", path=PATH)
