@@ -17,6 +17,7 @@ import json
 import math
 import os
 import socket
+import sys
 import time
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
@@ -39,6 +40,9 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables); without RANK the process is alone.
     A collective that a peer never joins fails after `timeout` seconds.
     """
+    started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+    if "RANK" not in os.environ and started != "1":
+        sys.exit(f"started {started} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     device = torch.device("cpu")
     if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler

@@ -52,6 +52,9 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables); without RANK the process is alone.
     A collective that a peer never joins fails after `timeout` seconds.
     """
+    started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+    if "RANK" not in os.environ and started != "1":
+        sys.exit(f"started {started} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     device = torch.device("cpu")
     if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler
@@ -211,7 +214,8 @@ class Recorder:
         self.speaks, self.steps, self.tokens_per_step = rank == 0, args.steps, args.global_batch * args.context
         self.losses: list[float] = []
         self.tokens, self.seconds = 0, 0.0  # without the first step, which pays for memory, buckets and kernels
-        self.terminal, self.line_open = sys.stdout.isatty(), False
+        # mpirun gives ranks a terminal even where its own output is a file.
+        self.terminal, self.line_open = sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ, False
         if self.speaks:
             kept = ""
             for line in path.read_text().splitlines() if start and path.exists() else []:
@@ -462,11 +466,14 @@ def main() -> None:
     figures = train(args, corpus, settings, start, device)
     if args.json and rank == 0:
         Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
-    # Nobody leaves while rank 0 still writes. No collective of a tensor here: a thread of gloo could be its last owner,
-    # which cannot give it back once Python shuts down, and aborts.
-    dist.barrier()
+    dist.barrier()  # nobody leaves while rank 0 still writes
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    # DDP leaves gloo's threads behind. One that gives back a tensor while Python shuts down aborts the process, though
+    # all is done (https://github.com/pytorch/pytorch/issues/190489): so Python does not shut down.
+    if not torch.cuda.is_available():
+        sys.stdout.flush()
+        os._exit(0)
