@@ -4,8 +4,11 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
+TOOLS := slurmctld slurmd munged mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm, mpirun, network namespaces, a Debian 13 with its newer Slurm.
 PACKAGES := slurm-wlm munge openmpi-bin iproute2 procps hostname mmdebstrap
+# What the drills need more: they build Horovod.
+DRILL_PACKAGES := libopenmpi-dev cmake g++
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -27,6 +30,8 @@ demo: .venv/ready ## write a project for this machine and run it: 2 nodes x 2 ra
 test: .venv/ready packages ## every test but the slow drills
 	$(BIN)/pytest $(PYTEST_ARGS)
 
+test-all: PACKAGES += $(DRILL_PACKAGES)
+test-all: TOOLS += mpicxx cmake g++
 test-all: .venv/ready packages ## every test, drills included
 	$(BIN)/pytest -m "drill or not drill" $(PYTEST_ARGS)
 
@@ -34,6 +39,7 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 	$(BIN)/pip install --quiet $(PIP_ARGS) -r perf/requirements.txt
 	$(BIN)/python perf/pi.py
 	$(BIN)/python perf/start.py
+	$(BIN)/python perf/launchers.py
 	$(BIN)/python perf/ddp_step.py
 
 clean: ## remove the environment and everything that was built
@@ -50,7 +56,7 @@ clean: ## remove the environment and everything that was built
 # The tests of the cluster skip themselves, with the reason, where Slurm is not installed and may not be.
 packages:
 	@export PATH="$$PATH:/usr/sbin"; missing=; \
-	for tool in slurmctld slurmd munged mpirun ip hostname ps mmdebstrap; do \
+	for tool in $(TOOLS); do \
 	    command -v $$tool >/dev/null || missing="$$missing $$tool"; \
 	done; \
 	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && apt-get update && \

@@ -18,22 +18,31 @@ from jinja2.ext import Extension
 
 SITES = Path(__file__).resolve().parent / "sites"
 
-# The container image that a runtime needs: None, or a pattern and what to say to who misses it.
+# The container image that a runtime needs: None, or a pattern and what to say to who misses it. The group of a pattern
+# is a name in a registry, from which the image is made; without it the image is a file that is ready.
+_NAME = r"[\w.-]+(?::\d+)?(?:/[\w.-]+)+:[\w.-]+|[\w.-]+:[\w.-]+"
+# enroot before 4.0.1 takes REGISTRY/NAME for a name of Docker Hub (NVIDIA/enroot f29a45c, 2025-08-27), hence the #.
+_PATH = r"[\w-]+(?:/[\w.-]+)*:[\w.-]+"
+_SQUASHED = (rf"/.*\.sqsh|((?:[\w.:-]+#)?{_PATH})", "the absolute path of a .sqsh file, or REGISTRY#NAME:TAG")
 RUNTIMES = {
     "none": None,
     "venv": None,
-    "apptainer": (r"\S.*\.sif|(docker|oras|library)://\S+", "a .sif file or docker://REGISTRY/NAME:TAG"),
-    "pyxis": (r"/.*\.sqsh|[\w.-]+(#[\w./-]+)?:[\w.-]+", "a .sqsh file or REGISTRY#NAME:TAG"),
-    "enroot": (r"/.*\.sqsh|docker://\S+", "a .sqsh file or docker://REGISTRY#NAME:TAG"),
-    "edf": (r"/.*\.sqsh|[\w.-]+(#[\w./-]+)?:[\w.-]+", "a .sqsh file or REGISTRY#NAME:TAG"),
-    "shifter": (r"[\w./-]+:[\w.-]+", "NAME:TAG"),
-    "podman-hpc": (r"[\w./-]+:[\w.-]+", "NAME:TAG"),
+    "apptainer": (rf"/.*\.sif|docker://({_NAME})", "the absolute path of a .sif file, or docker://REGISTRY/NAME:TAG"),
+    "pyxis": _SQUASHED,
+    "enroot": _SQUASHED,
+    "edf": _SQUASHED,
+    "shifter": (rf"({_NAME})", "NAME:TAG"),
+    "podman-hpc": (rf"({_NAME})", "REGISTRY/NAME:TAG"),
 }
+VENDOR_IMAGES = {
+    "nvidia": "nvcr.io/nvidia/pytorch:26.01-py3",
+    "amd": "docker.io/rocm/pytorch:rocm7.2.4_ubuntu24.04_py3.12_pytorch_release_2.10.0",
+}
+# These live in options of srun, so mpirun, whose tasks are no steps of their own, cannot start them.
+IN_SRUN = ("pyxis", "edf")
 LAUNCHERS = ("torchrun", "srun", "spawn", "mpirun", "mpirun-ranks")
-# A site file states what the cluster has; these are what the template can write scripts for so far.
+# A site file states what the cluster has; of these the template can write projects so far.
 WRITTEN_KINDS = ("local", "slurm")
-WRITTEN_RUNTIMES = ("venv", "none")
-WRITTEN_LAUNCHERS = ("torchrun",)
 
 WALLTIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -175,6 +184,7 @@ SCHEMA = _record(
                 "cores": _count(1),
                 "memory": _text,  # value of --mem
                 "gpu_option": _one_of("--gpus-per-node=", "--gres=gpu:"),
+                "gpu_vendor": _one_of("nvidia", "amd"),
                 "whole": _flag,  # the scheduler gives whole nodes: ask for all cores, however few GPUs are used
                 "cpu_only": _flag,  # has nodes where gpus_per_node=0 makes sense
             },
@@ -193,13 +203,21 @@ SCHEMA = _record(
                 }
             )
         ),
+        # beside what a container runtime needs everywhere: default image, modules that bring the program, more flags
+        "containers": _named(
+            _record({}, {"image": _text, "modules": _list(_text), "options": _list(_like("-.*", "an option"))})
+        ),
+        # folders that containers should see; variables in braces, as EDF files want them
+        "binds": _list(_like(r'([^"`\\:,$]|\$\{\w+\})+', "a folder, such as /scratch or ${SCRATCH}")),
         "host_suffix": _text,  # appended to the first host's name where a second name leads to the fast network
         "internet": _flag,  # do compute nodes reach it?
         "file_systems": _list(_record({"path": _text, "use": _text}, {"limits": _text})),
         "commands": _named(_text),  # what a user of this site types: accounts, queues, jobs, quota
     },
 )
-_NODE = {"gpus": None, "cores": None, "memory": "", "gpu_option": "--gpus-per-node=", "whole": False, "cpu_only": False}
+_NODE = {"gpus": None, "cores": None, "memory": "", "gpu_option": "--gpus-per-node=", "gpu_vendor": "nvidia"}
+_NODE |= {"whole": False, "cpu_only": False}
+_CONTAINER = {"image": "", "modules": [], "options": []}
 _LIMIT = {"max_nodes": None, "max_time": None, "max_node_minutes": None, "confirmed": True, "about": ""}
 _ABSENT = {
     "node": {},
@@ -209,6 +227,8 @@ _ABSENT = {
     "directives": [],
     "modules": [],
     "environment": [],
+    "containers": {},
+    "binds": [],
     "host_suffix": "",
     "internet": None,
     "file_systems": [],
@@ -253,6 +273,10 @@ def site_facts(site: str) -> dict:
         facts["node"] = {**_NODE, **facts["node"]}
         for section in ("partitions", "qos"):
             facts[section] = {name: {**_LIMIT, **limits} for name, limits in facts[section].items()}
+        containers = facts["containers"]
+        for runtime in [*facts["runtimes"], *containers]:
+            containers = {**containers, runtime: {**_CONTAINER, **containers.get(runtime, {})}}
+        facts["containers"] = containers
         facts["file_systems"] = [{"limits": "", **place} for place in facts["file_systems"]]
         faults = list(_inconsistent(facts))
     if faults:
@@ -268,9 +292,15 @@ def _inconsistent(facts):
         value = facts["defaults"].get(key)
         if value and names and value not in names:
             yield f"defaults.{key}: {value!r} is not among {', '.join(names)}"
-    for key, written in (("runtimes", WRITTEN_RUNTIMES), ("launchers", WRITTEN_LAUNCHERS)):
-        if not set(facts[key]) & set(written):
-            yield f"{key}: none of {facts[key]} can be written by this template; add one of {', '.join(written)}"
+    for key in ("runtimes", "launchers"):
+        if not facts[key]:
+            yield f"{key}: expected at least one"
+    if facts["kind"] == "local":
+        for key, allowed in (("runtimes", ("none", "venv")), ("launchers", ("torchrun",))):
+            for value in facts[key]:
+                if value not in allowed:
+                    yield f"{key}: {value!r} needs a scheduler, but kind is local; use {' or '.join(allowed)}"
+    yield from _inconsistent_containers(facts)
     if facts["kind"] not in WRITTEN_KINDS:
         yield f"kind: {facts['kind']!r} cannot be written by this template yet; use one of {', '.join(WRITTEN_KINDS)}"
     if facts["kind"] == "slurm":  # what the scripts for a scheduler cannot do without
@@ -279,13 +309,21 @@ def _inconsistent(facts):
                 yield f"{section}.{key}: missing"
 
 
-def suggest(site: str, question: str) -> str:
-    """Return the default of a question for a site; '' where the site has none."""
+def _inconsistent_containers(facts):
+    for runtime, container in facts["containers"].items():
+        if runtime not in facts["runtimes"]:
+            yield f"containers.{runtime}: there is no such runtime in runtimes; add it there"
+        elif container["image"] and not _image_fits(runtime, container["image"]):
+            yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {_image_wanted(runtime)}"
+
+
+def suggest(site: str, question: str, runtime: str = "") -> str:
+    """Return the default of a question for a site; '' where it has none. The runtime matters for the image alone."""
     facts = site_facts(site)
-    if question == "runtime":
-        return next(runtime for runtime in facts["runtimes"] if runtime in WRITTEN_RUNTIMES)
-    if question == "launcher":
-        return next(launcher for launcher in facts["launchers"] if launcher in WRITTEN_LAUNCHERS)
+    if question in ("runtime", "launcher"):
+        return facts[f"{question}s"][0]
+    if question == "image":
+        return _default_image(facts, runtime)
     return str(facts["defaults"].get(question, ""))
 
 
@@ -367,28 +405,51 @@ def _characters(given):
 
 
 def _choices(given, facts):
-    for name, allowed, written in (
-        ("launcher", facts["launchers"], WRITTEN_LAUNCHERS),
-        ("runtime", facts["runtimes"], WRITTEN_RUNTIMES),
-    ):
-        usable = [choice for choice in allowed if choice in written]
-        if given[name] not in usable:
-            why = "exists there, but this template does not write it yet"
-            if given[name] not in allowed:
-                why = f"is not available for {facts['title']}{_nearest(given[name], usable)}"
-            yield f"{name} {given[name]!r} {why}; {_known(usable)}"
+    for name in ("launcher", "runtime"):
+        allowed = facts[f"{name}s"]
+        if given[name] not in allowed:
+            yield (
+                f"{name} {given[name]!r} is not available for {facts['title']}{_nearest(given[name], allowed)}; "
+                f"{_known(allowed)}"
+            )
+    if given["launcher"].startswith("mpirun") and given["runtime"] in IN_SRUN:
+        starters = [launcher for launcher in facts["launchers"] if not launcher.startswith("mpirun")]
+        yield (
+            f"launcher {given['launcher']!r} cannot start runtime {given['runtime']!r}, which lives in options of "
+            f"srun; {_known(starters)}"
+        )
 
 
 def _image(given):
     runtime, image = given["runtime"], given["image"]
-    wanted = RUNTIMES.get(runtime)
-    if wanted is None:
+    if RUNTIMES.get(runtime) is None:
         if image:
             yield f"image {image!r} was given, but runtime {runtime!r} is no container; leave the image empty"
     elif not image:
-        yield f"image is empty, but runtime {runtime!r} needs one; give {wanted[1]}"
-    elif not re.fullmatch(wanted[0], image):
-        yield f"image {image!r} is of the wrong kind for runtime {runtime!r}; give {wanted[1]}"
+        yield f"image is empty, but runtime {runtime!r} needs one; {_image_wanted(runtime)}"
+    elif not _image_fits(runtime, image):
+        yield f"image {image!r} is of the wrong kind for runtime {runtime!r}; {_image_wanted(runtime)}"
+
+
+def _default_image(facts, runtime):
+    """Return the site's image for a runtime, else the vendor's own in that runtime's spelling; '' for no container."""
+    if RUNTIMES.get(runtime) is None:
+        return ""
+    image = facts["containers"].get(runtime, _CONTAINER)["image"]
+    if image:
+        return image
+    image = VENDOR_IMAGES[facts["node"]["gpu_vendor"]]
+    if runtime == "apptainer":
+        return f"docker://{image}"
+    return image if runtime in ("shifter", "podman-hpc") else image.replace("/", "#", 1)
+
+
+def _image_fits(runtime, image):
+    return RUNTIMES[runtime] and re.fullmatch(RUNTIMES[runtime][0], image)
+
+
+def _image_wanted(runtime):
+    return f"give {RUNTIMES[runtime][1]}" if RUNTIMES[runtime] else "this runtime is no container"
 
 
 def _amounts(given, facts, faults) -> tuple[int | None, float | None]:
@@ -467,6 +528,21 @@ def cores_per_node(answers) -> int | None:
     return cores * gpus // node["gpus"]
 
 
+def image_source(answers) -> str:
+    """Return REGISTRY/NAME:TAG, what the image is built from; '' for a ready file and where there is no container."""
+    found = RUNTIMES[answers["runtime"]] and re.fullmatch(RUNTIMES[answers["runtime"]][0], answers["image"])
+    name = (found[1] or "").replace("#", "/") if found else ""
+    registry, slash, _ = name.partition("/")
+    if name and not (slash and re.search(r"[.:]", registry)):  # what Docker alone would look up in its own registry
+        name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+    return name
+
+
+def image_name(answers) -> str:
+    """Return the project's name as it may stand in the name of an image: small letters, digits, single dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", answers["project"].lower()).strip("-")
+
+
 def pad(option: str) -> str:
     """Return an #SBATCH option filled up so that the reasons beside the options stand in one column."""
     return option.ljust(30)
@@ -495,6 +571,8 @@ class ClusterOptions(Extension):
             problems,
             refuse_problems,
             cores_per_node,
+            image_source,
+            image_name,
             pad,
             overridable,
             in_quotes,

@@ -10,10 +10,27 @@ PROJECT = "{{ cookiecutter.project }}"
 TITLE = {{site_facts(cookiecutter.site).title | tojson}}  # noqa: F821
 KIND = "{{ site_facts(cookiecutter.site).kind }}"
 RUNTIME = "{{ cookiecutter.runtime }}"
+IMAGE_SOURCE = "{{ image_source(cookiecutter) }}"
+LAUNCHERS = {{site_facts(cookiecutter.site).launchers}}  # noqa: F821
 
-ONLY_FOR = {
-    "local": ["local/submit.sh"],
-    "slurm": ["slurm/submit_multinode.sh", "slurm/interactive.sh", "slurm/interactive.rc", "slurm/build_venv.sh"],
+SLURM = KIND == "slurm"
+BUILDS_IMAGE = SLURM and IMAGE_SOURCE != ""
+HOROVOD = SLURM and "mpirun-ranks" in LAUNCHERS
+NEEDED = {
+    "local/submit.sh": KIND == "local",
+    "launch/rank.sh": SLURM,
+    "launch/spawn.py": SLURM,
+    "slurm/submit_multinode.sh": SLURM,
+    "slurm/interactive.sh": SLURM,
+    "slurm/interactive.rc": SLURM,
+    "slurm/build_venv.sh": SLURM,
+    "slurm/build_horovod.sh": HOROVOD,
+    "training/train_horovod.py": HOROVOD,
+    "slurm/build_container.sh": BUILDS_IMAGE,
+    "container/Dockerfile": BUILDS_IMAGE,
+    "container/requirements.txt": BUILDS_IMAGE,
+    "container/start.sh": SLURM and RUNTIME in ("enroot", "podman-hpc"),
+    f"container/{PROJECT}.toml": SLURM and RUNTIME == "edf",
 }
 FIRST_STEPS = {
     "local": [
@@ -29,23 +46,23 @@ BUILD = {
     "local": ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt", "once"),
     "slurm": ("bash slurm/build_venv.sh", "once, on a compute node; go on when its output ends with ready:"),
 }
+BUILD_IMAGE = ("bash slurm/build_container.sh", "once; go on when its output ends with ready:")
 
 
 def main() -> None:
     """Drop, restore, say."""
-    for kind, files in ONLY_FOR.items():
-        for name in files:
-            if kind != KIND:
-                Path(name).unlink(missing_ok=True)
-        folder = Path(files[0]).parent
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-    for name in ["env.sh", "launch/torchrun.sh", *ONLY_FOR[KIND]]:
+    for name, needed in NEEDED.items():
+        path = Path(name)
+        if not needed:
+            path.unlink(missing_ok=True)
+            if path.parent.is_dir() and not any(path.parent.iterdir()):
+                path.parent.rmdir()
+    for name in ["env.sh", "launch/torchrun.sh", *(name for name, needed in NEEDED.items() if needed)]:
         if name.endswith(".sh"):  # a template that came as a zip file has lost the run bits
             Path(name).chmod(Path(name).stat().st_mode | 0o111)
 
     steps = [(f"cd {PROJECT}", "settings: env.sh; all else: README.md")]
-    steps += [BUILD[KIND]] * (RUNTIME == "venv") + FIRST_STEPS[KIND]
+    steps += [BUILD[KIND]] * (RUNTIME == "venv") + [BUILD_IMAGE] * BUILDS_IMAGE + FIRST_STEPS[KIND]
     width = max(len(command) for command, _ in steps)
     print(f"{PROJECT} is written for {TITLE}. Next:")
     for command, why in steps:

@@ -99,7 +99,7 @@ def through_submit(folder: Path) -> list[float]:
 
     if not shutil.which("slurmctld", path=PATH):
         return []
-    project = bake(folder, site="slurm")
+    project = bake(folder, "--overwrite-if-exists", site="slurm")
     (folder / "bin").mkdir()
     (folder / "bin/srun").write_text("#!/bin/sh\n")
     (folder / "bin/srun").chmod(0o755)

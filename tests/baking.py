@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+
+from cookiecutter.main import cookiecutter as write
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
@@ -29,11 +32,20 @@ def cookiecutter(*arguments: object, home: Path, **answers: object) -> subproces
 
 
 def bake(folder: Path, *arguments: object, **answers: object) -> Path:
-    """Write a project into `folder` and return its path; fails with cookiecutter's message if it is refused."""
+    """Write a project into `folder` and return its path; fails with cookiecutter's message if it is refused.
+
+    In this process, unless there are `arguments` for the command: hundreds of projects are written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     answers = {"project": "demo", **answers}
-    done = cookiecutter("--no-input", "-o", folder, *arguments, REPOSITORY, home=folder, **answers)
-    assert done.returncode == 0, done.stdout + done.stderr
+    if arguments:
+        done = cookiecutter("--no-input", "-o", folder, *arguments, REPOSITORY, home=folder, **answers)
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        config = folder / ".cookiecutterrc"
+        config.write_text(f"replay_dir: {json.dumps(str(folder / '.cookiecutter_replay'))}\n")
+        given = {name: str(answer) for name, answer in answers.items()}
+        write(str(REPOSITORY), no_input=True, extra_context=given, output_dir=str(folder), config_file=str(config))
     return folder / answers["project"]
 
 
@@ -42,12 +54,15 @@ def combinations() -> list[dict[str, str]]:
     found = []
     for site in cluster_options.site_names():
         facts = cluster_options.site_facts(site)
-        runtimes = [name for name in facts["runtimes"] if name in cluster_options.WRITTEN_RUNTIMES]
-        launchers = [name for name in facts["launchers"] if name in cluster_options.WRITTEN_LAUNCHERS]
+        both = [
+            (runtime, launcher)
+            for runtime, launcher in product(facts["runtimes"], facts["launchers"])
+            if not (runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"))
+        ]
         gpus = ["1", "0"] if facts["node"]["cpu_only"] else [str(facts["node"]["gpus"]), "1"]
         account = "acc1" if "account" in facts["required"] else ""
         found += [
             {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account}
-            for runtime, launcher, count in product(runtimes, launchers, gpus)
+            for (runtime, launcher), count in product(both, gpus)
         ]
     return found

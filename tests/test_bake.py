@@ -27,10 +27,20 @@ COMMON = {
     "training/data.py",
     "tests/test_project.py",
 }
-FILES = {
-    "local": COMMON | {"local/submit.sh"},
-    "slurm": COMMON
-    | {"slurm/submit_multinode.sh", "slurm/interactive.sh", "slurm/interactive.rc", "slurm/build_venv.sh"},
+SLURM = COMMON | {
+    f"slurm/{name}" for name in ("submit_multinode.sh", "interactive.sh", "interactive.rc", "build_venv.sh")
+}
+SLURM |= {"launch/rank.sh", "launch/spawn.py"}
+FILES = {"local": COMMON | {"local/submit.sh"}, "slurm": SLURM}
+HOROVOD = {"slurm/build_horovod.sh", "training/train_horovod.py"}
+IMAGE = {"slurm/build_container.sh", "container/Dockerfile", "container/requirements.txt"}
+CONTAINER = {
+    "apptainer": IMAGE,
+    "pyxis": IMAGE,
+    "enroot": IMAGE | {"container/start.sh"},
+    "edf": IMAGE | {"container/demo.toml"},
+    "shifter": IMAGE,
+    "podman-hpc": IMAGE | {"container/start.sh"},
 }
 COMBINATIONS = combinations()
 TOOLS = Path(sys.executable).parent
@@ -40,23 +50,34 @@ def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+LINTED = set()  # contents that were found clean: launchers and GPU counts change few files
+
+
 def lint(folder):
     """Return what bash -n, shellcheck and ruff have to say about a folder; '' is what it should be."""
-    scripts = [str(path) for path in folder.rglob("*") if path.suffix in {".sh", ".rc"}]
-    said = [subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=False) for script in scripts]
-    for command in (
-        [TOOLS / "shellcheck", *scripts],
-        [TOOLS / "ruff", "check", "--quiet", "--no-cache", "--config", REPOSITORY / "pyproject.toml", folder],
-    ):
-        said.append(subprocess.run(command, capture_output=True, text=True, check=False))
-    return "".join(done.stdout + done.stderr for done in said)
+    new = [
+        path for path in folder.rglob("*") if path.suffix in {".sh", ".rc", ".py"} and path.read_text() not in LINTED
+    ]
+    scripts = [str(path) for path in new if path.suffix != ".py"]
+    commands = [["bash", "-n", script] for script in scripts]
+    if scripts:
+        commands.append([TOOLS / "shellcheck", *scripts])
+    if programs := [path for path in new if path.suffix == ".py"]:
+        ruff = [TOOLS / "ruff", "check", "-q", "--no-cache", "--config", REPOSITORY / "pyproject.toml"]
+        commands.append([*ruff, *programs])
+    said = [subprocess.run(command, capture_output=True, text=True, check=False) for command in commands]
+    faults = "".join(done.stdout + done.stderr for done in said)
+    if not faults:
+        LINTED.update(path.read_text() for path in new)
+    return faults
 
 
 @pytest.mark.parametrize("answers", COMBINATIONS, ids=lambda answers: "-".join(filter(None, answers.values())))
 def test_every_combination_is_whole_and_clean(answers, tmp_path):
     project = bake(tmp_path, **answers)
-    kind = cluster_options.site_facts(answers["site"])["kind"]
-    assert files(project) == FILES[kind]
+    facts = cluster_options.site_facts(answers["site"])
+    expected = FILES[facts["kind"]] | CONTAINER.get(answers["runtime"], set())
+    assert files(project) == expected | (HOROVOD if "mpirun-ranks" in facts["launchers"] else set())
     for path in project.rglob("*"):
         assert (path.suffix == ".sh") <= (path.is_dir() or os.access(path, os.X_OK)) or path.name == "env.sh", path
         if path.is_file():
@@ -116,7 +137,7 @@ def test_writing_again_keeps_what_the_user_added(tmp_path):
     bake(tmp_path, "--overwrite-if-exists", "--skip-if-file-exists", site="slurm")
     assert mine.read_text() == "echo mine\n"
     assert (project / "env.sh").read_text() == "edited\n"
-    assert files(project) == FILES["slurm"] | {"slurm/mine.sh", "local/notes.txt"}
+    assert files(project) == SLURM | HOROVOD | {"slurm/mine.sh", "local/notes.txt"}
 
 
 def test_a_zip_file_of_the_template_restores_the_run_bits(tmp_path):
@@ -134,7 +155,7 @@ def test_a_zip_file_of_the_template_restores_the_run_bits(tmp_path):
 
 
 def test_the_next_commands_are_printed(tmp_path):
-    for site, expected in (("local", "bash local/submit.sh"), ("mn5", "bash slurm/build_venv.sh")):
+    for site, expected in (("local", "bash local/submit.sh"), ("mn5", "bash slurm/build_container.sh")):
         done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project=site, site=site, account="acc1")
         assert f"cd {site} " in done.stdout
         assert expected in done.stdout

@@ -80,7 +80,7 @@ def test_torch_of_this_machine_on_two_nodes(containers, sif, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["/dev/shm/images", "tmp_path"])
-@pytest.mark.parametrize("driver", ["overlay", "vfs"])
+@pytest.mark.parametrize("driver", ["overlay", pytest.param("vfs", marks=pytest.mark.drill)])
 def test_podman_build_with_run_steps(containers, archive, storage, tmp_path, driver, place):
     place = tmp_path / "images" if place == "tmp_path" else f"{place}-{driver}"
     write_storage_conf(Path(storage["CONTAINERS_STORAGE_CONF"]), place, driver)

@@ -1,4 +1,4 @@
-"""launch/torchrun.sh and the functions of the submit script, each by itself: what they read, and what they refuse.
+"""launch/ and the functions of the submit script, each by itself: what they read, and what they refuse.
 
 Python is replaced by a script that prints what it was called with, so that a case takes milliseconds. That torchrun
 understands those options is shown by the runs in test_slurm.py and test_local.py.
@@ -6,15 +6,20 @@ understands those options is shown by the runs in test_slurm.py and test_local.p
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 from baking import TEMPLATE, bake
 
 WRAPPER = TEMPLATE / "launch/torchrun.sh"
+RANK = TEMPLATE / "launch/rank.sh"
+SPAWN = TEMPLATE / "launch/spawn.py"
 STEP = {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NODEID": "2", "SLURMD_NODENAME": "n3"}
 STEP |= {"MASTER_ADDR": "n1", "MASTER_PORT": "12345", "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
@@ -30,6 +35,7 @@ STRAY |= {
     "PET_RDZV_BACKEND": "etcd",
     "PMI_RANK": "3",
 }
+STRAY_RANK = {"RANK": "7", "LOCAL_RANK": "7", "WORLD_SIZE": "9", "GROUP_RANK": "5"}
 
 
 @pytest.fixture
@@ -39,10 +45,10 @@ def call(tmp_path):
     python.write_text('#!/bin/bash\nenv -0 >"$0.env"\nprintf "%s\\0" "$@" >"$0.arguments"\n')
     python.chmod(0o755)
 
-    def run(environment, *arguments):
+    def run(environment, *arguments, wrapper=WRAPPER):
         clean = {"PATH": os.environ["PATH"], "PYTHON": str(python), **environment}
         done = subprocess.run(
-            [WRAPPER, *arguments], env=clean, capture_output=True, text=True, check=False, cwd=tmp_path
+            [wrapper, *arguments], env=clean, capture_output=True, text=True, check=False, cwd=tmp_path
         )
         if done.returncode:
             return None, None, done
@@ -176,6 +182,193 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
 )
 def test_wrong_use_is_refused_in_a_sentence(call, environment, arguments, expected):
     _, _, done = call(environment, *arguments)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# ---- launch/rank.sh --------------------------------------------------------------------------------------------------
+
+# Rank 5 of 6 on 3 nodes, as srun and as mpirun say it.
+TASK = {**STEP, "SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
+MPI_RANK = {"OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+MPI_RANK |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "12345"}
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+SIXTH = ("5", "6", "1", "2", "2", "n1", "12345")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        TASK,
+        {**PODS, **PET, **STRAY, **TASK},
+        MPI_RANK,
+        # under mpirun every process sees the step that started mpirun's own daemons
+        {**STRAY, **STEP, "SLURM_NODEID": "0", "SLURM_LOCALID": "0", **MPI_RANK},
+        {**TASK, "NPROC_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"},
+        {**TASK, "SLURM_GPUS_ON_NODE": "2"},
+    ],
+)
+def test_which_rank_this_is(call, environment):
+    arguments, seen, _ = call(environment, "x.py", "--flag", "a b", "", wrapper=RANK)
+    assert arguments == ["x.py", "--flag", "a b", ""]
+    assert tuple(seen[name] for name in NAMES) == SIXTH
+    assert "12345" in seen["TORCHELASTIC_RUN_ID"]
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, STRAY, PODS, {**ONE_NODE, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", **ELSEWHERE}]
+)
+def test_a_rank_alone(call, environment):
+    _, seen, _ = call(environment, "x.py", wrapper=RANK)
+    assert tuple(seen[name] for name in NAMES) == ("0", "1", "0", "1", "0", "127.0.0.1", "0")
+
+
+def test_threads_of_a_rank(call):
+    cores = len(os.sched_getaffinity(0))
+    for environment, threads in (
+        ({**TASK, "SLURM_CPUS_PER_TASK": "1"}, 1),
+        ({**TASK, "SLURM_CPUS_PER_TASK": "288"}, cores),
+        ({**MPI_RANK, "SLURM_CPUS_PER_TASK": "288"}, max(cores // 2, 1)),  # of the whole node: mpirun binds nobody
+        ({**TASK, "OMP_NUM_THREADS": "5"}, 5),
+    ):
+        assert call(environment, "x.py", wrapper=RANK)[1]["OMP_NUM_THREADS"] == str(threads), environment
+
+
+def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
+    _, seen, _ = call({**TASK, "RUN_DIR": str(tmp_path / "a b")}, "x.py", wrapper=RANK)
+    assert seen["TORCHELASTIC_ERROR_FILE"] == f"{tmp_path}/a b/node2-n3/rank5.json"
+    assert (tmp_path / "a b/node2-n3").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "expected"),
+    [
+        ({}, [], "no program given"),
+        ({"PYTHON": "pythonn"}, ["x.py"], "pythonn: not found"),
+        (
+            {**TASK, "SLURM_STEP_NUM_TASKS": "5"},
+            ["x.py"],
+            "srun started 5 tasks on 3 nodes, but every node must have as many",
+        ),
+        (
+            {**TASK, "SLURM_STEP_NUM_TASKS": "3", "SLURM_GPUS_ON_NODE": "4"},
+            ["x.py"],
+            "once per rank is wanted, 4 times: srun --ntasks=12 --ntasks-per-node=4",
+        ),
+        (
+            {**MPI_RANK, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "NPROC_PER_NODE": "2"},
+            ["x.py"],
+            "started 1 time(s) on each node, but once per rank is wanted, 2 times: mpirun --map-by ppr:2:node",
+        ),
+        ({**TASK, "MASTER_PORT": ""}, ["x.py"], "6 ranks, but MASTER_ADDR and MASTER_PORT are not both set"),
+    ],
+)
+def test_wrong_use_of_the_rank_wrapper(call, environment, arguments, expected):
+    _, _, done = call(environment, *arguments, wrapper=RANK)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# ---- launch/spawn.py -------------------------------------------------------------------------------------------------
+
+REPORT = """\
+import atexit, json, os, sys
+names = {names!r}
+atexit.register(lambda: print("at exit", flush=True))
+threads = os.environ["OMP_NUM_THREADS"]
+print(json.dumps([[os.environ[name] for name in names], sys.argv, sys.path[0], __name__, threads]))
+print("half a line", end="", file=sys.stderr)
+"""
+
+
+def spawn(environment, *arguments, cwd, **options):
+    clean = {"PATH": os.environ["PATH"], **environment}
+    command = [sys.executable, SPAWN, *arguments]
+    return subprocess.run(command, env=clean, cwd=cwd, capture_output=True, text=True, check=False, **options)
+
+
+def test_spawned_ranks(tmp_path):
+    """Node 1 of 2: both ranks know who they are, their lines are labelled, and each has its files."""
+    (tmp_path / "my program.py").write_text(REPORT.format(names=NAMES))
+    environment = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1", "NPROC_PER_NODE": "2"}
+    environment |= {
+        "SLURMD_NODENAME": "n2",
+        "SLURM_CPUS_PER_TASK": "2",
+        "RUN_DIR": str(tmp_path / "logs"),
+        **STRAY_RANK,
+    }
+    environment |= {"MASTER_ADDR": "n1", "MASTER_PORT": "12345"}
+    done = spawn(environment, "my program.py", "a b", "", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in (2, 3):
+        (line,) = re.findall(rf"^\[n2:{rank}\] (\[\[.*)", done.stdout, re.MULTILINE)
+        local = str(rank - 2)
+        values = [str(rank), "4", local, "2", "1", "n1", "12345"]
+        arguments = [str(tmp_path / "my program.py"), "a b", ""]
+        assert json.loads(line) == [values, arguments, str(tmp_path), "__main__", "1"]
+        assert f"[n2:{rank}] at exit" in done.stdout
+        assert f"[n2:{rank}] half a line" in done.stderr
+        assert (tmp_path / f"logs/node1-n2/{local}/stdout.log").read_text() == line + "\nat exit\n"
+
+
+def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
+    """The others would wait for a minute; the exit code is the failed one's, its traceback begins in the program."""
+    program = tmp_path / "x.py"
+    for failure, code, said in (
+        ("sys.exit(7)", 7, ""),
+        ("os.kill(os.getpid(), 9)", 137, ""),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ):
+        program.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {failure}\ntime.sleep(60)\n")
+        done = spawn({"NPROC_PER_NODE": "3", **ELSEWHERE}, program, cwd=tmp_path, timeout=20)
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        assert "runpy" not in done.stderr and "spawn.py" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 5)])
+def test_spawn_hands_signals_on(number, code, tmp_path):
+    """To a program that has no handler for TERM, and one for USR1."""
+    program = tmp_path / "x.py"
+    program.write_text(
+        "import signal, sys, time\nsignal.signal(signal.SIGUSR1, lambda *_: (time.sleep(0.5), sys.exit(5)))\n"
+        "print('waiting', flush=True)\ntime.sleep(60)\n"
+    )
+    environment = {"PATH": os.environ["PATH"], "NPROC_PER_NODE": "2", **ELSEWHERE}
+    with subprocess.Popen(
+        [sys.executable, SPAWN, program], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        assert all("waiting" in line for line in lines), lines
+        process.send_signal(number)
+        assert process.wait(20) == code
+
+
+def test_spawn_runs_a_module(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    done = spawn({}, "-m", "package.module", "--max", "3", cwd=tmp_path)
+    assert "__main__ ['--max', '3']" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "expected"),
+    [
+        ({}, [], "no program given"),
+        (
+            {**STEP, "SLURM_STEP_NUM_TASKS": "12"},
+            ["x.py"],
+            "srun started 12 tasks on 3 node(s), but one per node is wanted",
+        ),
+        (MPI, ["x.py"], "started by mpirun, but srun is wanted"),
+        ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 ranks, but MASTER_ADDR and MASTER_PORT are not both set"),
+        ({"NPROC_PER_NODE": "gpu"}, ["x.py"], "ranks per node (NPROC_PER_NODE) 'gpu': expected a whole number"),
+    ],
+)
+def test_wrong_use_of_spawn(environment, arguments, expected, tmp_path):
+    done = spawn(environment, *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -34,14 +34,20 @@ REFUSED = [
     ({"site": ""}, ["site '' is not known", "choose one of"]),
     ({"site": "/no/such.yaml"}, ["site '/no/such.yaml'", "no such file"]),
     ({"launcher": "torchrum"}, ["launcher 'torchrum'", "did you mean torchrun?"]),
-    ({"launcher": "horovod"}, ["launcher 'horovod'", "choose torchrun"]),
+    ({"launcher": "horovod"}, ["launcher 'horovod'", "choose one of torchrun, srun"]),
+    ({**CLARIDEN, "launcher": "mpirun"}, ["launcher 'mpirun' is not available for Clariden", "torchrun, srun, spawn"]),
     ({"runtime": "vnev"}, ["runtime 'vnev'", "did you mean", "venv"]),
+    ({"runtime": "apptainer", "image": "x.sif"}, ["image 'x.sif' is of the wrong kind", "the absolute path of a .sif"]),
+    ({"runtime": "apptainer", "image": "nvcr.io/a/b:1"}, ["or docker://REGISTRY/NAME:TAG"]),
+    ({"runtime": "apptainer", "image": "docker://a/b"}, ["'docker://a/b' is of the wrong kind"]),
+    ({**CLARIDEN, "runtime": "edf", "image": "docker://a/b:1"}, ["of the wrong kind", "or REGISTRY#NAME:TAG"]),
+    ({**CLARIDEN, "runtime": "edf", "image": "x.sqsh"}, ["of the wrong kind", "the absolute path of a .sqsh file"]),
     (
-        {"runtime": "apptainer", "image": "x.sif"},
-        ["runtime 'apptainer' exists there, but this template does not write it"],
+        {"site": "slurm", "partition": "", "qos": "", "runtime": "pyxis", "image": "a#b:1", "launcher": "mpirun"},
+        ["launcher 'mpirun' cannot start runtime 'pyxis', which lives in options of srun", "torchrun, srun, spawn"],
     ),
     ({"runtime": "pyxis", "image": "a:b"}, ["runtime 'pyxis' is not available for MareNostrum 5"]),
-    ({"runtime": "apptainer"}, ["image is empty", "give a .sif file or docker://"]),
+    ({"runtime": "apptainer"}, ["image is empty", "give the absolute path of a .sif file, or docker://"]),
     ({"runtime": "apptainer", "image": "x.tar"}, ["image 'x.tar' is of the wrong kind", ".sif"]),
     ({"image": "x.sif"}, ["image 'x.sif' was given", "runtime 'venv' is no container", "leave the image empty"]),
     ({"account": ""}, ["account is empty", "bsc_project list"]),
@@ -171,10 +177,23 @@ BROKEN_SITES = [
     ),
     ("kind: slurm", "kind: runai", ["kind: 'runai' cannot be written by this template yet"]),
     ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
-    ("runtimes: [none, venv]", "runtimes: [docker]", ["runtimes[0]: expected one of none, venv"]),
-    ("runtimes: [none, venv]", "runtimes: [edf]", ["runtimes: none of ['edf'] can be written"]),
+    ("runtimes: [none, venv,", "runtimes: [docker,", ["runtimes[0]: expected one of none, venv"]),
+    ("runtimes: [none, venv, apptainer, pyxis, enroot]", "runtimes: []", ["runtimes: expected at least one"]),
+    ("kind: slurm", "kind: local", ["runtimes: 'apptainer' needs a scheduler", "launchers: 'srun' needs a scheduler"]),
+    (
+        "kind: slurm",
+        "kind: slurm\nbinds: [a:b]",
+        ["binds[0]: expected a folder, such as /scratch or ${SCRATCH}, got 'a:b'"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {pyxis: {image: 'docker://a/b:1'}}",
+        ["containers.pyxis.image: 'docker://a/b:1' is of the wrong kind; give the absolute path of a .sqsh file"],
+    ),
+    ("kind: slurm", "kind: slurm\ncontainers: {pyxis: {flags: []}}", ["containers.pyxis.flags: unknown key"]),
+    ("kind: slurm", "kind: slurm\ncontainers: {edf: {}}", ["containers.edf: there is no such runtime in runtimes"]),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
-    ("commands:", "comands:", ["comands: unknown key (did you mean commands?)"]),
+    ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),
     ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
     ('memory: "0"', "memory: 0", ["node.memory: expected text, got 0"]),
@@ -203,6 +222,7 @@ def test_every_site_file_is_right():
     for site in cluster_options.site_names():
         facts = cluster_options.site_facts(site)
         suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
+        suggested["image"] = cluster_options.suggest(site, "image", suggested["runtime"])
         account = "acc1" if "account" in facts["required"] else ""
         answers = {**suggested, "project": "demo", "site": site, "account": account}
         assert cluster_options.problems(answers) == [], site

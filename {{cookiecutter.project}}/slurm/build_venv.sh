@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
 #? set gpus = 1 if cookiecutter.gpus_per_node | int else 0
+#? set mpi = "mpirun-ranks" in site.launchers
 # Builds the virtual environment of env.sh (VENV) from requirements.txt, on a compute node, so that it fits the nodes that
 # will use it: another processor or driver than the login node's is common. {{ site.title }}.
 #
 #   bash slurm/build_venv.sh [options of sbatch]       submits itself
+#? if mpi
+#   INSTALL_HOROVOD=1 bash slurm/build_venv.sh         with Horovod, see slurm/build_horovod.sh
+#? endif
 #? if site.internet is false
 #
 # Compute nodes reach no package index. Fill the folder wheels/ before, on a machine that does and has the same processor
@@ -47,6 +51,10 @@ if [[ -f $here/env.sh ]]; then # called with bash
         #? if site.internet is false
         compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
             die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
+        #? if mpi
+        [[ ${INSTALL_HOROVOD:-0} != 1 ]] || compgen -G "$WHEELS/horovod-*" >/dev/null ||
+            die "no Horovod in $WHEELS: see the top of slurm/build_horovod.sh"
+        #? endif
         #? endif
         RUNTIME=none activate || exit
         "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || # what the torch of requirements.txt asks for
@@ -70,6 +78,15 @@ mkdir -p "$VENV" && touch "$VENV/.unfinished"
 "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" -r "$PROJECT_DIR/requirements.txt"
 #? else
 "$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
+#? endif
+#? if mpi
+if [[ ${INSTALL_HOROVOD:-0} == 1 ]]; then
+    #? if site.internet is false
+    PIP_NO_INDEX=1 PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh" "$WHEELS"
+    #? else
+    PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh"
+    #? endif
+fi
 #? endif
 "$VENV/bin/python" -c 'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")'
 rm "$VENV/.unfinished"

@@ -13,7 +13,7 @@
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh" && activate || exit
+source "$PROJECT_DIR/env.sh" && activate "$PROJECT_DIR" "$PWD" || exit
 
 options=(
     --nodes=1

@@ -2,6 +2,8 @@
 #? set site = site_facts(cookiecutter.site)
 #? set gpus = cookiecutter.gpus_per_node | int
 #? set cores = cores_per_node(cookiecutter)
+#? set container = cookiecutter.runtime not in ("venv", "none")
+#? set mpi = "mpirun" in site.launchers
 # Runs a PyTorch program on all nodes of a job: {{ site.title }}.
 #
 #   sbatch slurm/submit_multinode.sh                                 check/ranks.py, then training/train_ddp.py
@@ -11,7 +13,7 @@
 #   salloc --nodes=2 …, then bash slurm/submit_multinode.sh pi/pi.py inside an allocation it runs there
 #
 # The program is looked up in the current folder, then in the project. Its exit code is the job's: 0, or not 0.
-# Settings: env.sh. What each rank printed is also below logs/JOBID.ATTEMPT/ in the project.
+# Settings: env.sh; LAUNCHER=srun sbatch … takes another of its values for one job. Logs: logs/JOBID.ATTEMPT/ in the project.
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -73,17 +75,37 @@ find_program() {
     for folder in "" "$PROJECT_DIR/"; do
         [[ ! -f $folder$1 ]] || { echo "$folder$1" && return; }
     done
+    [[ $1 != python* && $1 != torchrun ]] || die "'$1': name the program alone, as in pi/pi.py or -m package.module; LAUNCHER starts $1"
     die "no program '$1' in $PWD nor in $PROJECT_DIR"
 }
 
 # Everything that can be known to be missing before the job waits in the queue.
 prepare() {
+    #? if container
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh" && activate "$PROJECT_DIR" "$PWD" "$(cd -- "$(dirname -- "$program")" && pwd)" || return 2
+    #? else
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh" && activate || return 2
-    case $LAUNCHER in
-        torchrun) per_node=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
-        *) die "LAUNCHER='$LAUNCHER' is not known; use torchrun" ;;
+    #? endif
+    case $LAUNCHER in # how many tasks on each node, and what each of them runs
+        torchrun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        srun) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
+        spawn) tasks=1 start=("$PYTHON" "$PROJECT_DIR/launch/spawn.py") ;;
+        #? if mpi
+        mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        mpirun-ranks) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
+        #? endif
+        *) die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(", ") }}" ;;
     esac
+    #? if mpi
+    if [[ $LAUNCHER == mpirun* ]]; then
+        [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
+            die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found; name its module in MODULES of env.sh, or use torchrun"
+        ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
+            die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of srun; use torchrun, srun or spawn"
+    fi
+    #? endif
     mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
 }
 
@@ -111,16 +133,34 @@ smallest() {
     tr , '\n' <<<"$1" | sed 's/(.*//' | sort -n | head -n 1
 }
 
+# Prints the GPUs of each node of the job, or nothing. Slurm's own record has them in salloc too, where no variable does.
+gpus_per_node() {
+    local counts
+    counts=$(scontrol --details show job "$SLURM_JOB_ID" | grep -oE '[=,]gpu(:[^:,( ]+)?:[0-9]+\(' | grep -oE '[0-9]+\($') || return 0
+    smallest "${counts//$'\n'/,}"
+}
+
 # Runs one program on all nodes.
 run() {
     MASTER_PORT=$(free_port)
     export MASTER_PORT
     echo "$(date '+%F %T') $* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
+    #? if mpi
+    if [[ $LAUNCHER == mpirun* ]]; then
+        # Open MPI starts its daemons with an srun of its own, which takes these: all variables, all cores (srun 22.05 to
+        # 23.02 would give it one), and its share of an interactive shell's. The header's one task per node is one slot.
+        [[ -z ${SLURM_STEP_ID:-} ]] || export SLURM_OVERLAP=1
+        SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK=$cores SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})" \
+            mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none \
+            "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
+        return
+    fi
+    #? endif
     # The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
     # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
-    # shell, which is a step itself and holds what this one needs.
+    # shell, which is a step itself and holds what this one needs. No --gpu-bind: each rank sees all GPUs of its node.
     srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) \
-        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 \
+        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${label[@]}" \
         "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
@@ -130,11 +170,13 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
 export PROJECT_DIR
-# What a login shell, or another job, left behind would be taken for this run's own. The last three would bind it to the
-# cores and GPUs of the step that it was submitted from; srun sets them anew.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}" \
-    "${!SLURM_CPU_BIND@}" SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES
-
+# What a login shell, or another job, left behind would be taken for this run's own.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}" "${!SLURM_CPU_BIND@}"
+#? if mpi
+for name in "${!PMIX_@}"; do # mpirun inside a step would take itself for a part of it; settings stay
+    [[ $name == PMIX_MCA_* ]] || unset "$name"
+done
+#? endif
 options=() # for sbatch
 if [[ ${1:-} == -* && $1 != -m ]]; then
     [[ -z ${SLURM_JOB_ID:-} ]] || die "'$1': inside a job it is too late for options of sbatch; name a program"
@@ -148,11 +190,15 @@ fi
 case ${1:-} in
     -m) program=-m ;;
     ?*) program=$(find_program "$1") || exit ;;
-    *) [[ -f $PROJECT_DIR/check/ranks.py && -f $PROJECT_DIR/training/train_ddp.py ]] ||
-        die "no program given, and no check/ranks.py and training/train_ddp.py in $PROJECT_DIR to run instead: name one" ;;
+    *)
+        program=$PROJECT_DIR/check/ranks.py # then training/train_ddp.py
+        [[ -f $program && -f $PROJECT_DIR/training/train_ddp.py ]] ||
+            die "no program given, and no check/ranks.py and training/train_ddp.py in $PROJECT_DIR to run instead: name one"
+        ;;
 esac
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
+    unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES
     command -v sbatch >/dev/null || die "sbatch was not found: this is not a login node of a Slurm cluster"
     [[ -w . ]] || die "cannot write to $PWD, where the job's output would go: submit from another folder"
     (prepare) || exit
@@ -174,6 +220,16 @@ cores=${SLURM_CPUS_PER_TASK:-$(smallest "$SLURM_JOB_CPUS_PER_NODE")} # of each n
 #? else
 cores=$(smallest "$SLURM_JOB_CPUS_PER_NODE") # of each node
 #? endif
+gpus=$(gpus_per_node)
+[[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES # of the step that it was submitted from
+per_node=1 label=()
+if [[ $tasks == ranks ]]; then
+    export NPROC_PER_NODE=${NPROC_PER_NODE:-${gpus:-${CPU_RANKS_PER_NODE:-1}}}
+    [[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
+    ((cores >= NPROC_PER_NODE)) ||
+        die "$NPROC_PER_NODE ranks on each node, but $cores core(s): raise --cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
+    per_node=$NPROC_PER_NODE label=(--label)
+fi
 
 if [[ -n ${1:-} ]]; then
     run "$program" "${@:2}"

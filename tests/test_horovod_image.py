@@ -1,0 +1,102 @@
+"""Horovod in an Apptainer image, the whole way that the README of a project describes, with real podman and Apptainer.
+
+The base image stands for NVIDIA's: a Debian 12, whose Python is the one that torch's wheel here is for, with torch, MPI
+and a compiler. Its Open MPI (4.1) is not the nodes' (5.0): mpirun and image often differ, and PMIx lets them talk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, bake
+from container_root import FAST_SQUASHFS, make_base_archive, offer_image, unfinished, write_storage_conf
+
+torch = pytest.importorskip("torch")
+
+BUILD = REPOSITORY / "build"
+PACKAGES = "hostname,procps,python3-pip,python3-dev,libgomp1,cmake,make,g++,openmpi-bin,libopenmpi-dev"
+# What slurm/build_horovod.sh asks pip for: as a site would, the base brings it along, since no node reaches an index.
+WANTED = [f"torch=={torch.__version__}", "horovod==0.28.1", "setuptools<81"]
+WANTED += ["wheel", "packaging", "cloudpickle", "psutil", "pyyaml", "cffi"]
+OFFLINE = ["PIP_NO_INDEX=1", "PIP_FIND_LINKS=/opt/site-wheels"]
+INSTALL = [
+    'chroot "$1" python3 -m pip install --quiet --no-index --find-links /opt/site-wheels torch',
+    'rm "$1"/opt/site-wheels/torch-*',
+]
+RECIPE = hashlib.sha256(repr((PACKAGES, WANTED, OFFLINE, INSTALL)).encode()).hexdigest()[:8]
+TINY = "--context 16 --layers 1 --heads 2 --width 16 --dtype float64 --steps 20 --eval-every 5 --micro-batch 2"
+
+
+def missing(reason: str):
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)  # in CI, a run without it would prove nothing
+
+
+@pytest.fixture(scope="module")
+def vendor():
+    """The base image as a docker archive, made once: two minutes and 1.8 GB in build/."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("Debian 12 has Python 3.11, for which this Python cannot fetch wheels")
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip(f"torch {torch.__version__} is not one for CPUs, and too large to be put into an image")
+    wheels = BUILD / f"base12-{RECIPE}-wheels"
+    if not wheels.is_dir():
+        with unfinished(wheels) as new:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "-d", new, *WANTED]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+            if done.returncode:
+                missing(f"no wheels for the image: {done.stderr[-1000:]}")
+    hooks = [f'cp -r {shlex.quote(str(wheels))} "$1/opt/site-wheels"', *INSTALL]
+    name = f"localhost/horovod-base:{RECIPE}"
+    archive, reason = make_base_archive(
+        BUILD / f"base12-{RECIPE}.tar", name, suite="bookworm", packages=PACKAGES, hooks=hooks, environment=OFFLINE
+    )
+    return archive or missing(f"no image: {reason}")
+
+
+@pytest.mark.drill
+def test_from_dockerfile_to_ranks_in_apptainer(containers, vendor, tmp_path):
+    project = bake(tmp_path / "my projects", site="slurm", runtime="apptainer", nodes="2", gpus_per_node="2")
+    dockerfile = (project / "container/Dockerfile").read_text()
+    offer_image(containers, vendor, re.search(r'^ARG BASE="(.*)"', dockerfile, re.M)[1])
+
+    # elsewhere, with podman for docker; without a network, so that apt-get, if it were called, would fail
+    storage = {"CONTAINERS_STORAGE_CONF": str(write_storage_conf(tmp_path / "storage.conf", f"{tmp_path}/images"))}
+    command = ["podman", "build", "--build-arg", "INSTALL_HOROVOD=1", "-t", "demo", "-f", "container/Dockerfile", "."]
+    built = containers.run(*command, cwd=project, env={**storage, "MAKEFLAGS": "-j2"}, check=False, timeout=1200)
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    assert f"installed: Horovod 0.28.1 for torch {torch.__version__}" in built.stdout
+    command = ["podman", "save", "--format", "docker-archive", "-o", "container/demo.tar", "demo"]
+    containers.run(*command, cwd=project, env=storage, timeout=300)
+
+    # on the cluster
+    environment = {"APPTAINER_MKSQUASHFS_ARGS": FAST_SQUASHFS}
+    submitted = containers.run("bash", "slurm/build_container.sh", cwd=project, env=environment)
+    job = containers.wait(int(submitted.stdout.split()[-1]), timeout=600)
+    assert job.state == "COMPLETED" and "ready: " in job.output, job.output
+
+    environment = {"ALLOW_CPU": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    # What a user of this pair of MPIs has to set. Debian 13's PMIx has a file of settings that names the folder of its
+    # components; mpirun (5.0) tells the ranks that it is Open MPI's, and the image's finds nothing of its own there.
+    environment["PMIX_MCA_mca_base_param_files"] = "none"
+    figures = {}
+    for launcher, program in (("mpirun-ranks", "train_horovod"), ("torchrun", "train_ddp")):
+        figures[program] = tmp_path / f"{program}.json"
+        words = [f"training/{program}.py", *TINY.split(), "--json", figures[program], "--out", tmp_path / program]
+        command = ["bash", "slurm/submit_multinode.sh", *words]
+        submitted = containers.run(*command, cwd=project, env={**environment, "LAUNCHER": launcher})
+        job = containers.wait(int(submitted.stdout.split()[-1]), timeout=300)
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    mine, theirs = (json.loads(Path(figures[program]).read_text()) for program in ("train_horovod", "train_ddp"))
+    assert (mine["program"], mine["world_size"], theirs["world_size"]) == ("train_horovod", 4, 4)
+    assert len(mine["losses"]) == len(theirs["losses"]) > 0
+    assert max(abs(a - b) for a, b in zip(mine["losses"], theirs["losses"])) <= 1e-12
+    assert abs(mine["final_loss"] - theirs["final_loss"]) <= 1e-12
+    assert abs(mine["val_loss"] - theirs["val_loss"]) <= 1e-12

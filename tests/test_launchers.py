@@ -1,0 +1,386 @@
+"""Every launcher on a real Slurm, with every container runtime: the same programs, the same ranks, the same results.
+
+Open MPI is real; which runtimes are is said at each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, bake, cluster_options
+from container_root import FAST_SQUASHFS
+from slurm_cluster import PATH
+
+ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
+# Where tests run as root, Open MPI wants to be told so. GPUs are invented, hence ALLOW_CPU.
+ENVIRONMENT = {"PYTHON": sys.executable, "ALLOW_CPU": "1"}
+ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+TRAINING = "training/train_ddp.py --steps 3 --layers 1 --width 32 --global-batch 8"
+PROGRAMS = {"check": "check/ranks.py", "pi": "pi/pi.py --intervals 1e6"}
+PROGRAMS |= {"all_reduce": "benchmark/all_reduce.py --max 4K", "train": TRAINING}
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    return bake(tmp_path_factory.mktemp("a b") / "launchers", **ANSWERS)
+
+
+@pytest.fixture(params=["cluster", "cluster24"])
+def either(request):
+    """One version of Slurm, and of Open MPI, after the other."""
+    cluster = request.getfixturevalue(request.param)
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    return cluster
+
+
+def salloc(cluster, lines, *, cwd, timeout=300, options=(), check=True, **environment):
+    """Run lines of bash in an allocation of two nodes; stops at the first that fails."""
+    command = [
+        "salloc",
+        "--nodes=2",
+        "--gpus-per-node=2",
+        "--cpus-per-task=8",
+        *options,
+        "bash",
+        "-ec",
+        "\n".join(lines),
+    ]
+    return cluster.run(*command, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=timeout, check=check)
+
+
+def test_the_same_programs_give_the_same_results_under_every_launcher(either, project, tmp_path):
+    programs = dict(PROGRAMS)
+    if either.root:  # the other Slurm has had all four
+        del programs["all_reduce"], programs["train"]
+    lines = [
+        f"LAUNCHER={launcher} bash slurm/submit_multinode.sh {program} --json '{tmp_path}/{launcher}.{name}'"
+        + (f" --out '{tmp_path}/{launcher}'" if name == "train" else "")
+        for launcher in cluster_options.LAUNCHERS
+        for name, program in programs.items()
+    ]
+    salloc(either, lines, cwd=project)
+
+    def results(name):
+        return {
+            launcher: json.loads((tmp_path / f"{launcher}.{name}").read_text())
+            for launcher in cluster_options.LAUNCHERS
+        }
+
+    for launcher, found in results("check").items():
+        rows = [[row[key] for key in ("rank", "host", "node_rank", "local_rank")] for row in found["rows"]]
+        assert rows == [[0, "node1", 0, 0], [1, "node1", 0, 1], [2, "node2", 1, 0], [3, "node2", 1, 1]], launcher
+    values = [found["pi"] for found in results("pi").values()]
+    assert max(values) - min(values) <= 1e-12 and abs(values[0] - 3.141592653589793) < 1e-12
+    if "train" in programs:
+        for launcher, found in results("all_reduce").items():
+            assert found["world_size"] == 4 and all(row["wrong"] == 0 for row in found["results"]), launcher
+        losses = [found["losses"] if "losses" in found else found["loss"] for found in results("train").values()]
+        assert all(loss == losses[0] for loss in losses), losses
+
+
+@pytest.mark.parametrize("launcher", cluster_options.LAUNCHERS)
+def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
+    """The others sleep for minutes; the job fails within seconds, and says why."""
+    (tmp_path / "fails.py").write_text(
+        "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep(300)\n"
+    )
+    script = project / "slurm/submit_multinode.sh"
+    started = time.monotonic()
+    job = cluster.submit(script, "fails.py", cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
+    assert job.state == "FAILED" and job.exit_code != 0, job.output
+    assert "on purpose" in job.output
+    assert time.monotonic() - started < 60
+
+
+def test_inside_an_interactive_shell(either, project):
+    """A step within a step, where a plain srun, also mpirun's own, would wait for ever."""
+    lines = [
+        f"LAUNCHER={launcher} bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3"
+        for launcher in ("srun", "mpirun-ranks")
+    ]
+    command = [
+        "salloc",
+        "--nodes=1",
+        "--gpus-per-node=2",
+        "--cpus-per-task=8",
+        "srun",
+        "--ntasks=1",
+        "bash",
+        "-ec",
+        "\n".join(lines),
+    ]
+    done = either.run(*command, cwd=project, env=ENVIRONMENT)
+    assert done.stdout.count("2 ranks on 1 host") == 2, done.stdout
+
+
+def test_wrong_use_is_refused(cluster, project, tmp_path):
+    def refused(*command, code=2, **environment):
+        done = cluster.run(*command, cwd=project, env={**ENVIRONMENT, **environment}, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stderr
+
+    step = ["srun", "--nodes=2", "--gpus-per-node=2"]
+    meeting = {"MASTER_ADDR": "node1", "MASTER_PORT": "12345"}
+    said = refused(*step, "--ntasks-per-node=2", "launch/torchrun.sh", "pi/pi.py")
+    assert "srun started 4 tasks on 2 node(s), but one per node is wanted" in said
+    said = refused(*step, "--ntasks-per-node=1", "launch/rank.sh", "pi/pi.py", **meeting)
+    assert "started 1 time(s) on each node, but once per rank is wanted, 2 times: srun --ntasks=4" in said
+    said = refused(*step, "--ntasks-per-node=2", sys.executable, "launch/spawn.py", "pi/pi.py", **meeting)
+    assert "srun started 4 tasks on 2 node(s), but one per node is wanted (the ranks are started here)" in said
+    said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
+    assert "started 4 times without RANK, each would be alone: put launch/rank.sh before pi/pi.py" in said
+    script = ["bash", "slurm/submit_multinode.sh"]
+    assert "'python3': name the program alone" in refused(*script, "python3", "pi/pi.py")
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for folder in PATH.split(":"):
+        for tool in Path(folder).glob("*"):
+            if tool.name not in {"mpirun", "mpirun.openmpi"} and not (bare / tool.name).exists():
+                (bare / tool.name).symlink_to(tool)
+    said = refused(*script, "pi/pi.py", LAUNCHER="mpirun", PATH=str(bare))
+    assert "LAUNCHER=mpirun needs Open MPI's mpirun, which was not found" in said
+    said = refused("salloc", "--nodes=2", "--gpus-per-node=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="9")
+    assert "9 ranks on each node, but 1 core(s)" in said
+    said = refused("salloc", "--nodes=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="two")
+    assert "NPROC_PER_NODE='two': expected a whole number" in said
+
+
+# ---- every runtime ---------------------------------------------------------------------------------------------------
+
+STAND_INS = Path(__file__).resolve().parent / "stand_ins"
+REAL = ("none", "venv", "apptainer")  # the others are stand-ins, which check what they are given as the real ones do
+OWN_PROGRAM = """\
+import os, sys
+import torch, torch.distributed as dist
+dist.init_process_group()
+total = torch.ones(1) * dist.get_rank()
+dist.all_reduce(total)
+runtime = os.environ.get("STAND_IN_RUNTIME") or ("apptainer" if os.path.exists("/.singularity.d") else "host")
+words = [dist.get_rank(), dist.get_world_size(), total.item(), runtime, os.getcwd(), *sys.argv[1:]]
+sys.stdout.write("RESULT " + "|".join(map(str, words)) + "\\n")
+dist.barrier()
+dist.destroy_process_group()
+"""
+ARGUMENTS = ["a b", '"', "$HOME", "--max"]
+
+
+@pytest.fixture(scope="session")
+def everywhere(tmp_path_factory):
+    """A site that has every runtime and every launcher, and whose containers see this Python."""
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    text = re.sub("runtimes: .*", f"runtimes: [{', '.join(cluster_options.RUNTIMES)}]", text)
+    text += "containers:\n  shifter: {options: [--module=gpu]}\n  podman-hpc: {options: [--gpu, --nccl]}\n"
+    text += f"binds: [{', '.join(PYTHON_FOLDERS)}]\n"
+    path = tmp_path_factory.mktemp("site") / "everywhere.yaml"
+    path.write_text(text)
+    return path
+
+
+# The folders of the tests' Python, as far as no image has them.
+PYTHON_FOLDERS = sorted({sys.prefix, sys.base_prefix} - {"/usr"})
+
+
+@pytest.fixture
+def container_cluster(request):
+    """The cluster that has a runtime: for apptainer one whose nodes are Debian 13 with Debian's Apptainer."""
+    runtime = request.getfixturevalue("runtime")
+    return request.getfixturevalue("containers" if runtime == "apptainer" else "cluster")
+
+
+def stand_in_image(file):
+    """An image as the stand-ins read it: this Python, and a PATH of its own."""
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    file.write_text(json.dumps({"env": {"PATH": path}, "binds": PYTHON_FOLDERS, "workdir": "/"}))
+    return file
+
+
+@pytest.fixture
+def surroundings(request):
+    return partial(surroundings_of, request)
+
+
+def surroundings_of(request, runtime, project, tmp_path, cluster):
+    """What the environment of the tests adds for a runtime; the image is made by the project's own script."""
+    if runtime == "venv":
+        return {"VENV": sys.prefix, "PYTHON": "python3"}
+    if runtime == "apptainer":  # what Docker saved elsewhere, and no time lost in packing it
+        (project / "container/demo.tar").symlink_to(request.getfixturevalue("archive"))
+        return {"APPTAINER_MKSQUASHFS_ARGS": FAST_SQUASHFS}
+    if runtime == "none":
+        return {}
+    image = stand_in_image(tmp_path / "registry.json")
+    return {
+        "PATH": f"{STAND_INS}:{Path(sys.executable).parent}:{PATH}",
+        "STAND_IN_SPANK": runtime if runtime in cluster_options.IN_SRUN else "",
+        "STAND_IN_HIDE": f"{tmp_path}:{project.parent}",
+        "STAND_IN_IMAGE": str(image),
+        "STAND_IN_LOG": str(tmp_path / "log"),
+        "STAND_IN_GATEWAY": str(tmp_path / "gateway"),
+        "STAND_IN_SITE_FS": f"{tmp_path}:{project}",
+        "SCRATCH": str(tmp_path / "scratch"),
+        "ENROOT_DATA_PATH": f"{cluster.node_local}/enroot",
+    }
+
+
+def build_image(cluster, project, environment):
+    """Run slurm/build_container.sh to its end."""
+    done = cluster.run("bash", "slurm/build_container.sh", cwd=project, env=environment)
+    output = done.stdout
+    if number := re.search(r"Submitted batch job (\d+)", output):
+        job = cluster.wait(int(number[1]), timeout=300)
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+        output = job.output
+    assert "ready: " in output
+    return output
+
+
+@pytest.mark.parametrize("runtime", cluster_options.RUNTIMES)
+def test_every_launcher_with_every_runtime(container_cluster, runtime, everywhere, surroundings, tmp_path, matrix):
+    """Each cell of the matrix runs on two nodes of two ranks, or is refused with its reason.
+
+    The project, the program and where it is started from are three folders, with spaces in their names.
+    """
+    cluster = container_cluster
+    project = bake(tmp_path / "my projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    if runtime not in ("none", "venv"):
+        build_image(cluster, project, environment)
+    here, there = tmp_path / "here I am", tmp_path / "my programs"
+    here.mkdir()
+    there.mkdir()
+    (there / "own.py").write_text(OWN_PROGRAM)
+    command = ["bash", project / "slurm/submit_multinode.sh", there / "own.py", *ARGUMENTS]
+    for launcher in cluster_options.LAUNCHERS:
+        allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
+        done = cluster.run(*allocation, *command, cwd=here, env={**environment, "LAUNCHER": launcher}, check=False)
+        if runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"):
+            assert done.returncode == 2 and "RESULT" not in done.stdout
+            assert f"LAUNCHER={launcher} cannot start RUNTIME={runtime}, which lives in options of srun" in done.stderr
+            matrix[runtime, launcher] = "refused"
+            continue
+        assert done.returncode == 0, done.stdout + done.stderr
+        inside = runtime if runtime not in ("none", "venv") else "host"
+        found = sorted(re.findall(r"RESULT (.*)", done.stdout))
+        assert found == ["|".join([str(rank), "4", "6.0", inside, str(here), *ARGUMENTS]) for rank in range(4)], (
+            launcher
+        )
+        matrix[runtime, launcher] = "real" if runtime in REAL else "stand-in"
+
+
+@pytest.mark.parametrize("runtime", ["shifter", "podman-hpc"])
+def test_perlmutter_s_own_flags(cluster, runtime, surroundings, tmp_path):
+    """With the image and the flags that its site file names; podman's folders there are variables."""
+    project = bake(tmp_path / "a b", site="perlmutter", runtime=runtime)
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "CFS": str(tmp_path)}
+    (tmp_path / "scratch").mkdir()
+    options = ["--constraint=", "--gpus-per-node=2", "--cpus-per-task=8"]
+    build_image(cluster, project, environment)
+    (tmp_path / "own.py").write_text(OWN_PROGRAM)
+    command = ["bash", project / "slurm/submit_multinode.sh", *options, "--", "own.py"]
+    environment["LAUNCHER"] = "spawn"
+    job = cluster.wait(int(cluster.run(*command, cwd=tmp_path, env=environment).stdout.split()[-1]))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert job.output.count(f"|4|6.0|{runtime}|{tmp_path}") == 4, job.output
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "podman-hpc"])
+def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surroundings, tmp_path):
+    """A terminal of its own, as a user has; in it a program runs on all ranks of the node."""
+    project = bake(tmp_path / "a b", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "TERM": "dumb"}
+    build_image(cluster, project, environment)
+    typed = 'echo "in $STAND_IN_RUNTIME on $(hostname)"\nbash launch/torchrun.sh pi/pi.py --intervals 1e3\nexit\n'
+    command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
+    done = cluster.run(*command, cwd=project, env=environment, stdin=typed)
+    assert f"in {runtime} on node" in done.stdout, done.stdout
+    assert "2 ranks on 1 host" in done.stdout, done.stdout
+
+
+def test_two_jobs_at_once_unpack_the_image_once_per_node(cluster, everywhere, surroundings, tmp_path):
+    """enroot create is neither atomic nor locked: a second job on the node must wait for the first one's."""
+    answers = {"project": "at-once", "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path, site=everywhere, runtime="enroot", **answers)
+    environment = {**ENVIRONMENT, **surroundings("enroot", project, tmp_path, cluster), "LAUNCHER": "spawn"}
+    build_image(cluster, project, environment)
+    options = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=2", "--gpus-per-node=1", "--mem=1G"]
+    jobs = [
+        cluster.sbatch(*options, project / "slurm/submit_multinode.sh", "pi/pi.py", cwd=project, env=environment)
+        for _ in range(2)
+    ]
+    for job in [cluster.wait(job) for job in jobs]:
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    made = [call["host"] for call in calls if call["runtime"] == "enroot" and call["argv"][0] == "create"]
+    assert sorted(made) == ["node1", "node2"]
+
+
+def test_a_named_container_is_used_again(cluster, everywhere, surroundings, tmp_path):
+    """With pyxis and KEEP_CONTAINER the second run finds what the first one unpacked; without it nothing is kept."""
+    answers = {"project": "named", "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path, site=everywhere, runtime="pyxis", **answers)
+    environment = {**ENVIRONMENT, **surroundings("pyxis", project, tmp_path, cluster), "LAUNCHER": "spawn"}
+    build_image(cluster, project, environment)
+    run = "bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3"
+    salloc(cluster, [f"KEEP_CONTAINER=kept {run}"] * 2 + [run] * 2, cwd=project, **environment)
+    calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    found = [call["how"] for call in calls if call["host"] == "node2" and "how" in call]
+    assert found == ["created", "reused", "temporary", "temporary"]
+
+
+def test_what_a_container_lacks_is_said_before_the_queue(cluster, everywhere, surroundings, tmp_path):
+    """Program, image and folders, for each runtime; inside a job too, and before anything is started on the nodes."""
+    said = {
+        "apptainer": "neither apptainer nor singularity was found on login",
+        "pyxis": "srun on login knows no --container-image: pyxis is not installed",
+        "edf": "srun on login knows no --environment: the container engine is not there",
+        "enroot": "enroot was not found on login",
+        "shifter": "shifter was not found on login",
+        "podman-hpc": "podman-hpc was not found on login",
+    }
+    for runtime, sentence in said.items():
+        answers = {"project": f"lacks-{runtime}", "nodes": "2", "gpus_per_node": "2"}
+        project = bake(tmp_path, site=everywhere, runtime=runtime, **answers)
+        submit = ["bash", project / "slurm/submit_multinode.sh", "pi/pi.py"]
+
+        def refused(submit=submit, project=project, **more):
+            done = cluster.run(*submit, cwd=project, env={**ENVIRONMENT, **more}, check=False)
+            assert (done.returncode, done.stdout) == (2, ""), done.stdout
+            assert len(done.stderr.splitlines()) == 1, done.stderr
+            return done.stderr
+
+        assert sentence in refused()
+        if runtime == "apptainer":
+            continue
+        environment = surroundings(runtime, project, tmp_path, cluster)
+        missing = {"shifter": "was not pulled", "podman-hpc": "there is no image"}.get(runtime, "no image at")
+        assert missing in refused(**environment) and "slurm/build_container.sh" in refused(**environment)
+        if runtime not in ("edf", "shifter"):
+            build_image(cluster, project, {**ENVIRONMENT, **environment})
+            settings = project / "env.sh"
+            settings.write_text(settings.read_text().replace("BINDS=(", "BINDS=(\n    /no/such/folder"))
+            assert "the container cannot see '/no/such/folder'" in refused(**environment)
+        job = cluster.submit(*submit[1:], cwd=project, env=ENVIRONMENT)
+        assert (job.state, job.exit_code) == ("FAILED", 2), job.output
+        assert sentence.replace("login", "node1") in job.output
+
+
+@pytest.fixture(scope="module")
+def matrix(request):
+    """Collects the cells, and prints them when the last test is done."""
+    cells = {}
+    yield cells
+    width = max(map(len, cluster_options.RUNTIMES)) + 2
+    lines = ["", "launcher x runtime, 2 nodes x 2 ranks; Slurm and Open MPI are real in every cell"]
+    lines.append(" " * width + "".join(f"{launcher:14}" for launcher in cluster_options.LAUNCHERS))
+    for runtime in cluster_options.RUNTIMES:
+        row = [cells.get((runtime, launcher), "not run") for launcher in cluster_options.LAUNCHERS]
+        lines.append(f"{runtime:{width}}" + "".join(f"{cell:14}" for cell in row).rstrip())
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print("\n".join(lines))

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+#? set runtime = cookiecutter.runtime
+#? set flags = site_facts(cookiecutter.site).containers[runtime].options
+#? if runtime == "enroot"
+# Runs a command in the container, on the node where it is called. enroot hands nothing in by itself: neither variables
+# nor the current folder.
+#? else
+# Runs a command in the container, on the node where it is called. podman hands nothing in by itself: neither variables
+# nor the current folder.
+#? endif
+#
+#   container/start.sh IMAGE FOLDER… -- command [arguments]       the folders are seen in it under their own names
+#
+# Called by slurm/*.sh (CONTAINER_EXEC of env.sh).
+set -euo pipefail
+
+image=$1
+shift
+options=()
+while [[ $1 != -- ]]; do
+    #? if runtime == "enroot"
+    options+=(--mount "${1// /\\040}") # an entry of fstab
+    #? else
+    options+=(--volume "$1:$1")
+    #? endif
+    shift
+done
+shift
+
+# All of the job's variables, but for those that belong to the host's software.
+while read -r name; do
+    case $name in
+        PATH | LD_* | PYTHONHOME | VIRTUAL_ENV | CUDA_HOME | CUDA_PATH | BASH_ENV | ENV) ;;
+        HOME | SHELL | TMPDIR | TERM | PWD | OLDPWD | SHLVL | _) ;;
+        *) [[ ${!name} == *$'\n'* ]] || options+=(--env "$name") ;;
+    esac
+done < <(compgen -e)
+
+#? if runtime == "enroot"
+# Unpacked once per node, under a name that changes with the image, and with the node, should they share a folder for it.
+# The lock is for several jobs of one node, some of which have a /tmp and a /dev/shm of their own; what a cancelled job left
+# half unpacked lacks the mark and is made anew.
+name="{{ image_name(cookiecutter) }}-${SLURMD_NODENAME:-$(hostname)}-$(stat --format=%Y-%s "$image")"
+mark=/var/tmp/$name-$UID
+(
+    flock 9
+    there=$(enroot list | grep -xF "$name") || true
+    if [[ -z $there || ! -e $mark.unpacked ]]; then
+        [[ -z $there ]] || enroot remove --force "$name"
+        enroot create --name "$name" "$image"
+        touch "$mark.unpacked"
+    fi
+) 9>"$mark.lock" >&2
+
+# shellcheck disable=SC2016 # $1 and $@ are those of the shell in the container
+exec enroot start "${options[@]}" "$name" bash -c 'cd "$1" && shift && exec "$@"' _ "$PWD" "$@"
+#? else
+#? for flag in flags
+options+=("{{ flag }}")
+#? endfor
+[[ ! -t 0 ]] || options+=(--interactive --tty) # slurm/interactive.sh
+# --ipc and --network: NCCL needs the host's shared memory and its network; -- keeps podman-hpc from taking options of the
+# program for its own.
+exec podman-hpc run --rm --pull=never --ipc=host --network=host --workdir="$PWD" "${options[@]}" -- "$image" "$@"
+#? endif

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# One process per GPU: whoever starts this file does so once for every rank, and it becomes the program.
+#
+#   launch/rank.sh program.py [arguments]        or: launch/rank.sh -m package.module [arguments]
+#
+# Which rank this is comes from whoever started it, looked up in this order:
+#   OMPI_COMM_WORLD_*                   mpirun, one copy per rank
+#   SLURM_STEP_*, SLURM_PROCID          srun, one task per rank
+#   none of these                       this process alone
+#
+# Read from the environment, all optional but the first where there are several ranks:
+#   MASTER_ADDR, MASTER_PORT   where rank 0 listens          (slurm/submit_multinode.sh sets them)
+#   NPROC_PER_NODE             ranks that each node must have (else its GPUs; else as many as were started)
+#   OMP_NUM_THREADS            threads of each rank           (else the cores it may use)
+#   RUN_DIR                    folder for each rank's error file
+#   PYTHON                     the interpreter                (python3)
+set -euo pipefail
+
+host=${SLURMD_NODENAME:-$(hostname)}
+
+die() {
+    echo "launch/rank.sh on $host: $*" >&2
+    exit 2
+}
+
+(($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
+[[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
+command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
+
+# nproc obeys OMP_NUM_THREADS, hence without it; a step may be allowed fewer cores than it was given, or the reverse.
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+((cores <= ${SLURM_CPUS_PER_TASK:-$cores})) || cores=$SLURM_CPUS_PER_TASK
+
+if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
+    RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
+    LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
+    GROUP_RANK=$((RANK / LOCAL_WORLD_SIZE))
+    export SLURM_STEP_ID=${SLURM_STEP_ID:-0} # Open MPI 4, in a container under mpirun 5, takes a rank without one to be alone
+    cores=$((cores > LOCAL_WORLD_SIZE ? cores / LOCAL_WORLD_SIZE : 1)) # mpirun binds nobody: these are the whole node's
+    how="mpirun --map-by ppr:RANKS:node"
+elif [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then # the step: SLURM_JOB_* and SLURM_NTASKS describe another thing, the allocation
+    ((SLURM_STEP_NUM_TASKS % SLURM_STEP_NUM_NODES == 0)) ||
+        die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES nodes, but every node must have as many: srun --ntasks-per-node"
+    RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS
+    LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
+    GROUP_RANK=$SLURM_NODEID
+    how="srun --ntasks=$((SLURM_STEP_NUM_NODES * ${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}})) --ntasks-per-node"
+else
+    RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=0
+fi
+
+if ((WORLD_SIZE == 1)); then # it meets nobody: MASTER_ADDR could be a leftover
+    MASTER_ADDR=127.0.0.1 MASTER_PORT=0
+fi
+wanted=${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:-$LOCAL_WORLD_SIZE}}
+[[ -z ${how:-} || $LOCAL_WORLD_SIZE == "$wanted" ]] ||
+    die "started $LOCAL_WORLD_SIZE time(s) on each node, but once per rank is wanted, $wanted times: ${how/RANKS/$wanted}${how:+=$wanted}"
+[[ -n ${MASTER_ADDR:-} && -n ${MASTER_PORT:-} ]] ||
+    die "$WORLD_SIZE ranks, but MASTER_ADDR and MASTER_PORT are not both set: start through slurm/submit_multinode.sh or set them"
+
+export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
+# Lightning, Accelerate and others take this for the sign that the variables above are there, and leave Slurm's alone.
+export TORCHELASTIC_RUN_ID=${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$MASTER_PORT
+export PYTHONUNBUFFERED=1 # into a pipe Python would keep its lines back
+if [[ -n ${RUN_DIR:-} ]]; then
+    mkdir -p "$RUN_DIR/node$GROUP_RANK-$host"
+    export TORCHELASTIC_ERROR_FILE=$RUN_DIR/node$GROUP_RANK-$host/rank$RANK.json
+fi
+exec "$PYTHON" "$@"

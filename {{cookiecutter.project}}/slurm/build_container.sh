@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+#? set site = site_facts(cookiecutter.site)
+#? set runtime = cookiecutter.runtime
+#? set in_job = runtime in ("apptainer", "pyxis", "enroot", "edf")
+#? set source = image_source(cookiecutter)
+#? set name = image_name(cookiecutter)
+#? set mpi = "mpirun-ranks" in site.launchers
+#? if runtime == "apptainer"
+# Makes the container image of env.sh (IMAGE), on a compute node, where there is room and time for it: {{ site.title }}.
+#
+#   bash slurm/build_container.sh [options of sbatch]  submits itself
+#
+#? if site.internet is false
+# Compute nodes reach no registry. On a machine that does and has the same processor:
+#   docker build -t {{ name }} -f container/Dockerfile .  &&  docker save -o container/{{ cookiecutter.project }}.tar {{ name }}
+# copy that file here, and this script makes the image from it.
+#? else
+# Takes {{ source }} as it is. For one with packages of your own, on a machine with docker:
+#   docker build -t {{ name }} -f container/Dockerfile .  &&  docker save -o container/{{ cookiecutter.project }}.tar {{ name }}
+# copy that file here, and this script makes the image from it.
+#? endif
+#? elif runtime == "edf"
+# Builds container/Dockerfile and makes of it the image of env.sh (IMAGE), on a compute node and in one job, because what
+# podman built is gone when the job ends: {{ site.title }}.
+#
+#   bash slurm/build_container.sh [options of sbatch]  submits itself
+#? elif in_job
+# Makes the container image of env.sh (IMAGE), on a compute node: {{ site.title }}.
+# It is {{ source }} as it is, or, where container/requirements.txt names packages, what podman builds from
+# container/Dockerfile.
+#
+#   bash slurm/build_container.sh [options of sbatch]  submits itself
+#? elif runtime == "shifter"
+# Pulls the container image of env.sh (IMAGE), so that the compute nodes have it: {{ site.title }}.
+# One of your own: build container/Dockerfile on a machine with docker, push it to a registry, and name it in IMAGE.
+#
+#   bash slurm/build_container.sh                      on a login node
+
+#? else
+# Builds container/Dockerfile and makes it known to the compute nodes as the image of env.sh (IMAGE): {{ site.title }}.
+#
+#   bash slurm/build_container.sh                      on a login node
+
+#? endif
+#? if in_job
+#
+#SBATCH {{ pad("--job-name=build-container") }} # shown by squeue
+#SBATCH {{ pad("--nodes=1") }} # one machine
+#SBATCH {{ pad("--ntasks=1") }} # packing uses its cores by itself
+#? if cookiecutter.gpus_per_node | int
+#SBATCH {{ pad(site.node.gpu_option ~ 1) }} # a GPU queue may refuse jobs without one
+#? endif
+#? if site.node.cores
+#SBATCH {{ pad("--cpus-per-task=" ~ (site.node.cores if site.node.whole else site.node.cores // site.node.gpus)) }} # for packing
+#? endif
+#? if site.node.memory
+#SBATCH {{ pad("--mem=" ~ site.node.memory) }} # as in slurm/submit_multinode.sh
+#? endif
+#? for directive in site.directives
+#SBATCH {{ pad(directive.option) }} # {{ directive.why }}
+#? endfor
+#SBATCH {{ pad("--time=01:00:00") }} # an image is some gigabytes
+#? if cookiecutter.partition
+#SBATCH {{ pad("--partition=" ~ cookiecutter.partition) }} # as in slurm/submit_multinode.sh
+#? endif
+#? if cookiecutter.qos
+#SBATCH {{ pad("--qos=" ~ cookiecutter.qos) }} # likewise
+#? endif
+#? if cookiecutter.account
+#SBATCH {{ pad("--account=" ~ cookiecutter.account) }} # likewise
+#? endif
+#SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
+
+#? endif
+die() {
+    echo "slurm/build_container.sh: $*" >&2
+    exit 2
+}
+
+#? if in_job
+here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+if [[ -f $here/env.sh ]]; then # called with bash
+    PROJECT_DIR=$here
+    ( # the job shall read env.sh as it is when it starts
+        # shellcheck source=/dev/null
+        source "$PROJECT_DIR/env.sh"
+        [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
+        mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
+        #? if runtime == "apptainer" and site.internet is false
+        [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
+            die "there is no container/{{ cookiecutter.project }}.tar to make the image from: see the top of this file"
+        #? endif
+    ) || exit
+    IMAGE_OF=$here exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}"
+fi
+
+# In the job: this file is a copy in a spool folder, and the submission above says where the project is.
+PROJECT_DIR=${IMAGE_OF:-$SLURM_SUBMIT_DIR}
+[[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/env.sh"
+RUNTIME=none PYTHON=bash activate || exit # the modules alone
+set -euo pipefail
+[[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
+work=$(mktemp -d "$IMAGE.XXXXXX") # beside it: there is room, and half an image never has its name
+trap 'rm -rf "$work"' EXIT
+#? if runtime == "apptainer"
+# Layers are kept beside the image while it is made: by default they would fill a cache in $HOME. They are unpacked in
+# TMPDIR, else /tmp; if that is too small, set APPTAINER_TMPDIR.
+export APPTAINER_CACHEDIR=$work SINGULARITY_CACHEDIR=$work
+program=$(command -v apptainer || command -v singularity) ||
+    die "neither apptainer nor singularity was found on $(hostname); name its module in MODULES of env.sh"
+#? if site.internet is false
+"$program" build "$work/image" "docker-archive://$PROJECT_DIR/container/{{ cookiecutter.project }}.tar"
+#? else
+if [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]]; then
+    "$program" build "$work/image" "docker-archive://$PROJECT_DIR/container/{{ cookiecutter.project }}.tar"
+else
+    "$program" pull "$work/image" "docker://{{ source }}"
+fi
+#? endif
+#? else
+command -v enroot >/dev/null || die "enroot was not found on $(hostname); name its module in MODULES of env.sh"
+export ENROOT_CACHE_PATH=$work/cache # by default it would fill $HOME
+mkdir "$ENROOT_CACHE_PATH"
+#? if runtime == "edf"
+# podman's store in memory, as CSCS advises (build-install/containers): the parallel file systems cannot hold it.
+cat >"$work/storage.conf" <<END
+[storage]
+driver = "overlay"
+runroot = "/dev/shm/$USER/runroot"
+graphroot = "/dev/shm/$USER/root"
+END
+export CONTAINERS_STORAGE_CONF=$work/storage.conf
+podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
+enroot import -x mount --output "$work/image" "podman://{{ name }}:latest"
+#? else
+packages=$(grep '^[^#[:space:]]' "$PROJECT_DIR/container/requirements.txt" || true)
+#? if mpi
+[[ ${INSTALL_HOROVOD:-0} != 1 ]] || packages+=horovod
+#? endif
+if [[ -n $packages ]]; then
+    command -v podman >/dev/null || die "podman, which adds packages to the image, was not found on $(hostname)"
+    #? if mpi
+    podman build --network=host --build-arg INSTALL_HOROVOD="${INSTALL_HOROVOD:-0}" \
+        --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
+    #? else
+    podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
+    #? endif
+    enroot import --output "$work/image" "podman://{{ name }}:latest"
+else
+    enroot import --output "$work/image" "docker://{{ cookiecutter.image }}"
+fi
+#? endif
+#? endif
+mv "$work/image" "$IMAGE"
+echo "ready: $IMAGE"
+#? else
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/env.sh"
+set -euo pipefail
+#? if runtime == "shifter"
+command -v shifterimg >/dev/null || die "shifterimg was not found: call this on a login node"
+shifterimg pull "docker:$IMAGE"
+shifterimg lookup "docker:$IMAGE" >/dev/null || die "the image was not pulled, see above" # a failed pull exits with 0
+#? else
+command -v podman-hpc >/dev/null || die "podman-hpc was not found: call this on a login node"
+podman-hpc build --tag "$IMAGE" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
+podman-hpc migrate "$IMAGE" # into a file that the compute nodes see; exits with 0 also when it fails
+[[ -n $(podman-hpc images --quiet "$IMAGE") ]] || die "the image was not migrated, see above"
+#? endif
+echo "ready: $IMAGE"
+#? endif
