@@ -22,8 +22,9 @@ from slurm_cluster import PATH
 
 SCRIPTS = Path(__file__).resolve().parent / "frameworks"
 LAUNCHERS = ["torchrun", "srun", "spawn", "mpirun", "mpirun-ranks"]
-# Open MPI's are drills: what these libraries read is the same there.
-MARKED = [pytest.param(name, marks=pytest.mark.drill if name.startswith("mpirun") else ()) for name in LAUNCHERS]
+# The others are drills: these two are furthest from what the libraries expect, and quickest.
+QUICK = ("srun", "spawn")
+MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.drill) for name in LAUNCHERS]
 NAMES = ["accelerate", "lightning"]
 TORCHS_ABORT = "terminate called without an active exception"
 # Variables of jobs around this one, and of MPI, that these libraries would believe.

@@ -6,6 +6,7 @@ Open MPI is real; which runtimes are is said at each.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -58,7 +59,7 @@ def salloc(cluster, lines, *, cwd, timeout=300, options=(), check=True, **enviro
 def test_the_same_programs_give_the_same_results_under_every_launcher(either, project, tmp_path):
     programs = dict(PROGRAMS)
     if either.root:  # the other Slurm has had all four
-        del programs["all_reduce"], programs["train"]
+        programs = {"check": programs["check"]}
     lines = [
         f"LAUNCHER={launcher} bash slurm/submit_multinode.sh {program} --json '{tmp_path}/{launcher}.{name}'"
         + (f" --out '{tmp_path}/{launcher}'" if name == "train" else "")
@@ -76,16 +77,16 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(either, pr
     for launcher, found in results("check").items():
         rows = [[row[key] for key in ("rank", "host", "node_rank", "local_rank")] for row in found["rows"]]
         assert rows == [[0, "node1", 0, 0], [1, "node1", 0, 1], [2, "node2", 1, 0], [3, "node2", 1, 1]], launcher
-    values = [found["pi"] for found in results("pi").values()]
-    assert max(values) - min(values) <= 1e-12 and abs(values[0] - 3.141592653589793) < 1e-12
     if "train" in programs:
+        values = [found["pi"] for found in results("pi").values()]
+        assert max(values) - min(values) <= 1e-12 and abs(values[0] - 3.141592653589793) < 1e-12
         for launcher, found in results("all_reduce").items():
             assert found["world_size"] == 4 and all(row["wrong"] == 0 for row in found["results"]), launcher
         losses = [found["losses"] if "losses" in found else found["loss"] for found in results("train").values()]
         assert all(loss == losses[0] for loss in losses), losses
 
 
-@pytest.mark.parametrize("launcher", cluster_options.LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["srun", "spawn", "mpirun", "mpirun-ranks"])  # torchrun: test_slurm.py
 def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
     """The others sleep for minutes; the job fails within seconds, and says why."""
     (tmp_path / "fails.py").write_text(
@@ -156,17 +157,30 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
 
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 REAL = ("none", "venv", "apptainer")  # the others are stand-ins, which check what they are given as the real ones do
+# All ranks meet rank 0, without torch, whose import would take most of the time; programs with torch are tested above.
 OWN_PROGRAM = """\
-import os, sys
-import torch, torch.distributed as dist
-dist.init_process_group()
-total = torch.ones(1) * dist.get_rank()
-dist.all_reduce(total)
+import os, socket, sys
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+here = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1  # torchrun itself has the other
+total = rank
+if rank == 0:
+    with socket.create_server(("", here[1]), backlog=world) as server:
+        peers = [server.accept()[0] for _ in range(world - 1)]
+    total = sum(int(peer.makefile().readline()) for peer in peers)
+    for peer in peers:
+        peer.sendall(f"{total}\\n".encode())
+else:
+    while True:
+        try:
+            with socket.create_connection(here, timeout=60) as peer:
+                peer.sendall(f"{rank}\\n".encode())
+                total = int(peer.makefile().readline())
+            break
+        except ConnectionRefusedError:
+            pass
 runtime = os.environ.get("STAND_IN_RUNTIME") or ("apptainer" if os.path.exists("/.singularity.d") else "host")
-words = [dist.get_rank(), dist.get_world_size(), total.item(), runtime, os.getcwd(), *sys.argv[1:]]
+words = [rank, world, total, runtime, os.getcwd(), *sys.argv[1:]]
 sys.stdout.write("RESULT " + "|".join(map(str, words)) + "\\n")
-dist.barrier()
-dist.destroy_process_group()
 """
 ARGUMENTS = ["a b", '"', "$HOME", "--max"]
 
@@ -215,6 +229,8 @@ def surroundings_of(request, runtime, project, tmp_path, cluster):
         return {"APPTAINER_MKSQUASHFS_ARGS": FAST_SQUASHFS}
     if runtime == "none":
         return {}
+    if os.geteuid() != 0:
+        pytest.skip("the stand-ins mount things, as root")
     image = stand_in_image(tmp_path / "registry.json")
     return {
         "PATH": f"{STAND_INS}:{Path(sys.executable).parent}:{PATH}",
@@ -268,9 +284,7 @@ def test_every_launcher_with_every_runtime(container_cluster, runtime, everywher
         assert done.returncode == 0, done.stdout + done.stderr
         inside = runtime if runtime not in ("none", "venv") else "host"
         found = sorted(re.findall(r"RESULT (.*)", done.stdout))
-        assert found == ["|".join([str(rank), "4", "6.0", inside, str(here), *ARGUMENTS]) for rank in range(4)], (
-            launcher
-        )
+        assert found == ["|".join([str(rank), "4", "6", inside, str(here), *ARGUMENTS]) for rank in range(4)], launcher
         matrix[runtime, launcher] = "real" if runtime in REAL else "stand-in"
 
 
@@ -287,7 +301,7 @@ def test_perlmutter_s_own_flags(cluster, runtime, surroundings, tmp_path):
     environment["LAUNCHER"] = "spawn"
     job = cluster.wait(int(cluster.run(*command, cwd=tmp_path, env=environment).stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert job.output.count(f"|4|6.0|{runtime}|{tmp_path}") == 4, job.output
+    assert job.output.count(f"|4|6|{runtime}|{tmp_path}") == 4, job.output
 
 
 @pytest.mark.parametrize("runtime", ["pyxis", "enroot", "podman-hpc"])

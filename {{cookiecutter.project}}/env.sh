@@ -181,7 +181,8 @@ enter_container() {
     local program=apptainer folder
     command -v apptainer >/dev/null || program=singularity
     command -v "$program" >/dev/null ||
-        missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set RUNTIME=venv" || return
+        missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set RUNTIME=venv;" \
+            "if compute nodes alone have it, submit with sbatch" || return
     have_image && visible "$@" || return
     unset BASH_ENV # the host's would take the place of the image's
     #? if cookiecutter.gpus_per_node | int
@@ -227,7 +228,9 @@ enter_container() {
     #? endfor
     #? else
     #? if runtime == "enroot"
-    command -v enroot >/dev/null || missing "enroot was not found on $(hostname); name its module in MODULES, or set RUNTIME=venv" || return
+    command -v enroot >/dev/null ||
+        missing "enroot was not found on $(hostname); name its module in MODULES, or set RUNTIME=venv;" \
+            "if compute nodes alone have it, submit with sbatch" || return
     have_image || return
     #? else
     command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set RUNTIME=venv" || return
