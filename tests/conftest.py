@@ -2,12 +2,10 @@
 
 import os
 import shutil
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
-from container_root import make_base_archive, make_container_root, make_sif
+from container_root import make_base_archive, make_container_root, make_sif, python_folders
 from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -44,14 +42,6 @@ def cluster24(debian13, tmp_path_factory):
         pytest.skip(str(error))
     with cluster:
         yield cluster
-
-
-def python_folders():
-    """What the Python of the tests consists of beside its virtual environment."""
-    if sys.base_prefix != "/usr":
-        return [Path(sys.base_prefix)]
-    python = Path("/usr/bin/python3")  # the system's own, without the rest of that system
-    return [python, python.resolve(), Path(sysconfig.get_path("stdlib"))]
 
 
 # ---- real containers: see container_root.py --------------------------------------------------------------------------

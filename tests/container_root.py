@@ -22,6 +22,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -77,6 +79,14 @@ exec /usr/bin/podman "$@"
 
 class Unavailable(RuntimeError):
     """Something cannot be had here; the message says why."""
+
+
+def python_folders() -> list[Path]:
+    """What the Python of the tests consists of beside its virtual environment: to be seen in other file systems too."""
+    if sys.base_prefix != "/usr":
+        return [Path(sys.base_prefix)]
+    python = Path("/usr/bin/python3")  # the system's own, without the rest of that system
+    return [python, python.resolve(), Path(sysconfig.get_path("stdlib"))]
 
 
 def make_container_root(cache: Path) -> tuple[Path | None, str]:

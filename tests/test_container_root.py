@@ -5,13 +5,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from container_root import offer_image, write_storage_conf
+from container_root import offer_image, python_folders, write_storage_conf
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TWO_NODES = ["--nodes=2", "--nodelist=node1,node2"]
 VENDOR = "nvcr.io/nvidia/pytorch:test"
 # the folders of this Python, with torch
-BINDS = [f"--bind={path}" for path in sorted({sys.prefix, sys.base_prefix}) if path != "/usr"]
+BINDS = [f"--bind={path}" for path in (sys.prefix, *python_folders())]
 ALL_REDUCE = """
 import os, socket, sys, torch
 import torch.distributed as dist

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake, cluster_options
-from container_root import FAST_SQUASHFS
+from container_root import FAST_SQUASHFS, python_folders
 from slurm_cluster import PATH
 
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
@@ -198,7 +198,7 @@ def everywhere(tmp_path_factory):
 
 
 # The folders of the tests' Python, as far as no image has them.
-PYTHON_FOLDERS = sorted({sys.prefix, sys.base_prefix} - {"/usr"})
+PYTHON_FOLDERS = [sys.prefix, *map(str, python_folders())]
 
 
 @pytest.fixture
