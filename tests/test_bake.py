@@ -117,6 +117,29 @@ def test_the_header_follows_the_answers(tmp_path):
     assert not re.search(r"^#SBATCH.*gpu", cpu, re.MULTILINE)
 
 
+def test_containers_follow_the_site_s_gpus(tmp_path):
+    """--nv or --rocm, and the vendor's own image; neither flag without GPUs; no plug-in's option in a header."""
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    (tmp_path / "amd.yaml").write_text(text.replace("node:\n", "node:\n  gpu_vendor: amd\n", 1))
+    for site, gpus, flag, other in (
+        ("slurm", "1", "--nv", "--rocm"),
+        (tmp_path / "amd.yaml", "1", "--rocm", "--nv"),
+        ("slurm", "0", "exec)", "--nv"),
+    ):
+        project = bake(tmp_path / f"{flag}-{gpus}", site=site, runtime="apptainer", gpus_per_node=gpus)
+        settings = (project / "env.sh").read_text()
+        assert flag in settings and other not in settings
+        base = re.search('ARG BASE="(.*)"', (project / "container/Dockerfile").read_text())[1]
+        assert base.startswith("docker.io/rocm/pytorch:" if flag == "--rocm" else "nvcr.io/nvidia/pytorch:")
+        assert "APPTAINER_CACHEDIR=$work" in (project / "slurm/build_container.sh").read_text()  # not in $HOME
+    for answers in ({"site": "clariden"}, {"site": "slurm", "runtime": "pyxis"}, {"site": "perlmutter"}):
+        project = bake(tmp_path / "header" / str(len(answers)) / answers["site"], **answers)
+        headers = re.findall(
+            "^#SBATCH.*", "".join(path.read_text() for path in project.glob("slurm/*.sh")), re.MULTILINE
+        )
+        assert headers and not re.search("--(environment|container|image|module|volume)", "".join(headers))
+
+
 def test_the_questions_are_the_ones_of_the_readme():
     """A question more is a question that everybody has to answer."""
     questions = json.loads((REPOSITORY / "cookiecutter.json").read_text())

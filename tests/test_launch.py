@@ -472,3 +472,17 @@ def test_the_project_is_found_from_a_spooled_copy(submit, command, tmp_path):
     assert (elsewhere.returncode == 0) == command.startswith("{project}")
     told = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/", "PROJECT_DIR": str(project)})
     assert told.stdout.strip() == str(project)
+
+
+def test_a_conda_environment_does_as_well(submit, tmp_path):
+    """It has no bin/activate, and is known by its conda-meta."""
+    for folder in ("bin", "conda-meta"):
+        (tmp_path / "my env" / folder).mkdir(parents=True)
+    python = tmp_path / "my env/bin/python3"
+    python.write_text("#!/bin/bash\necho conda\n")
+    python.chmod(0o755)
+    settings = submit.parent.parent / "env.sh"
+    environment = {"PROJECT_DIR": str(settings.parent), "RUNTIME": "venv", "VENV": f"{tmp_path}/my env"}
+    done = bash(f"source '{settings}' && activate && $PYTHON && echo $CONDA_PREFIX", **environment)
+    assert done.stdout == f"conda\n{tmp_path}/my env\n", done.stderr
+    assert bash(f"source '{settings}' && activate", **{**environment, "VENV": "/no/such"}).returncode == 2
