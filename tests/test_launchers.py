@@ -101,24 +101,15 @@ def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
 
 
 def test_inside_an_interactive_shell(either, project):
-    """A step within a step, where a plain srun, also mpirun's own, would wait for ever."""
+    """A step within a step, where a plain srun would wait for ever."""
     lines = [
         f"LAUNCHER={launcher} bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3"
         for launcher in ("srun", "mpirun-ranks")
     ]
-    command = [
-        "salloc",
-        "--nodes=1",
-        "--gpus-per-node=2",
-        "--cpus-per-task=8",
-        "srun",
-        "--ntasks=1",
-        "bash",
-        "-ec",
-        "\n".join(lines),
-    ]
+    allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
+    command = [*allocation, "srun", "--nodes=1", "--ntasks=1", "bash", "-ec", "\n".join(lines)]
     done = either.run(*command, cwd=project, env=ENVIRONMENT)
-    assert done.stdout.count("2 ranks on 1 host") == 2, done.stdout
+    assert done.stdout.count("4 ranks on 2 hosts") == 2, done.stdout
 
 
 def test_wrong_use_is_refused(cluster, project, tmp_path):

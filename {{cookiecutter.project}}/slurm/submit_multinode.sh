@@ -147,9 +147,8 @@ run() {
     echo "$(date '+%F %T') $* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     #? if mpi
     if [[ $LAUNCHER == mpirun* ]]; then
-        # Open MPI starts its daemons with an srun of its own, which takes these: all variables, all cores (srun 22.05 to
-        # 23.02 would give it one), and its share of an interactive shell's. The header's one task per node is one slot.
-        [[ -z ${SLURM_STEP_ID:-} ]] || export SLURM_OVERLAP=1
+        # Open MPI starts its daemons with an srun of its own, which takes these: all variables, and all cores (srun 22.05 to
+        # 23.02 would give it one). The header's one task per node would be one slot.
         SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK=$cores SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})" \
             mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none \
             "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
