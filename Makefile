@@ -4,9 +4,9 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin
-TOOLS := slurmctld slurmd munged mpirun ip hostname ps mmdebstrap
-# What the tests need beside Python: Slurm, mpirun, network namespaces, a Debian 13 with its newer Slurm.
-PACKAGES := slurm-wlm munge openmpi-bin iproute2 procps hostname mmdebstrap
+TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
+# What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, a Debian 13 with its newer Slurm.
+PACKAGES := slurm-wlm slurmdbd slurm-wlm-mysql-plugin mariadb-server-core munge openmpi-bin iproute2 procps hostname mmdebstrap
 # What the drills need more: they build Horovod.
 DRILL_PACKAGES := libopenmpi-dev cmake g++
 
@@ -42,6 +42,11 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 	$(BIN)/python perf/launchers.py
 	$(BIN)/python perf/ddp_step.py
 
+sites: .venv/ready ## write the table of README.md from sites/
+	@mkdir -p build
+	$(BIN)/python -B cluster_options.py table >build/sites.md
+	sed -i -e '/<!-- make sites -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make sites -->/r build/sites.md' README.md
+
 clean: ## remove the environment and everything that was built
 	rm -rf .venv build
 
@@ -63,4 +68,4 @@ packages:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
 	    echo "missing, and not to be installed without root and apt:$$missing"
 
-.PHONY: help demo test test-all perf clean packages
+.PHONY: help demo test test-all perf sites clean packages

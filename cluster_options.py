@@ -2,15 +2,32 @@
 
 Loaded by cookiecutter as a Jinja extension (cookiecutter.json, "_extensions"), so that the questions, the hooks and the
 written files all see the same functions. Everything here is a plain function of its arguments.
+
+    python3 cluster_options.py describe      prints a site file for the Slurm cluster that this runs on
+    python3 cluster_options.py table         prints the table of sites that README.md shows
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shlex
+import socket
+import subprocess
+import sys
 from datetime import date
 from functools import cache
 from pathlib import Path
+
+if __name__ == "__main__" and sys.argv[1:] == ["describe"]:  # before the imports below: this needs Python alone
+    import describe_cluster
+
+    try:
+        print(describe_cluster.describe(), end="")
+    except describe_cluster.DescribeError as error:
+        sys.exit(f"describe: {error}")
+    sys.exit()
 
 import click
 import yaml
@@ -33,6 +50,7 @@ RUNTIMES = {
     "edf": _SQUASHED,
     "shifter": (rf"({_NAME})", "NAME:TAG"),
     "podman-hpc": (rf"({_NAME})", "REGISTRY/NAME:TAG"),
+    "pod": (rf"({_NAME})", "REGISTRY/NAME:TAG"),
 }
 VENDOR_IMAGES = {
     "nvidia": "nvcr.io/nvidia/pytorch:26.01-py3",
@@ -40,7 +58,40 @@ VENDOR_IMAGES = {
 }
 # These live in options of srun, so mpirun, whose tasks are no steps of their own, cannot start them.
 IN_SRUN = ("pyxis", "edf")
+MPI = {"mpirun", "mpirun-ranks"}
 LAUNCHERS = ("torchrun", "srun", "spawn", "mpirun", "mpirun-ranks")
+LAUNCHER_ROWS = {  # of a table: what is started, what that starts, when to pick it
+    "torchrun": "one per node | this node's ranks | for a log of each rank, the same on a laptop and on Kubernetes",
+    "srun": "every rank | | to bind or profile ranks with srun's options; nothing stands between Slurm and a rank",
+    "spawn": "one Python per node | forks its ranks | for the quickest start: torch is imported once per node",
+    "mpirun": "by Open MPI instead: one torchrun per node | this node's ranks | where a tool wraps mpirun",
+    "mpirun-ranks": "by Open MPI instead: every rank | | for Horovod and mpi4py",
+}
+# What each kind of site can have; a site file lists which of these it has.
+KINDS = {
+    "local": {"runtimes": ("none", "venv"), "launchers": ("torchrun",), "name": "no scheduler"},
+    "slurm": {"runtimes": tuple(RUNTIMES)[:-1], "launchers": LAUNCHERS, "name": "Slurm"},
+    "runai": {"runtimes": ("pod",), "launchers": ("torchrun",), "name": "Run:ai"},
+}
+# Options of sbatch that come from elsewhere than `directives`.
+OWN_OPTIONS = {
+    "--nodes": "the question nodes",
+    "--time": "the question time_limit",
+    "--partition": "the question partition",
+    "--qos": "the question qos",
+    "--account": "the question account",
+    "--job-name": "the question project",
+    "--gpus-per-node": "gpus_per_node and node.gpu_option",
+    "--gres": "gpus_per_node and node.gpu_option",
+    "--cpus-per-task": "node.cores",
+    "--ntasks": "the launcher",
+    "--ntasks-per-node": "the launcher",
+    "--mem": "node.memory",
+    "--output": "the template alone",
+    "--open-mode": "the template alone",
+    "--export": "the template alone",
+}
+PLUGIN_OPTIONS = ("--environment", "--uenv", "--view", "--container", "--image", "--module", "--volume")
 # A site file states what the cluster has; of these the template can write projects so far.
 WRITTEN_KINDS = ("local", "slurm")
 
@@ -56,6 +107,19 @@ QUESTIONS += ("nodes", "gpus_per_node", "time_limit")
 # ---- site files ------------------------------------------------------------------------------------------------------
 
 
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """YAML in which a key that is there twice is a fault; otherwise the second would win, silently."""
+
+    def construct_mapping(self, node, deep=False):
+        """Refuse what is there twice."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 class SiteError(click.ClickException):
     """A site that does not exist or a site file that breaks the schema; shown by cookiecutter as one message."""
 
@@ -63,6 +127,8 @@ class SiteError(click.ClickException):
 def _text(value, key):
     if not isinstance(value, str):
         yield f"{key}: expected text, got {value!r}; put it in quotes"
+    elif "\n" in value:  # it will stand in a comment or in quotes
+        yield f"{key}: expected one line, got {value!r}; fold long text with >-"
 
 
 def _like(pattern, what):
@@ -98,6 +164,11 @@ def _count(least):
             yield f"{key}: expected a whole number of at least {least}, got {value!r}"
 
     return check
+
+
+def _number(value, key):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        yield f"{key}: expected a number above 0, got {value!r}"
 
 
 def _one_of(*allowed):
@@ -151,16 +222,38 @@ def _record(required, optional=None):
     return check
 
 
-_LIMITS = _record(
-    {},
-    {
-        "max_nodes": _count(1),
-        "max_time": _walltime,
-        "max_node_minutes": _count(1),  # nodes x walltime of one job
-        "confirmed": _flag,  # false: nobody could confirm these figures, so they warn instead of refusing
-        "about": _text,
-    },
-)
+def _pattern(value, key):
+    try:
+        re.compile(value)
+    except (TypeError, re.error) as error:
+        yield f"{key}: expected a regular expression in quotes, got {value!r} ({error})"
+
+
+_NODE_KEYS = {
+    "gpus": _count(0),
+    "cores": _count(1),
+    "memory": _like(r"\d+([KMGT]B?)?", "a value of --mem such as 450G, in quotes"),
+    "gpu_option": _like(
+        r"--(gpus-per-node=|gres=gpu:)([\w-]+:)?", "--gpus-per-node= or --gres=gpu:, with TYPE: if need be"
+    ),
+    "gpu_vendor": _one_of("nvidia", "amd"),
+    "whole": _flag,  # the scheduler gives whole nodes: ask for all cores, however few GPUs are used
+    "cpu_only": _flag,  # has nodes where gpus_per_node=0 makes sense
+}
+_LIMIT_KEYS = {  # of one job
+    "max_nodes": _count(1),
+    "min_nodes": _count(1),
+    "max_time": _walltime,
+    "max_node_minutes": _count(1),  # nodes x walltime
+    "max_gpus": _count(1),  # of all its nodes together
+    "tiers": _list(_record({"max_nodes": _count(1), "max_time": _walltime})),  # the longest time by number of nodes
+    "default": _flag,  # what jobs get that name none
+    "confirmed": _flag,  # false: nobody could confirm these figures, so they warn instead of refusing
+    "about": _text,
+    "node": _record({}, _NODE_KEYS),  # what its nodes, or what it gives of them, have different
+}
+
+_ROW = _record({"busbw": _number}, {"nodes": _count(1), "gpus": _count(1), "algbw": _number})
 
 SCHEMA = _record(
     {
@@ -169,84 +262,100 @@ SCHEMA = _record(
         "docs": _text,
         "checked": _day,
         "contact": _text,
-        "runtimes": _list(_one_of(*RUNTIMES)),  # the first that the template can write is the default
+        "runtimes": _list(_one_of(*RUNTIMES)),  # the first is the default
         "launchers": _list(_one_of(*LAUNCHERS)),
         "defaults": _record(
             {"nodes": _count(1), "gpus_per_node": _count(0)},
-            {"time_limit": _walltime, "partition": _text, "qos": _text},
+            {"time_limit": _walltime, "partition": _text, "qos": _text, "account": _text},
         ),
     },
     {
-        "node": _record(
-            {},
-            {
-                "gpus": _count(0),
-                "cores": _count(1),
-                "memory": _text,  # value of --mem
-                "gpu_option": _one_of("--gpus-per-node=", "--gres=gpu:"),
-                "gpu_vendor": _one_of("nvidia", "amd"),
-                "whole": _flag,  # the scheduler gives whole nodes: ask for all cores, however few GPUs are used
-                "cpu_only": _flag,  # has nodes where gpus_per_node=0 makes sense
-            },
-        ),
+        "detect": _record({}, {"cluster": _list(_text), "host": _pattern}),  # in one line: see site_here
+        "node": _record({}, _NODE_KEYS),
+        "account": _record({"like": _pattern, "example": _text}),  # the form that names of accounts have
+        "accounts": _list(_text),  # the ones that there are, where the file is of one user's making
         "required": _list(_one_of("account", "partition", "qos")),  # questions that this site wants an answer to
-        "partitions": _named(_LIMITS),  # empty: any name is taken as it is
-        "qos": _named(_LIMITS),
+        "partitions": _named(_record({}, _LIMIT_KEYS)),  # empty: any name is taken as it is
+        "qos": _named(_record({}, {**_LIMIT_KEYS, "partitions": _list(_text)})),  # goes with these partitions alone
         "directives": _list(_record({"option": _like("--.+", "an option --NAME"), "why": _text})),  # more #SBATCH lines
+        # more options of srun: always, or only where it starts one task per node, or one per rank with all GPUs
+        "srun": _list(_record({"option": _like("-.+", "an option"), "why": _text}, {"tasks": _one_of("node", "rank")})),
+        "interactive": _record({}, {"partition": _text, "qos": _text, "time_limit": _walltime}),  # for interactive.sh
         "modules": _list(_text),
+        "modules_after": _one_of("purge", "reset"),  # what is said to module before; purge by default
         "environment": _list(
             _record(
                 {
                     "name": _like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"),
-                    "value": _like('[^"`$\\\\]*', 'text without ", `, $ and \\'),  # it will stand in double quotes
+                    # it will stand in double quotes
+                    "value": _like('([^"`$\\\\]|\\$\\{\\w+\\})*', 'text without ", `, \\ and $, but for ${NAME}'),
                     "why": _text,
-                }
+                },
+                {"force": _flag},  # whatever the job had before
             )
         ),
         # beside what a container runtime needs everywhere: default image, modules that bring the program, more flags
         "containers": _named(
-            _record({}, {"image": _text, "modules": _list(_text), "options": _list(_like("-.*", "an option"))})
+            _record(
+                {},
+                {
+                    "image": _text,
+                    "modules": _list(_text),
+                    "options": _list(_like("-.*", "an option")),
+                    "gpu_option": _text,  # of apptainer, in place of --nv or --rocm; empty for none
+                    "entry": _list(_text),  # of apptainer: what is put before each command inside
+                    "build_with": _text,  # of podman-hpc and shifter: what is put before the build on a login node
+                    "after_build": _text,  # what is left to do when the image is there
+                },
+            )
         ),
         # folders that containers should see; variables in braces, as EDF files want them
         "binds": _list(_like(r'([^"`\\:,$]|\$\{\w+\})+', "a folder, such as /scratch or ${SCRATCH}")),
         "host_suffix": _text,  # appended to the first host's name where a second name leads to the fast network
         "internet": _flag,  # do compute nodes reach it?
+        "login_internet": _flag,  # and login nodes?
+        "ports": _record({"first": _count(1024), "last": _count(1024)}),  # that nodes may meet at
         "file_systems": _list(_record({"path": _text, "use": _text}, {"limits": _text})),
         "commands": _named(_text),  # what a user of this site types: accounts, queues, jobs, quota
+        # For the README of the written project, in Markdown:
+        "placement": _text,  # the network's topology, --contiguous, --switches
+        "notes": _list(_text),
+        "problems": _list(_record({"printed": _text, "cause": _text, "fix": _text})),
+        "all_reduce": _list(
+            _record({"about": _text, "source": _text, "unit": _one_of("GB/s", "Gbit/s"), "rows": _list(_ROW)})
+        ),
+        "unconfirmed": _list(_text),  # what stands in the file though nobody could confirm it, limits aside
     },
 )
 _NODE = {"gpus": None, "cores": None, "memory": "", "gpu_option": "--gpus-per-node=", "gpu_vendor": "nvidia"}
 _NODE |= {"whole": False, "cpu_only": False}
-_CONTAINER = {"image": "", "modules": [], "options": []}
-_LIMIT = {"max_nodes": None, "max_time": None, "max_node_minutes": None, "confirmed": True, "about": ""}
-_ABSENT = {
+_CONTAINER = {"image": "", "modules": [], "options": [], "gpu_option": None, "entry": []}
+_CONTAINER |= {"build_with": "", "after_build": ""}
+_LIMIT = {name: None for name in _LIMIT_KEYS} | {
+    "tiers": [],
+    "default": False,
+    "confirmed": True,
+    "about": "",
+    "partitions": [],
     "node": {},
-    "required": [],
-    "partitions": {},
-    "qos": {},
-    "directives": [],
-    "modules": [],
-    "environment": [],
-    "containers": {},
-    "binds": [],
-    "host_suffix": "",
-    "internet": None,
-    "file_systems": [],
-    "commands": {},
 }
+_MAPS = ("detect", "node", "account", "partitions", "qos", "containers", "interactive", "ports", "commands")
+_LISTS = ("accounts", "required", "directives", "srun", "modules", "environment", "binds", "file_systems", "notes")
+_LISTS += ("problems", "all_reduce", "unconfirmed")
+_ABSENT = {"host_suffix": "", "internet": None, "login_internet": None, "placement": "", "modules_after": "purge"}
 
 
 def site_names() -> list[str]:
-    """Names that can be answered to the question `site`."""
+    """Names that can be answered to the question `site`, apart from `here`."""
     return sorted(path.stem for path in SITES.glob("*.yaml"))
 
 
 def site_answer(answer: str) -> str:
-    """Return the site as it is kept: a known name, or the absolute path of a user's own site file.
+    """Return the site as it is kept: `here`, a known name, or the absolute path of a user's own site file.
 
     The path is made absolute because hooks are rendered from another folder. Raises SiteError.
     """
-    if answer in site_names():
+    if answer in ("here", *site_names()):
         return answer
     if "/" in answer or answer.endswith((".yaml", ".yml")):
         path = Path(answer).expanduser().resolve()
@@ -254,72 +363,150 @@ def site_answer(answer: str) -> str:
             raise SiteError(f"site {answer!r}: the path may hold letters, digits and . _ : / @ + = , # - only")
         if path.is_file():
             return str(path)
-        raise SiteError(f"site {answer!r}: there is no such file; give the path of a site file, or a name: {_sites()}")
-    raise SiteError(f"site {answer!r} is not known{_nearest(answer, site_names())}; choose one of {_sites()}")
+        what = "that is a folder" if path.is_dir() else "there is no such file"
+        raise SiteError(f"site {answer!r}: {what}; give the path of a site file, or a name: {_sites()}")
+    raise SiteError(f"site {answer!r} is not known{_nearest(answer.lower(), site_names())}; choose one of {_sites()}")
 
 
 @cache
 def site_facts(site: str) -> dict:
-    """Return the checked content of a site file, every key present; all faults of the file in one SiteError."""
+    """Return the checked content of a site file, every key present; all faults of the file in one SiteError.
+
+    `here` is read off the Slurm cluster that this runs on.
+    """
     name = site_answer(site)
-    path = Path(name) if "/" in name else SITES / f"{name}.yaml"
+    if name == "here":
+        source, text = "what was read off this cluster", _described()
+    else:
+        source = Path(name) if "/" in name else SITES / f"{name}.yaml"
+        try:
+            text = source.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SiteError(f"{source}: not readable: {error}") from error
+        source = f"the site file {source}"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SiteError(f"{path}: not readable as YAML: {error}") from error
+        content = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise SiteError(f"{source}{line}: not readable as YAML: {getattr(error, 'problem', error)}") from error
     faults = list(SCHEMA(content, ""))
-    if not faults:
-        facts = {**_ABSENT, **content}
-        facts["node"] = {**_NODE, **facts["node"]}
-        for section in ("partitions", "qos"):
-            facts[section] = {name: {**_LIMIT, **limits} for name, limits in facts[section].items()}
-        containers = facts["containers"]
-        for runtime in [*facts["runtimes"], *containers]:
-            containers = {**containers, runtime: {**_CONTAINER, **containers.get(runtime, {})}}
-        facts["containers"] = containers
-        facts["file_systems"] = [{"limits": "", **place} for place in facts["file_systems"]]
-        faults = list(_inconsistent(facts))
+    if not isinstance(content, dict) or any(fault.startswith(("kind:", "defaults")) for fault in faults):
+        facts = None
+    else:  # what is wrong in one place does not hide what is wrong in another
+        broken = {re.match(r"\w*", fault)[0] for fault in faults}
+        facts = _complete({name: value for name, value in content.items() if name not in broken})
+        faults += _inconsistent(facts, broken)
     if faults:
-        raise SiteError(
-            "\n  ".join([f"the site file {path} is not as SCHEMA in cluster_options.py wants it:", *faults])
-        )
+        raise SiteError("\n  ".join([f"{source} is not as SCHEMA in cluster_options.py wants it:", *faults]))
     return facts
 
 
-def _inconsistent(facts):
-    """Yield what each key alone cannot show."""
-    for key, names in (("partition", facts["partitions"]), ("qos", facts["qos"])):
-        value = facts["defaults"].get(key)
-        if value and names and value not in names:
-            yield f"defaults.{key}: {value!r} is not among {', '.join(names)}"
+def _described() -> str:
+    import describe_cluster  # only where it is asked for
+
+    try:
+        return describe_cluster.describe()
+    except describe_cluster.DescribeError as error:
+        raise SiteError(f"site 'here': {error}") from error
+
+
+def _complete(content) -> dict:
+    """Return the content of a site file with every key that there can be."""
+    facts = {**_ABSENT, **{name: {} for name in _MAPS}, **{name: [] for name in _LISTS}}
+    facts |= {"runtimes": [], "launchers": [], "title": "", **content}
+    facts["node"] = {**_NODE, **facts["node"]}
+    for section in ("partitions", "qos"):
+        facts[section] = {name: {**_LIMIT, **limits} for name, limits in facts[section].items()}
+    for runtime in facts["runtimes"]:
+        facts["containers"] = {runtime: {}, **facts["containers"]}
+    facts["containers"] = {runtime: {**_CONTAINER, **more} for runtime, more in facts["containers"].items()}
+    facts["file_systems"] = [{"limits": "", **place} for place in facts["file_systems"]]
+    facts["srun"] = [{"tasks": "", **option} for option in facts["srun"]]
+    facts["all_reduce"] = [
+        {**table, "rows": [{"nodes": "", "gpus": "", "algbw": "", **row} for row in table["rows"]]}
+        for table in facts["all_reduce"]
+    ]
+    return facts
+
+
+def _inconsistent(facts, broken):
+    """Yield what each key alone cannot show; `broken` are the keys whose fault is known already."""
+    kind = KINDS[facts["kind"]]
     for key in ("runtimes", "launchers"):
-        if not facts[key]:
+        if not facts[key] and key not in broken:
             yield f"{key}: expected at least one"
-    if facts["kind"] == "local":
-        for key, allowed in (("runtimes", ("none", "venv")), ("launchers", ("torchrun",))):
-            for value in facts[key]:
-                if value not in allowed:
-                    yield f"{key}: {value!r} needs a scheduler, but kind is local; use {' or '.join(allowed)}"
-    yield from _inconsistent_containers(facts)
-    if facts["kind"] not in WRITTEN_KINDS:
-        yield f"kind: {facts['kind']!r} cannot be written by this template yet; use one of {', '.join(WRITTEN_KINDS)}"
+        for value in facts[key]:
+            if value not in kind[key]:
+                yield f"{key}: {value!r} does not go with kind: {facts['kind']}; {_known(kind[key])}"
+    yield from _inconsistent_containers(facts, broken)
     if facts["kind"] == "slurm":  # what the scripts for a scheduler cannot do without
         for section, key in (("defaults", "time_limit"), ("commands", "accounts"), ("commands", "queues")):
-            if not facts[section].get(key):
+            if section not in broken and not facts[section].get(key):
                 yield f"{section}.{key}: missing"
+    yield from _inconsistent_options(facts)
+    yield from _inconsistent_queues(facts)
+    yield from _inconsistent_nodes(facts)
+    if facts["ports"] and facts["ports"]["first"] > facts["ports"]["last"]:
+        yield f"ports: {facts['ports']['first']} comes after {facts['ports']['last']}"
+    if not {"node", "partitions", "qos"} & broken:
+        given = {question: str(facts["defaults"].get(question, "")) for question in QUESTIONS}
+        for question in ("nodes", "gpus_per_node", "time_limit"):
+            faults = CHECKS[question](given, facts)
+            yield from (f"defaults: {fault}" for fault in faults if not isinstance(fault, Doubt))
 
 
-def _inconsistent_containers(facts):
+def _inconsistent_options(facts):
+    for place, directive in enumerate(facts["directives"]):
+        name = re.split("[= ]", directive["option"])[0]
+        if name in OWN_OPTIONS:
+            yield f"directives[{place}].option: {name} is written from {OWN_OPTIONS[name]}; say it there"
+        elif name.startswith(PLUGIN_OPTIONS):
+            yield f"directives[{place}].option: {name} belongs to a plug-in of srun; use containers"
+
+
+def _inconsistent_queues(facts):
+    for section in ("defaults", "interactive"):
+        for key, names in (("partition", facts["partitions"]), ("qos", facts["qos"])):
+            value = facts[section].get(key)
+            if value and names and value not in names:
+                yield f"{section}.{key}: {value!r} is not among {', '.join(names)}"
+    for name, limits in facts["qos"].items():
+        for partition in limits["partitions"]:
+            if facts["partitions"] and partition not in facts["partitions"]:
+                yield f"qos.{name}.partitions: {partition!r} is not among {', '.join(facts['partitions'])}"
+
+
+def _inconsistent_nodes(facts):
+    nodes = {
+        f"{section}.{name}.node": limits["node"]
+        for section in ("partitions", "qos")
+        for name, limits in facts[section].items()
+    }
+    for where, own in {"node": facts["node"], **nodes}.items():
+        node = {**facts["node"], **own}
+        if own and (node["cores"] or node["gpus"] or 0) < (node["gpus"] or 0):
+            yield f"{where}.cores: {node['cores']} for {node['gpus']} GPUs; each needs one at least"
+
+
+def _inconsistent_containers(facts, broken):
     for runtime, container in facts["containers"].items():
         if runtime not in facts["runtimes"]:
-            yield f"containers.{runtime}: there is no such runtime in runtimes; add it there"
+            if "runtimes" not in broken:
+                yield f"containers.{runtime}: there is no such runtime in runtimes; add it there"
         elif container["image"] and not _image_fits(runtime, container["image"]):
             yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {_image_wanted(runtime)}"
 
 
 def suggest(site: str, question: str, runtime: str = "") -> str:
-    """Return the default of a question for a site; '' where it has none. The runtime matters for the image alone."""
-    facts = site_facts(site)
+    """Return the default of a question for a site; '' where it has none. The runtime matters for the image alone.
+
+    '' for a site that there is not, so that its fault is told together with those of the other answers.
+    """
+    try:
+        facts = site_facts(site)
+    except SiteError:
+        return ""
     if question in ("runtime", "launcher"):
         return facts[f"{question}s"][0]
     if question == "image":
@@ -327,7 +514,76 @@ def suggest(site: str, question: str, runtime: str = "") -> str:
     return str(facts["defaults"].get(question, ""))
 
 
+# ---- the site one stands on ------------------------------------------------------------------------------------------
+
+
+def site_here() -> str:
+    """Return the site whose login node this is; `here` on a Slurm cluster without a file; else `local`.
+
+    Asks files first and the controller last, for a quarter of a second at most. `slurm` where that does not answer.
+    """
+    patterns = {site: _detect(site) for site in site_names()}
+    named = [_first_line("/etc/xthostname"), _first_line("/etc/FZJ/systemname")]  # on Cray systems; at Jülich
+    confs = [os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"]
+    configured = [_cluster_name(_read(conf)) for conf in confs if conf]
+    if site := _named(patterns, named + configured):
+        return site
+    hosts = {socket.gethostname(), socket.gethostname().split(".")[0]}
+    for site, pattern in patterns.items():
+        if pattern.get("host") and any(re.fullmatch(pattern["host"], host) for host in hosts):
+            return site
+    try:
+        asked = subprocess.run(
+            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=0.25, check=False
+        )
+    except FileNotFoundError:
+        return "local"
+    except (OSError, subprocess.TimeoutExpired):
+        return "slurm"
+    if asked.returncode == 0:
+        return _named(patterns, [_cluster_name(asked.stdout)]) or "here"
+    return "slurm" if any(configured) else "local"
+
+
+def _detect(site) -> dict:
+    """Return what the line `detect` of one of the template's own files says; parsing them all would take too long."""
+    line = re.search(r"^detect:.*$", _read(SITES / f"{site}.yaml"), re.MULTILINE)
+    return yaml.load(line[0], Loader)["detect"] if line else {}
+
+
+def _named(patterns, names) -> str:
+    found = {name.lower() for name in names if name}
+    for site, pattern in patterns.items():
+        if found & {name.lower() for name in pattern.get("cluster", [])}:
+            return site
+    return ""
+
+
+def _cluster_name(text) -> str:
+    match = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
+    return match[1] if match else ""
+
+
+def _first_line(path) -> str:
+    return (_read(path).splitlines() or [""])[0].strip()
+
+
+def _read(path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 # ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+class Doubt(str):
+    """A fault that warns instead of refusing: the limit it breaks could not be confirmed."""
+
+
+class Limit(str):
+    """A fault that a newer site file could cure."""
 
 
 def problems(answers) -> list[str]:
@@ -335,92 +591,141 @@ def problems(answers) -> list[str]:
 
     answers: the mapping of question to answer, as cookiecutter holds it; values are text.
     """
-    return _review(answers)[0]
+    found = [fault for fault in _review(answers) if not isinstance(fault, Doubt)]
+    if any(isinstance(fault, Limit) for fault in found):
+        found.append("if a limit has changed: copy the site's file, edit it, and answer site=PATH")
+    return found
 
 
 def warnings(answers) -> list[str]:
     """Return what is probably wrong: answers beyond limits that the site file marks as unconfirmed."""
-    return _review(answers)[1]
+    return [fault for fault in _review(answers) if isinstance(fault, Doubt)]
 
 
 def refuse_problems(answers) -> str:
     """Raise a ClickException with all faults of the answers, which cookiecutter prints alone; else return ''."""
-    faults, doubts = _review(answers)
-    for doubt in doubts:
-        click.echo(f"Warning: {doubt}", err=True)
+    if "project" not in answers:  # a replay, whose answers come later: the hook checks them
+        return ""
+    if not _at_terminal():
+        for doubt in warnings(answers):
+            click.echo(f"Warning: {doubt}", err=True)
+    faults = problems(answers)
     if faults:
-        raise click.ClickException("\n  ".join(["nothing was written, because of", *faults]))
+        heading = ["nothing was written, because of"] * (len(faults) > 1)
+        raise click.ClickException("\n  ".join([*heading, *faults]))
     return ""
 
 
-def _review(answers) -> tuple[list[str], list[str]]:
-    given = {name: str(answers.get(name, "")) for name in QUESTIONS}
-    faults, over, doubts = list(_characters(given)), [], []
+def settle(answers, question: str) -> str:
+    """Ask again, at a terminal, until the answer to a question has no fault; elsewhere leave it to refuse_problems.
+
+    The site is brought into the form in which it is kept. Returns ''.
+    """
+    while True:
+        found = list(_faults_of(answers, question))
+        faults = [fault for fault in found if not isinstance(fault, Doubt)]
+        if not faults or not _at_terminal():
+            break
+        for fault in faults:
+            click.secho(f"  {fault}", fg="red", err=True)
+        first = {"project": "demo", "site": site_here()} if question in ("project", "site") else {}
+        default = first.get(question) or suggest(answers["site"], question, answers.get("runtime", ""))
+        if question == "time_limit" and _minutes(default):
+            default = _within_limits(answers, default)
+        again = click.prompt(f"  {question} ({default})", default=default, show_default=False)
+        answers.update({question: again.strip()})
+    if question == "site" and not faults:
+        answers.update({"site": site_answer(answers["site"])})
+    if _at_terminal():
+        for doubt in found:
+            click.secho(f"  Warning: {doubt}", fg="yellow", err=True)
+    return ""
+
+
+def _at_terminal() -> bool:
+    """Whether cookiecutter's command asks somebody who sits at a terminal."""
+    context = click.get_current_context(silent=True)
+    return bool(context) and not context.params.get("no_input", True) and sys.stdin.isatty()
+
+
+def _review(answers):
+    try:
+        site_facts(str(answers.get("site", "")))
+    except SiteError as error:
+        given = _given(answers)
+        yield from (fault for question in QUESTIONS for fault in _unsafe(question, given))
+        yield error.message
+        return
+    for question in QUESTIONS:
+        yield from _faults_of(answers, question)
+
+
+def _faults_of(answers, question):
+    """Yield the faults of one answer, in the light of the answers before it."""
+    given = _given(answers)
+    yield from _unsafe(question, given)
+    if question == "project":
+        return
     try:
         facts = site_facts(given["site"])
     except SiteError as error:
-        return [*faults, error.message], doubts
-    faults += _choices(given, facts)
-    faults += _image(given)
-    nodes, minutes = _amounts(given, facts, faults)
-    if facts["kind"] == "slurm":
-        for question in facts["required"]:
-            if not given[question]:
-                find = facts["commands"]["accounts" if question == "account" else "queues"]
-                faults.append(
-                    f"{question} is empty, but {facts['title']} wants one for every job; list yours with: {find}"
-                )
-        for question, known in (("partition", facts["partitions"]), ("qos", facts["qos"])):
-            value = given[question]
-            if not value or not known:
-                continue
-            if value not in known:
-                near = _nearest(value, known)
-                faults.append(f"{question} {value!r} is not known at {facts['title']}{near}; {_known(known)}")
-                continue
-            limits = known[value]
-            beyond = _beyond(limits, f"{question} {value}", nodes, minutes, given["time_limit"])
-            if limits["confirmed"]:
-                over += beyond
-            else:
-                doubts += [f"{line}, a limit that nobody could confirm" for line in beyond]
-    if over:
-        over.append("if a limit has changed: copy the site's file, edit it, and answer site=PATH")
-    return faults + over, doubts
+        if question == "site":
+            yield error.message
+        return
+    yield from CHECKS[question](given, facts)
 
 
-def _characters(given):
-    """Yield answers that are no folder name, or that a shell or an #SBATCH line would not take literally."""
-    if not FOLDER.fullmatch(given["project"]):
+def _given(answers):
+    return {name: str(answers.get(name, "")) for name in QUESTIONS}
+
+
+def _unsafe(question, given):
+    """Yield what is no folder name, or what a shell or an #SBATCH line would not take literally."""
+    value = given[question]
+    if question == "project" and not FOLDER.fullmatch(value):
         yield (
-            f"project {given['project']!r} is no plain folder name: use letters, digits, '.', '_', '-', at most 64, "
+            f"project {value!r} is no plain folder name: use letters, digits, '.', '_', '-', at most 64, "
             "beginning with a letter or digit"
         )
-    for name in QUESTIONS[2:]:
-        unsafe = UNSAFE_IN_QUOTES if name == "image" else UNSAFE
-        bad = sorted(set(unsafe.findall(given[name])))
-        if bad:
-            shown = " ".join(repr(character) for character in bad)
-            yield f"{name} {given[name]!r} holds {shown}, which would not reach the job as typed; leave it out"
+    if question in ("project", "site"):
+        return
+    if len(value) > 200:
+        yield f"{question} {value[:20]!r}… has {len(value)} characters; it may have 200"
+    bad = sorted(set((UNSAFE_IN_QUOTES if question == "image" else UNSAFE).findall(value)))
+    if bad:
+        shown = " ".join(repr(character) for character in bad)
+        yield f"{question} {value!r} holds {shown}, which would not reach the job as typed; leave it out"
 
 
-def _choices(given, facts):
-    for name in ("launcher", "runtime"):
-        allowed = facts[f"{name}s"]
-        if given[name] not in allowed:
-            yield (
-                f"{name} {given[name]!r} is not available for {facts['title']}{_nearest(given[name], allowed)}; "
-                f"{_known(allowed)}"
-            )
-    if given["launcher"].startswith("mpirun") and given["runtime"] in IN_SRUN:
-        starters = [launcher for launcher in facts["launchers"] if not launcher.startswith("mpirun")]
+def _check_site(given, facts):
+    if facts["kind"] not in WRITTEN_KINDS:
+        name = KINDS[facts["kind"]]["name"]
         yield (
-            f"launcher {given['launcher']!r} cannot start runtime {given['runtime']!r}, which lives in options of "
-            f"srun; {_known(starters)}"
+            f"site {given['site']!r}: {facts['title']} is known, but scripts for {name} cannot be written yet; "
+            f"choose a site with Slurm, or local"
         )
 
 
-def _image(given):
+def _check_choice(question):
+    def check(given, facts):
+        value, allowed, kind = given[question], facts[f"{question}s"], KINDS[facts["kind"]]
+        if value not in allowed:
+            others = [other["name"] for other in KINDS.values() if value in other[f"{question}s"]]
+            why = f"is not available for {facts['title']}{_nearest(value, allowed)}"
+            if others and value not in kind[f"{question}s"]:
+                why = f"is for {' or '.join(others)}, but {facts['title']} has {kind['name']}"
+            yield f"{question} {value!r} {why}; {_known(allowed)}"
+        elif question == "runtime" and value in IN_SRUN and given["launcher"] in MPI & {*facts["launchers"]}:
+            others = [runtime for runtime in allowed if runtime not in IN_SRUN]
+            yield (
+                f"launcher {given['launcher']!r} cannot start runtime {value!r}, which lives in options of srun; "
+                f"{_known(others)}, or launcher torchrun"
+            )
+
+    return check
+
+
+def _check_image(given, facts):
     runtime, image = given["runtime"], given["image"]
     if RUNTIMES.get(runtime) is None:
         if image:
@@ -429,6 +734,144 @@ def _image(given):
         yield f"image is empty, but runtime {runtime!r} needs one; {_image_wanted(runtime)}"
     elif not _image_fits(runtime, image):
         yield f"image {image!r} is of the wrong kind for runtime {runtime!r}; {_image_wanted(runtime)}"
+
+
+def _check_account(given, facts):
+    account, known, form = given["account"], facts["accounts"], facts["account"]
+    yield from _check_needed("account", given, facts)
+    if not account:
+        return
+    if known and account not in known:
+        yield f"account {account!r} is not one of yours{_nearest(account, known)}; {_known(known)}"
+    elif form and not re.fullmatch(form["like"], account):
+        find = facts["commands"].get("accounts", "")
+        yield f"account {account!r}: at {facts['title']} it looks like {form['example']}; list yours with: {find}"
+
+
+def _check_needed(question, given, facts):
+    """Yield that an answer is missing, or that there is nothing it could mean."""
+    value, kind = given[question], KINDS[facts["kind"]]
+    if facts["kind"] == "local" or (facts["kind"] == "runai" and question in ("qos", "time_limit")):
+        if value:
+            yield f"{question} {value!r} means nothing where there is {kind['name']}; leave it empty"
+    elif not value and question in facts["required"]:
+        find = facts["commands"].get("accounts" if question == "account" else "queues", "")
+        example = f", for example {facts['account']['example']}" if question == "account" and facts["account"] else ""
+        yield f"{question} is empty, but {facts['title']} wants one for every job{example}; list yours with: {find}"
+
+
+def _check_queue(question):
+    section = "partitions" if question == "partition" else "qos"
+
+    def check(given, facts):
+        value, known = given[question], facts[section]
+        yield from _check_needed(question, given, facts)
+        if not value or not known:
+            return
+        # where none is named, the cluster's default is most likely the one that the file suggests
+        partition = _queue("partition", given, facts) or facts["defaults"].get("partition", "")
+        partitions = known.get(value, _LIMIT)["partitions"]
+        if value not in known:
+            yield f"{question} {value!r} is not known at {facts['title']}{_nearest(value, known)}; {_known(known)}"
+        elif partitions and partition in facts["partitions"] and partition not in partitions:
+            yield f"qos {value!r} does not go with partition {partition!r}; {_known(partitions)}"
+
+    return check
+
+
+def _limits(given, facts):
+    """Yield the limits of the chosen partition and QoS: where they stand, how their faults are told, what they are."""
+    for question, section in (("partition", "partitions"), ("qos", "qos")):
+        name = _queue(question, given, facts)
+        limits = facts[section].get(name)
+        if limits:
+            yield f"{question} {name}", Limit if limits["confirmed"] else _doubt, limits
+
+
+def _queue(question, given, facts):
+    """Return the chosen partition or QoS, or else the cluster's default; '' where that is not known."""
+    queues = facts["partitions" if question == "partition" else "qos"]
+    return given[question] or next((name for name, limits in queues.items() if limits["default"]), "")
+
+
+def _doubt(text):
+    return Doubt(f"{text}, a limit that nobody could confirm")
+
+
+def _check_nodes(given, facts):
+    nodes = _whole(given["nodes"])
+    if not nodes:
+        yield f"nodes {given['nodes']!r} is not a whole number of at least 1; for example nodes=2"
+        return
+    for where, fault, limits in _limits(given, facts):
+        most, least = limits["max_nodes"], limits["min_nodes"]
+        if most and nodes > most:
+            yield fault(f"nodes {nodes}: {where} allows at most {most}")
+        if least and nodes < least:
+            yield fault(f"nodes {nodes}: {where} takes jobs of at least {least}")
+
+
+def _check_gpus(given, facts):
+    nodes, gpus = _whole(given["nodes"]), _whole(given["gpus_per_node"])
+    partition = _queue("partition", given, facts)
+    node = node_of(facts, partition, _queue("qos", given, facts))
+    most, cpu_only = node["gpus"], node["cpu_only"]
+    if gpus is None:
+        yield f"gpus_per_node {given['gpus_per_node']!r} is not a whole number of at least 0; for example {most or 4}"
+    elif most is not None and gpus > most:
+        own = facts["partitions"].get(partition, _LIMIT)["node"]
+        where = f"partition {partition}" if own else facts["title"]
+        fix = f"use at most {most} and more nodes" if most else "use 0, or another partition"
+        yield f"gpus_per_node {gpus}: a node of {where} has {most}; {fix}"
+    elif gpus == 0 and not cpu_only:
+        yield f"gpus_per_node 0: {facts['title']} is described by its GPU nodes only; use 1 to {most}"
+    else:
+        for where, fault, limits in _limits(given, facts):
+            total = (nodes or 0) * gpus
+            if total > (limits["max_gpus"] or total):
+                yield fault(f"gpus_per_node {gpus} on {nodes} nodes: {where} allows {limits['max_gpus']} GPUs per job")
+
+
+def _check_time(given, facts):
+    nodes, minutes, text = _whole(given["nodes"]), _minutes(given["time_limit"]), given["time_limit"]
+    if facts["kind"] != "slurm":
+        yield from _check_needed("time_limit", given, facts)
+    elif not minutes:
+        yield f"time_limit {text!r} is no walltime [D-]HH:MM:SS above zero; for example 01:30:00"
+    else:
+        for where, fault, limits in _limits(given, facts):
+            yield from map(fault, _too_long(where, limits, nodes, minutes, text))
+
+
+def _too_long(where, limits, nodes, minutes, text):
+    longest, product = limits["max_time"], limits["max_node_minutes"]
+    tiers = sorted(
+        (tier["max_nodes"], tier["max_time"]) for tier in limits["tiers"] if (nodes or 0) <= tier["max_nodes"]
+    )
+    if longest and minutes > _minutes(longest):
+        yield f"time_limit {text}: {where} allows at most {longest}"
+    elif tiers and minutes > _minutes(tiers[0][1]):
+        yield f"time_limit {text}: {where} allows jobs of up to {tiers[0][0]} nodes at most {tiers[0][1]}"
+    if nodes and product and nodes * minutes > product and nodes <= (limits["max_nodes"] or nodes):
+        longest = walltime(product // nodes)
+        yield (
+            f"time_limit {text} on {nodes} nodes: {where} allows {product} node-minutes per job, "
+            f"so {nodes} node{'s' * (nodes > 1)} for at most {longest}"
+        )
+
+
+CHECKS = {
+    "site": _check_site,
+    "launcher": _check_choice("launcher"),
+    "runtime": _check_choice("runtime"),
+    "image": _check_image,
+    "account": _check_account,
+    "partition": _check_queue("partition"),
+    "qos": _check_queue("qos"),
+    "nodes": _check_nodes,
+    "gpus_per_node": _check_gpus,
+    "time_limit": _check_time,
+}
 
 
 def _default_image(facts, runtime):
@@ -441,7 +884,7 @@ def _default_image(facts, runtime):
     image = VENDOR_IMAGES[facts["node"]["gpu_vendor"]]
     if runtime == "apptainer":
         return f"docker://{image}"
-    return image if runtime in ("shifter", "podman-hpc") else image.replace("/", "#", 1)
+    return image if runtime in ("shifter", "podman-hpc", "pod") else image.replace("/", "#", 1)
 
 
 def _image_fits(runtime, image):
@@ -450,40 +893,6 @@ def _image_fits(runtime, image):
 
 def _image_wanted(runtime):
     return f"give {RUNTIMES[runtime][1]}" if RUNTIMES[runtime] else "this runtime is no container"
-
-
-def _amounts(given, facts, faults) -> tuple[int | None, float | None]:
-    """Return nodes and walltime in minutes, None for what cannot be read; appends to faults."""
-    node = facts["node"]
-    nodes, gpus, minutes = _whole(given["nodes"]), _whole(given["gpus_per_node"]), _minutes(given["time_limit"])
-    if not nodes:
-        faults.append(f"nodes {given['nodes']!r} is not a whole number of at least 1; for example nodes=2")
-    most = node["gpus"]
-    if gpus is None:
-        faults.append(f"gpus_per_node {given['gpus_per_node']!r} is not a whole number; for example {most or 4}")
-    elif most is not None and gpus > most:
-        faults.append(f"gpus_per_node {gpus}: a node of {facts['title']} has {most}; use at most {most} and more nodes")
-    elif gpus == 0 and not node["cpu_only"]:
-        faults.append(f"gpus_per_node 0: {facts['title']} is described by its GPU nodes only; use 1 to {most}")
-    if facts["kind"] == "slurm" and not minutes:
-        faults.append(
-            f"time_limit {given['time_limit']!r} is no walltime [D-]HH:MM:SS above zero; for example 01:30:00"
-        )
-    return nodes, minutes
-
-
-def _beyond(limits, where, nodes, minutes, time_limit):
-    most, longest, product = (limits[key] for key in ("max_nodes", "max_time", "max_node_minutes"))
-    if nodes and most and nodes > most:
-        yield f"nodes {nodes}: {where} allows at most {most}"
-    if minutes and longest and minutes > _minutes(longest):
-        yield f"time_limit {time_limit}: {where} allows at most {longest}"
-    if nodes and minutes and product and nodes * minutes > product and nodes <= (most or nodes):
-        longest = walltime(int(product // nodes))
-        yield (
-            f"nodes {nodes} x {minutes:g} minutes: {where} allows {product} node-minutes per job, "
-            f"so {nodes} node{'s' * (nodes > 1)} for at most {longest}"
-        )
 
 
 def _whole(text: str) -> int | None:
@@ -513,19 +922,179 @@ def _known(names) -> str:
 
 
 def _sites() -> str:
-    return f"{', '.join(site_names())}, or the path of a site file of your own"
+    return f"{', '.join(site_names())}, here (any Slurm cluster one stands on), or the path of a site file of your own"
 
 
 # ---- what the written files are rendered with ------------------------------------------------------------------------
 
 
+def node_of(facts, partition: str, qos: str = "") -> dict:
+    """Return what is known of the nodes of a partition, as a QoS gives them."""
+    own = facts["partitions"].get(partition, _LIMIT)["node"], facts["qos"].get(qos, _LIMIT)["node"]
+    return {**facts["node"], **own[0], **own[1]}
+
+
+def node_facts(answers) -> dict:
+    """Return what is known of the nodes that the answers ask for."""
+    facts = site_facts(answers["site"])
+    return node_of(facts, _queue("partition", answers, facts), _queue("qos", answers, facts))
+
+
+def interactive_answers(answers) -> dict:
+    """Return the answers for one node and half an hour, in the queue that the site has for interactive work."""
+    facts = site_facts(answers["site"])
+    changed = {**answers, "nodes": "1", "time_limit": "00:30:00", **facts["interactive"]}
+    gpus = [node_facts(changed)["gpus"], *(limits["max_gpus"] for _, _, limits in _limits(changed, facts))]
+    most = min((count for count in gpus if count is not None), default=int(answers["gpus_per_node"]))
+    return {**changed, "gpus_per_node": str(min(int(answers["gpus_per_node"]), most))}
+
+
+def build_answers(answers, longest: str) -> dict:
+    """Return the answers for a job that builds something: one node, `longest` at most, one GPU where nodes are shared.
+
+    The queue is the answered one, or the site's default where that takes larger jobs only.
+    """
+    facts = site_facts(answers["site"])
+    changed = {**answers, "nodes": "1"}
+    if any((limits["min_nodes"] or 1) > 1 for _, _, limits in _limits(changed, facts)):
+        changed |= {question: suggest(answers["site"], question) for question in ("partition", "qos")}
+    if for_tests(facts, changed):  # is no test: goes where jobs go that name no queue, as far as that is known
+        for question in ("partition", "qos"):
+            changed[question] = _queue(question, {**changed, question: ""}, facts) or changed[question]
+    gpus = int(answers["gpus_per_node"])
+    changed["gpus_per_node"] = str(gpus if node_facts(changed)["whole"] else min(gpus, 1))
+    return {**changed, "time_limit": _within_limits(changed, longest)}
+
+
+def _within_limits(answers, longest):
+    """Return a walltime, or the longest that the chosen queue allows for so many nodes."""
+    nodes, times = _whole(answers["nodes"]) or 1, [longest]
+    for _, _, limits in _limits(answers, site_facts(answers["site"])):
+        times += [limits["max_time"], *(tier["max_time"] for tier in limits["tiers"] if nodes <= tier["max_nodes"])]
+        times += [walltime(minutes // nodes) for minutes in [limits["max_node_minutes"]] if minutes]
+    return min(filter(None, times), key=_minutes)
+
+
+def example_nodes(answers) -> str:
+    """Return a number of nodes for an example that the chosen queue takes: 4, or as many as were answered."""
+    more = {**answers, "nodes": "4"}
+    return answers["nodes"] if list(_review(more)) else "4"
+
+
 def cores_per_node(answers) -> int | None:
     """Return the cores a job asks for on each node: all of a whole node, else the GPUs' share; None if unknown."""
-    node = site_facts(answers["site"])["node"]
-    cores, gpus = node["cores"], int(answers["gpus_per_node"])
-    if cores is None or node["whole"] or not gpus or not node["gpus"]:
-        return cores
-    return cores * gpus // node["gpus"]
+    node = node_facts(answers)
+    return node["cores"] and _share(node["cores"], node, int(answers["gpus_per_node"]))
+
+
+def _share(amount, node, gpus):
+    return amount if node["whole"] or not gpus or not node["gpus"] else amount * gpus // node["gpus"]
+
+
+def resources(answers) -> list[tuple[str, str]]:
+    """Return the options of sbatch that say what a job takes and from which queue, each with its reason."""
+    facts, node, cores = site_facts(answers["site"]), node_facts(answers), cores_per_node(answers)
+    gpus, partition, qos = int(answers["gpus_per_node"]), answers["partition"], answers["qos"]
+    memory = re.sub(r"\d+", lambda amount: str(_share(int(amount[0]), node, gpus)), node["memory"])
+    share = "all cores of a node" if cores == node["cores"] else "the cores that come with these GPUs"
+    options = [
+        (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus),
+        (f"--cpus-per-task={cores}", f"{share}; without it, one", cores),
+        (f"--mem={memory}", "of each node" + "; 0 means all" * (memory == "0"), memory),
+        *((directive["option"], directive["why"], True) for directive in facts["directives"]),
+        (f"--time={answers['time_limit']}", "walltime; a shorter job starts sooner", True),
+        (f"--partition={partition}", facts["partitions"].get(partition, _LIMIT)["about"] or "which nodes", partition),
+        (f"--qos={qos}", facts["qos"].get(qos, _LIMIT)["about"] or "which limits and priority", qos),
+        (f"--account={answers['account']}", "who is charged", answers["account"]),
+    ]
+    return [(option, why) for option, why, wanted in options if wanted]
+
+
+def nodes_of(limits) -> str:
+    """Return how many nodes a queue gives to one job, for a table."""
+    least, most = limits["min_nodes"], limits["max_nodes"]
+    return f"{least} to {most}" if least and most else f"at least {least}" if least else str(most or "")
+
+
+def for_tests(facts, answers) -> bool:
+    """Whether the chosen queue is one for tests, which takes some consideration."""
+    chosen = {**facts["partitions"], **facts["qos"]}
+    names = [name for question in ("partition", "qos") if (name := _queue(question, answers, facts)) in chosen]
+    return any(re.search("debug|test|dev", f"{name} {chosen[name]['about']}") for name in names)
+
+
+def remarks(limits) -> str:
+    """Return what a table of queues says beside nodes and walltime."""
+    tiers = [f"up to {tier['max_nodes']} nodes {tier['max_time']}" for tier in limits["tiers"]]
+    found = [
+        "the default" if limits["default"] else "",
+        limits["about"],
+        f"{limits['max_node_minutes']} node-minutes per job" if limits["max_node_minutes"] else "",
+        f"{limits['max_gpus']} GPUs per job" if limits["max_gpus"] else "",
+        ", ".join(tiers),
+        f"with partition {' or '.join(limits['partitions'])}" if limits["partitions"] else "",
+        "" if limits["confirmed"] else "unconfirmed",
+    ]
+    return "; ".join(filter(None, found)).replace("|", r"\|")
+
+
+def gpu_option(answers) -> str:
+    """Return the option of apptainer that brings the GPUs into the container; '' for none."""
+    own = site_facts(answers["site"])["containers"].get("apptainer", _CONTAINER)["gpu_option"]
+    if int(answers["gpus_per_node"]) == 0:
+        return ""
+    return own if own is not None else "--rocm" if node_facts(answers)["gpu_vendor"] == "amd" else "--nv"
+
+
+def in_code(text: str) -> str:
+    """Return what a program prints as Markdown shows it; a text that has its own marks, or tells of nothing, stays."""
+    text = text.replace("|", r"\|")
+    return text if "`" in text or text.startswith("nothing") else f"`{text}`"
+
+
+def modules_of(answers) -> dict:
+    """Return the modules of the chosen runtime, and of those that RUNTIME may be set to; one entry if all are alike."""
+    facts = site_facts(answers["site"])
+    names = dict.fromkeys([answers["runtime"], *(name for name in ("venv", "none") if name in facts["runtimes"])])
+    found = {name: facts["modules"] + facts["containers"][name]["modules"] for name in names}
+    alike = all(modules == found[answers["runtime"]] for modules in found.values())
+    found = {name: modules for name, modules in found.items() if modules}
+    return {name: modules for name, modules in found.items() if not alike or name == answers["runtime"]}
+
+
+def interactive_line(answers) -> str:
+    """Return the one line that opens a shell on a compute node, in the chosen software; for the project's folder."""
+    job, runtime, image = interactive_answers(answers), answers["runtime"], answers["image"]
+    facts = site_facts(answers["site"])
+    more, modules = facts["containers"][runtime]["options"], facts["modules"] + facts["containers"][runtime]["modules"]
+    gpus = [option for option in [gpu_option(answers)] if option]
+    if image_source(answers) and runtime in ("apptainer", *IN_SRUN, "enroot"):
+        image = f"$PWD/container/{answers['project']}.{'sif' if runtime == 'apptainer' else 'sqsh'}"
+    variables = f"module load {' '.join(modules)}; " * bool(modules) + "export PROJECT_DIR=$PWD"
+    srun = " ".join(["srun --pty", *(option["option"] for option in facts["srun"] if option["tasks"] != "rank")])
+    start = {
+        "apptainer": [
+            f"{srun} singularity exec",
+            *gpus,
+            *more,
+            image,
+            *facts["containers"][runtime]["entry"],
+            "bash",
+        ],
+        "pyxis": [
+            f"{srun} --container-image={image} --container-mounts=$PWD --container-workdir=$PWD",
+            *more,
+            "bash",
+        ],
+        "edf": [f"{srun} --environment=$PWD/container/{answers['project']}.toml bash"],
+        "enroot": [f"{srun} container/start.sh {image} $PWD -- bash"],
+        "podman-hpc": [f"{srun} container/start.sh localhost/{image_name(answers)}:latest $PWD -- bash"],
+        "shifter": [f"{srun} shifter --image=docker:{image}", *more, "bash"],
+    }.get(runtime, [f"{srun} bash --rcfile slurm/interactive.rc"])
+    if runtime == "edf":
+        variables += f" PROGRAM_DIR=$PWD IMAGE={image}"
+    options = ["--nodes=1", "--ntasks=1", *(option for option, _ in resources(job))]
+    return f"{variables}; " + " ".join(["salloc", *map(shlex.quote, options), *start])
 
 
 def image_source(answers) -> str:
@@ -550,6 +1119,8 @@ def pad(option: str) -> str:
 
 def overridable(variable: dict) -> str:
     """Return the shell text that keeps an environment variable as the user set it, or else takes the site's value."""
+    if variable.get("force") or "SLURM_JOB_ID" in variable["value"]:  # another job's is never right
+        return variable["value"]
     return f"${{{variable['name']}:-{variable['value']}}}"
 
 
@@ -565,11 +1136,24 @@ class ClusterOptions(Extension):
         """Add them as globals."""
         super().__init__(environment)
         for function in (
-            site_answer,
+            site_here,
             site_facts,
             suggest,
+            settle,
             problems,
             refuse_problems,
+            node_facts,
+            interactive_answers,
+            build_answers,
+            resources,
+            example_nodes,
+            nodes_of,
+            for_tests,
+            remarks,
+            gpu_option,
+            in_code,
+            modules_of,
+            interactive_line,
             cores_per_node,
             image_source,
             image_name,
@@ -578,3 +1162,26 @@ class ClusterOptions(Extension):
             in_quotes,
         ):
             environment.globals[function.__name__] = function
+        environment.globals["LAUNCHER_ROWS"] = LAUNCHER_ROWS
+
+
+def table() -> str:
+    """Return the site files as the table of README.md."""
+    lines = ["| `site` | cluster | GPUs and cores of a node | runtimes, the first by default | queues | checked |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for site in site_names():
+        facts = site_facts(site)
+        nodes = [node_of(facts, partition) for partition in facts["partitions"]] or [facts["node"]]
+        amounts = dict.fromkeys(f"{node['gpus']} and {node['cores'] or '?'}" for node in nodes if node["gpus"])
+        queues = len(facts["partitions"]) + len(facts["qos"])
+        kind = "" if facts["kind"] in WRITTEN_KINDS else "; facts only, no scripts yet"
+        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']}){kind}", ", ".join(amounts) or "any"]
+        words += [", ".join(facts["runtimes"]), str(queues or "any"), facts["checked"]]
+        lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["table"]:
+        sys.exit("usage: python3 cluster_options.py describe | table")
+    print(table(), end="")

@@ -11,6 +11,8 @@ TITLE = {{site_facts(cookiecutter.site).title | tojson}}  # noqa: F821
 KIND = "{{ site_facts(cookiecutter.site).kind }}"
 RUNTIME = "{{ cookiecutter.runtime }}"
 IMAGE_SOURCE = "{{ image_source(cookiecutter) }}"
+RUNTIMES = {{site_facts(cookiecutter.site).runtimes}}  # noqa: F821
+OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
 LAUNCHERS = {{site_facts(cookiecutter.site).launchers}}  # noqa: F821
 
 SLURM = KIND == "slurm"
@@ -23,7 +25,7 @@ NEEDED = {
     "slurm/submit_multinode.sh": SLURM,
     "slurm/interactive.sh": SLURM,
     "slurm/interactive.rc": SLURM,
-    "slurm/build_venv.sh": SLURM,
+    "slurm/build_venv.sh": SLURM and "venv" in RUNTIMES,
     "slurm/build_horovod.sh": HOROVOD,
     "training/train_horovod.py": HOROVOD,
     "slurm/build_container.sh": BUILDS_IMAGE,
@@ -62,6 +64,8 @@ def main() -> None:
             Path(name).chmod(Path(name).stat().st_mode | 0o111)
 
     steps = [(f"cd {PROJECT}", "settings: env.sh; all else: README.md")]
+    if SLURM and OFFLINE and (RUNTIME == "venv" or BUILDS_IMAGE):
+        steps.append(("less README.md", "First run: what has to be fetched before, as compute nodes have no internet"))
     steps += [BUILD[KIND]] * (RUNTIME == "venv") + [BUILD_IMAGE] * BUILDS_IMAGE + FIRST_STEPS[KIND]
     width = max(len(command) for command, _ in steps)
     print(f"{PROJECT} is written for {TITLE}. Next:")

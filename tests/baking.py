@@ -54,13 +54,15 @@ def combinations() -> list[dict[str, str]]:
     found = []
     for site in cluster_options.site_names():
         facts = cluster_options.site_facts(site)
+        if facts["kind"] not in cluster_options.WRITTEN_KINDS:
+            continue
         both = [
             (runtime, launcher)
             for runtime, launcher in product(facts["runtimes"], facts["launchers"])
             if not (runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"))
         ]
         gpus = ["1", "0"] if facts["node"]["cpu_only"] else [str(facts["node"]["gpus"]), "1"]
-        account = "acc1" if "account" in facts["required"] else ""
+        account = facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
         found += [
             {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account}
             for (runtime, launcher), count in product(both, gpus)

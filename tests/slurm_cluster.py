@@ -89,8 +89,8 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc={d}/log/jobcomp.log
 MailProg=/bin/true
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+PARTITION = "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
 
 # Process 1 of the login node. It ends when its standard input does, that is when the test process closes the pipe or
 # dies in whatever way; with it the kernel ends every process of the cluster and takes down mounts and network.
@@ -130,6 +130,14 @@ ip link set br0 up
 munged $MUNGED &
 munged=$!
 until [[ -S /run/munge.sock ]]; do kill -0 $munged || die "munged did not start"; sleep 0.01; done
+if [[ -e $D/etc/accounts ]]; then
+    source "$D/etc/accounting.sh"
+    # sacctmgr waits for acknowledgements that loopback delays
+    ip route change local 10.77.0.1 dev br0 table local proto kernel scope host src 10.77.0.1 quickack 1
+    start_mariadb "$D/db" /run/mysql.sock || die "MariaDB did not start"
+    start_slurmdbd /run/mysql.sock 10.77.0.1 6819 || die "slurmdbd did not start"
+    load_accounts "$D/etc/accounts" || die "sacctmgr refused $D/etc/accounts"
+fi
 slurmctld -c -D &
 slurmctld=$!
 until (: </dev/tcp/10.77.0.1/6817) 2>/dev/null; do kill -0 $slurmctld || die "slurmctld did not start"; sleep 0.02; done
@@ -177,6 +185,33 @@ class ClusterError(RuntimeError):
 
 
 @dataclass
+class Nodes:
+    """Nodes of one kind. `features` as in slurm.conf, `more` for whatever else is to stand in their lines there."""
+
+    count: int
+    cpus: int = 8
+    gpus: int = 2
+    gpu_type: str = ""
+    memory_mb: int = 64000
+    features: str = ""
+    more: str = ""
+
+    @property
+    def conf(self) -> str:
+        """Their hardware in slurm.conf."""
+        gpus = f" Gres=gpu:{self.gpu_type and self.gpu_type + ':'}{self.gpus}" if self.gpus else ""
+        features = f" Feature={self.features}" if self.features else ""
+        cores = f"CoresPerSocket={self.cpus} ThreadsPerCore=1 CPUs={self.cpus}"
+        return f"SocketsPerBoard=1 {cores} RealMemory={self.memory_mb}{gpus}{features} {self.more}".strip()
+
+    @property
+    def gres(self) -> str:
+        """Their GPUs in gres.conf; '' without any."""
+        kind = f" Type={self.gpu_type}" if self.gpu_type else ""
+        return f"Name=gpu{kind} File={','.join(DEVICES[: self.gpus])}" if self.gpus else ""
+
+
+@dataclass
 class Job:
     """A finished job."""
 
@@ -193,6 +228,8 @@ class Cluster:
 
     `user`: run everything as this user (only root can). `root`: the root directory of a Debian whose Slurm is to be
     used instead of this machine's; /tmp, /home, /root and the directories in `bind` are the same inside.
+    `nodes`: how many, or several kinds: node1, node2… in this order. `partitions`: their lines in slurm.conf.
+    `accounts`: what sacctmgr is told, one command a line; accounts and QoS are then enforced (see accounting.py).
     `extra_conf`: lines for slurm.conf.
     """
 
@@ -200,7 +237,7 @@ class Cluster:
         self,
         directory: Path,
         *,
-        nodes: int = 4,
+        nodes: int | list[Nodes] = 4,
         cpus: int = 8,
         gpus: int = 2,
         memory_mb: int = 64000,
@@ -208,13 +245,16 @@ class Cluster:
         bind: list[Path] | None = None,
         namespaces: bool | None = None,
         user: str | None = None,
+        partitions: tuple[str, ...] = (PARTITION,),
+        accounts: str = "",
         extra_conf: str = "",
     ):
         self.directory = Path(directory).resolve()
         if re.search(r"[\s,#%]", str(self.directory)):
             raise ValueError(f"{self.directory}: Slurm cannot have spaces or any of ,#% in the paths of its own files")
-        if gpus > len(DEVICES):
-            raise ValueError(f"gpus={gpus}: there are only {len(DEVICES)} devices to pass off as GPUs")
+        kinds = [Nodes(nodes, cpus, gpus, memory_mb=memory_mb)] if isinstance(nodes, int) else nodes
+        if max(kind.gpus for kind in kinds) > len(DEVICES):
+            raise ValueError(f"{kinds}: there are only {len(DEVICES)} devices to pass off as GPUs")
         self.user = user or pwd.getpwuid(os.geteuid()).pw_name
         self._drop = []
         if user and os.geteuid() == 0:
@@ -225,13 +265,17 @@ class Cluster:
         if self.no_namespaces and (namespaces or root):
             raise ClusterError(f"namespaces are not allowed here: {self.no_namespaces}")
         self.namespaces = not self.no_namespaces
+        if accounts and not self.namespaces:
+            raise ClusterError(f"accounts take namespaces: {self.no_namespaces}")
         if not self.namespaces and len(str(self.directory)) > 60:
             raise ValueError(f"{self.directory}: without namespaces Slurm's sockets need a shorter path")
         if not self.namespaces:  # here it needs this for the daemons to end with the test process
             self._drop = ["setpriv", "--pdeathsig=KILL", *self._drop[1:]]
         prefix = "node" if self.namespaces else "127.0.0.1"
-        self.nodes = [f"{prefix}{number}" for number in range(1, nodes + 1)]
-        self.hardware = {"cpus": cpus, "gpus": gpus, "memory_mb": memory_mb}
+        self.kinds = [kind for kind in kinds for _ in range(kind.count)]  # of every node
+        self.nodes = [f"{prefix}{number}" for number in range(1, len(self.kinds) + 1)]
+        self.partitions = partitions
+        self.accounts = accounts
         self.root = Path(root).resolve() if root else None
         self.bind = [Path(path).absolute() for path in bind or []]
         self.extra_conf = extra_conf
@@ -374,16 +418,14 @@ class Cluster:
         )
         if not self.namespaces:
             conf += "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n"  # listen on loopback only
-        conf += self.extra_conf.strip() + "\n"
-        hardware = "SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 CPUs={cpus} RealMemory={memory_mb}"
-        hardware = hardware.format(**self.hardware)
-        gpus = self.hardware["gpus"]
+        if self.accounts:
+            conf = self._configure_accounting(conf)
+        conf += "\n".join([*self.partitions, self.extra_conf.strip()]) + "\n"
         gres = ""
-        for name, address, port in zip(self.nodes, addresses, ports[1:]):
+        for name, kind, address, port in zip(self.nodes, self.kinds, addresses, ports[1:]):
             host = name if self.namespaces else here
-            conf += f"NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} {hardware} State=UNKNOWN"
-            conf += f" Gres=gpu:{gpus}\n" if gpus else "\n"
-            gres += f"NodeName={name} Name=gpu File={','.join(DEVICES[:gpus])}\n" if gpus else ""
+            conf += f"NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} {kind.conf} State=UNKNOWN\n"
+            gres += f"NodeName={name} {kind.gres}\n" if kind.gres else ""
             if not self.namespaces:
                 (d / "node" / name).mkdir(exist_ok=True)
         for name, script in {"login": LOGIN_SCRIPT, "node": NODE_SCRIPT, "private": PRIVATE_SCRIPT}.items():
@@ -404,6 +446,20 @@ class Cluster:
                 shutil.chown(path, self.user)
             if subprocess.run([*self._drop, "test", "-w", d], check=False).returncode:
                 raise ClusterError(f"{self.user} has no access to {d}")
+
+    def _configure_accounting(self, conf: str) -> str:
+        """Write what slurmdbd needs; returns slurm.conf with it."""
+        import accounting  # which imports this file
+
+        if reason := accounting.missing():
+            raise ClusterError(reason)
+        etc = self.directory / "etc"
+        (etc / "accounting.sh").write_text(accounting.SHELL)
+        (etc / "accounts").write_text(self.accounts)
+        (etc / "slurmdbd.conf").unlink(missing_ok=True)
+        where = {"host": "10.77.0.1", "port": 6819, "munge": "/run/munge.sock"}
+        accounting.write_slurmdbd_conf(etc, **where, user=self.user, log=self.directory / "log/slurmdbd.log")
+        return re.sub(r"(?m)^(AccountingStorageType|JobAcctGatherType)=.*\n", "", conf) + accounting.slurm_conf(**where)
 
     @property
     def _ready(self) -> Path:

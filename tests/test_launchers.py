@@ -18,6 +18,7 @@ from baking import REPOSITORY, bake, cluster_options
 from container_root import FAST_SQUASHFS, python_folders
 from slurm_cluster import PATH
 
+RUNTIMES = cluster_options.KINDS["slurm"]["runtimes"]
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
 # Where tests run as root, Open MPI wants to be told so. GPUs are invented, hence ALLOW_CPU.
 ENVIRONMENT = {"PYTHON": sys.executable, "ALLOW_CPU": "1"}
@@ -180,7 +181,7 @@ ARGUMENTS = ["a b", '"', "$HOME", "--max"]
 def everywhere(tmp_path_factory):
     """A site that has every runtime and every launcher, and whose containers see this Python."""
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
-    text = re.sub("runtimes: .*", f"runtimes: [{', '.join(cluster_options.RUNTIMES)}]", text)
+    text = re.sub("runtimes: .*", f"runtimes: [{', '.join(RUNTIMES)}]", text)
     text += "containers:\n  shifter: {options: [--module=gpu]}\n  podman-hpc: {options: [--gpu, --nccl]}\n"
     text += f"binds: [{', '.join(PYTHON_FOLDERS)}]\n"
     path = tmp_path_factory.mktemp("site") / "everywhere.yaml"
@@ -248,7 +249,7 @@ def build_image(cluster, project, environment):
     return output
 
 
-@pytest.mark.parametrize("runtime", cluster_options.RUNTIMES)
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_every_launcher_with_every_runtime(container_cluster, runtime, everywhere, surroundings, tmp_path, matrix):
     """Each cell of the matrix runs on two nodes of two ranks, or is refused with its reason.
 
@@ -381,10 +382,10 @@ def matrix(request):
     """Collects the cells, and prints them when the last test is done."""
     cells = {}
     yield cells
-    width = max(map(len, cluster_options.RUNTIMES)) + 2
+    width = max(map(len, RUNTIMES)) + 2
     lines = ["", "launcher x runtime, 2 nodes x 2 ranks; Slurm and Open MPI are real in every cell"]
     lines.append(" " * width + "".join(f"{launcher:14}" for launcher in cluster_options.LAUNCHERS))
-    for runtime in cluster_options.RUNTIMES:
+    for runtime in RUNTIMES:
         row = [cells.get((runtime, launcher), "not run") for launcher in cluster_options.LAUNCHERS]
         lines.append(f"{runtime:{width}}" + "".join(f"{cell:14}" for cell in row).rstrip())
     with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from baking import REPOSITORY, bake, cluster_options, cookiecutter
@@ -21,6 +22,8 @@ GOOD = {
     "time_limit": "01:00:00",
 }
 CLARIDEN = {"site": "clariden", "partition": "debug", "qos": "", "account": ""}
+LOCAL = {"site": "local", "runtime": "none", "account": "", "partition": "", "qos": "", "time_limit": ""}
+RUNAI = {**LOCAL, "site": "runai", "runtime": "pod", "image": "nvcr.io/nvidia/pytorch:26.01-py3", "account": "mlo-me"}
 
 # What is answered beside GOOD, and what the message must say: the value, the rule, the fix.
 REFUSED = [
@@ -44,7 +47,7 @@ REFUSED = [
     ({**CLARIDEN, "runtime": "edf", "image": "x.sqsh"}, ["of the wrong kind", "the absolute path of a .sqsh file"]),
     (
         {"site": "slurm", "partition": "", "qos": "", "runtime": "pyxis", "image": "a#b:1", "launcher": "mpirun"},
-        ["launcher 'mpirun' cannot start runtime 'pyxis', which lives in options of srun", "torchrun, srun, spawn"],
+        ["launcher 'mpirun' cannot start runtime 'pyxis', which lives in options of srun", "or launcher torchrun"],
     ),
     ({"runtime": "pyxis", "image": "a:b"}, ["runtime 'pyxis' is not available for MareNostrum 5"]),
     ({"runtime": "apptainer"}, ["image is empty", "give the absolute path of a .sif file, or docker://"]),
@@ -65,12 +68,26 @@ REFUSED = [
     ({"gpus_per_node": "5"}, ["gpus_per_node 5", "has 4", "more nodes"]),
     ({"gpus_per_node": "0"}, ["gpus_per_node 0", "use 1 to 4"]),
     ({"gpus_per_node": "four"}, ["gpus_per_node 'four'", "whole number"]),
+    ({"gpus_per_node": "-1"}, ["gpus_per_node '-1' is not a whole number of at least 0"]),
+    ({"account": "a" * 201}, ["account 'aaaaaaaaaaaaaaaaaaaa'… has 201 characters; it may have 200"]),
     ({"time_limit": "03:00:00"}, ["time_limit 03:00:00: qos acc_debug allows at most 02:00:00"]),
     ({"time_limit": "90"}, ["time_limit '90'", "[D-]HH:MM:SS"]),
     ({"time_limit": "00:00:00"}, ["time_limit '00:00:00'", "above zero"]),
     ({"time_limit": "01:70:00"}, ["time_limit '01:70:00'"]),
     ({**CLARIDEN, "nodes": "4", "time_limit": "00:30:00"}, ["90 node-minutes", "at most 00:22:00"]),
     ({**CLARIDEN, "nodes": "5", "time_limit": "00:10:00"}, ["partition debug allows at most 4"]),
+    ({"runtime": "pod", "image": "a/b:1"}, ["runtime 'pod' is for Run:ai, but MareNostrum 5 ACC (BSC) has Slurm"]),
+    (RUNAI, ["site 'runai'", "scripts for Run:ai cannot be written yet; choose a site with Slurm, or local"]),
+    ({**RUNAI, "account": ""}, ["account is empty", "runai "]),
+    ({**RUNAI, "launcher": "srun"}, ["launcher 'srun' is for Slurm, but", "has Run:ai; choose torchrun"]),
+    ({**RUNAI, "runtime": "apptainer"}, ["runtime 'apptainer' is for Slurm, but", "has Run:ai; choose pod"]),
+    ({**RUNAI, "qos": "debug"}, ["qos 'debug' means nothing where there is Run:ai; leave it empty"]),
+    ({**RUNAI, "time_limit": "01:00:00"}, ["time_limit '01:00:00' means nothing where", "leave it empty"]),
+    ({**RUNAI, "image": "/x.sif"}, ["image '/x.sif' is of the wrong kind for runtime 'pod'; give REGISTRY/NAME:TAG"]),
+    ({**LOCAL, "partition": "debug"}, ["partition 'debug' means nothing where there is no scheduler"]),
+    ({**LOCAL, "account": "abc"}, ["account 'abc' means nothing where there is no scheduler"]),
+    ({**LOCAL, "time_limit": "01:00:00"}, ["time_limit '01:00:00' means nothing where"]),
+    ({**LOCAL, "launcher": "srun"}, ["launcher 'srun' is for Slurm, but this machine has no scheduler"]),
 ]
 HOSTILE = [
     '4"; rm -rf ~; "',
@@ -132,6 +149,13 @@ def test_an_unknown_site_is_refused_in_one_line(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_site_that_is_not_known_hides_no_other_fault(tmp_path):
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="claridon", project="../x", account="a b")
+    assert done.returncode == 1
+    assert re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE) == ["project", "account", "site"]
+    assert list(tmp_path.glob("*")) == [] and not (tmp_path.parent / "x").exists()
+
+
 def test_a_replay_is_refused_too(tmp_path):
     """A replay asks nothing, so the last question's check does not run: the hook does."""
     bake(tmp_path, site="slurm")
@@ -175,11 +199,15 @@ BROKEN_SITES = [
         "option: exclusive",
         ["directives[0].option: expected an option --NAME, got 'exclusive'"],
     ),
-    ("kind: slurm", "kind: runai", ["kind: 'runai' cannot be written by this template yet"]),
+    ("kind: slurm", "kind: runai", ["runtimes: 'apptainer' does not go with kind: runai; choose pod"]),
     ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
     ("runtimes: [none, venv,", "runtimes: [docker,", ["runtimes[0]: expected one of none, venv"]),
     ("runtimes: [none, venv, apptainer, pyxis, enroot]", "runtimes: []", ["runtimes: expected at least one"]),
-    ("kind: slurm", "kind: local", ["runtimes: 'apptainer' needs a scheduler", "launchers: 'srun' needs a scheduler"]),
+    (
+        "kind: slurm",
+        "kind: local",
+        ["runtimes: 'apptainer' does not go with kind: local", "launchers: 'srun' does not go with"],
+    ),
     (
         "kind: slurm",
         "kind: slurm\nbinds: [a:b]",
@@ -196,12 +224,39 @@ BROKEN_SITES = [
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),
     ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
-    ('memory: "0"', "memory: 0", ["node.memory: expected text, got 0"]),
+    ('memory: "0"', "memory: 0", ["node.memory: expected a value of --mem such as 450G, in quotes, got 0"]),
+    ("title: your", 'title: "two\\nlines" #', ["title: expected one line", "fold long text"]),
     ("directives:", 'directives: "--x"\nx:', ["directives: expected a list"]),
     ("kind: slurm", "kind: slurm\npartitions: {gpu: {max_time: 12:00:00}}", ["partitions.gpu.max_time", "number"]),
     ("kind: slurm", "kind: slurm\nqos: {a: {max_nodes: 0}}", ["qos.a.max_nodes: expected a whole number"]),
-    ("kind: slurm", "kind: slurm: x", ["not readable as YAML"]),
+    ("kind: slurm", "kind: slurm: x", [": not readable as YAML: mapping values are not allowed"]),
+    ("kind: slurm", "kind: slurm\nkind: local", [", line 4: not readable as YAML: kind is there twice"]),
     ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),
+    (
+        'option: "--exclusive"',
+        'option: "--cpus-per-task=99"',
+        ["directives[0].option: --cpus-per-task is written from node.cores; say it there"],
+    ),
+    (
+        'option: "--exclusive"',
+        'option: "--container-image=x"',
+        ["directives[0].option: --container-image belongs to a plug-in of srun; use containers"],
+    ),
+    ("  whole: true", "  gpus: 8\n  cores: 4", ["node.cores: 4 for 8 GPUs; each needs one at least"]),
+    (
+        "kind: slurm",
+        "kind: slurm\npartitions: {p: {node: {gpus: 8, cores: 4}}}",
+        ["partitions.p.node.cores: 4 for 8 GPUs"],
+    ),
+    ("kind: slurm", "kind: slurm\nqos: {q: {partitions: [x]}}\npartitions: {p: {}}", ["'x' is not among p"]),
+    ("kind: slurm", "kind: slurm\ndetect: {host: '('}", ["detect.host: expected a regular expression"]),
+    ("kind: slurm", "kind: slurm\nports: {first: 2000, last: 1500}", ["ports: 2000 comes after 1500"]),
+    ("kind: slurm", "kind: slurm\ninteractive: {qos: x}\nqos: {q: {}}", ["interactive.qos: 'x' is not among q"]),
+    (
+        "defaults:\n  nodes: 2",
+        "x: 1\npartitions: {p: {max_nodes: 8}}\ndefaults:\n  partition: p\n  nodes: 9",
+        ["defaults: nodes 9: partition p allows at most 8", "x: unknown key"],
+    ),
     ("defaults:", "partitions: {cpu: {}}\ndefaults:\n  partition: gpu", ["defaults.partition: 'gpu' is not among cpu"]),
 ]
 
@@ -223,7 +278,8 @@ def test_every_site_file_is_right():
         facts = cluster_options.site_facts(site)
         suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
         suggested["image"] = cluster_options.suggest(site, "image", suggested["runtime"])
-        account = "acc1" if "account" in facts["required"] else ""
+        account = facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
         answers = {**suggested, "project": "demo", "site": site, "account": account}
-        assert cluster_options.problems(answers) == [], site
+        faults = cluster_options.problems(answers)
+        assert len(faults) == (facts["kind"] not in cluster_options.WRITTEN_KINDS), faults
         assert cluster_options.warnings(answers) == [], site

@@ -9,8 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import accounting
 import pytest
-from slurm_cluster import PATH, Cluster, ClusterError, reachable
+from slurm_cluster import PATH, Cluster, ClusterError, Nodes, reachable
 
 pytestmark = pytest.mark.skipif(not shutil.which("slurmctld", path=PATH), reason="Slurm is not installed")
 STARTER = """
@@ -123,6 +124,47 @@ def test_a_clean_environment_but_this_machines_files(either, tmp_path, monkeypat
     assert "leaked" not in shown and f"HOME={either.home}" in shown and f"PWD={tmp_path}" in shown
     words = ["-c", "import sys; print(sys.prefix, sys.stdin.read())"]
     assert either.run(sys.executable, *words, stdin="input").stdout == f"{sys.prefix} input\n"
+
+
+@pytest.mark.parametrize("namespaces", [None, False])
+def test_kinds_of_nodes_and_partitions(anybody, namespaces):
+    kinds = [Nodes(2, gpu_type="a100"), Nodes(1, cpus=3, gpus=0, memory_mb=500, features="slow,old", more="Weight=7")]
+    name = "node" if namespaces is None else "127.0.0.1"
+    partitions = (f"PartitionName=gpu Nodes={name}[1-2]", f"PartitionName=cpu Nodes={name}3 Default=YES MaxTime=60")
+    with Cluster(anybody / "c", nodes=kinds, partitions=partitions, namespaces=namespaces) as cluster:
+        shown = cluster.run("sinfo", "-he", "-o", "%R %D %c %m %G %f %w %l").stdout.split("\n")
+        assert shown == ["gpu 2 8 64000 gpu:a100:2 (null) 1 infinite", "cpu 1 3 500 (null) slow,old 7 1:00:00", ""]
+        show = "echo $CUDA_VISIBLE_DEVICES $SLURM_GPUS_ON_NODE"
+        assert cluster.run("srun", "-pgpu", "--gres=gpu:a100:1", "bash", "-c", show).stdout == "0 1\n"
+
+
+@pytest.mark.skipif(bool(accounting.missing()) and not os.environ.get("CI"), reason=accounting.missing())
+@pytest.mark.parametrize("user", [None, "nobody"])
+def test_accounts_and_qos_are_enforced(anybody, user):
+    if user and os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    lines = accounting.accounts("test", {"abc": [user or "root"]}, {"small": "MaxTRESPerJob=node=1"})
+    with Cluster(anybody / "c", nodes=2, user=user, accounts=lines) as cluster:
+        job = write(anybody / "job.sh", "srun echo $SLURM_JOB_ACCOUNT $SLURM_JOB_QOS")
+        assert cluster.submit("--account=abc", "--qos=small", job, cwd=cluster.home).output == "abc small\n"
+        for options, why in {
+            ("--account=none",): "Invalid account",
+            ("--account=abc", "--qos=none"): "Invalid qos",
+            ("--account=abc", "--qos=small", "--nodes=2"): "QOSMaxNodePerJobLimit",
+        }.items():
+            with pytest.raises(ClusterError, match=why):
+                cluster.sbatch(*options, job, cwd=cluster.home)
+    assert not cluster.processes()
+
+
+def test_accounts_that_cannot_be_had(anybody):
+    with pytest.raises(ClusterError, match="accounts take namespaces: switched off"):
+        Cluster(anybody / "c", namespaces=False, accounts="add qos x")
+    if not accounting.missing() and Cluster(anybody / "c").namespaces:
+        cluster = Cluster(anybody / "c", nodes=1, accounts="add nonsense")
+        with pytest.raises(ClusterError, match="sacctmgr refused"):
+            cluster.start()
+        assert not cluster.processes()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all other tests here are an ordinary user's already")

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
+#? set node = node_facts(cookiecutter)
 #? set slurm = site.kind == "slurm"
 #? set runtime = cookiecutter.runtime
 #? set container = runtime not in ("venv", "none")
-#? set modules = site.modules + site.containers[runtime].modules
+#? set modules = modules_of(cookiecutter)
+#? set venv = not slurm or "venv" in site.runtimes
 #? set suffix = "sif" if runtime == "apptainer" else "sqsh"
 #? set flags = site.containers[runtime].options
 # The settings of this project, and the one file to edit: where Python comes from and what the processes see.
@@ -24,28 +26,33 @@ NNODES="${NNODES:-{{ cookiecutter.nodes }}}"
 # Processes of each.
 export NPROC_PER_NODE="${NPROC_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
 #? endif
-#? if site.node.cpu_only
+#? if node.cpu_only
 # Processes per node where no GPU says how many.
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 #? endif
 # ---- Python -------------------------------------------------------------------------------------
+# {{ runtime ~ ": the container image below; " if container }}{{ "venv: the virtual environment below; " if venv }}none: the python3 {{ "of MODULES or " if slurm }}on PATH.
+RUNTIME="${RUNTIME:-{{ runtime }}}"
 #? if slurm
 # Environment modules, loaded in this order whenever the environment is built or used.
-#? if modules
-MODULES=(
-    #? for module in modules
-    "{{ module }}"
+#? if modules | length > 1
+case $RUNTIME in
+    #? for name, list in modules.items()
+    "{{ name }}") MODULES=("{{ list | join('" "') }}") ;;
     #? endfor
-)
+    *) MODULES=() ;;
+esac
+#? elif modules
+MODULES=("{{ modules[runtime] | join('" "') }}")
 #? else
 MODULES=()
 #? endif
 #? endif
-# {{ runtime ~ ": the container image below; " if container }}venv: the virtual environment below; none: the python3 {{ "of MODULES or " if slurm }}on PATH.
-RUNTIME="${RUNTIME:-{{ runtime }}}"
-#? if slurm
+#? if slurm and venv
 # Made by slurm/build_venv.sh.
+#? elif slurm
+# One that you have, for RUNTIME=venv.
 #? else
 # Made by: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
 #? endif
@@ -185,8 +192,8 @@ enter_container() {
             "if compute nodes alone have it, submit with sbatch" || return
     have_image && visible "$@" || return
     unset BASH_ENV # the host's would take the place of the image's
-    #? if cookiecutter.gpus_per_node | int
-    CONTAINER_EXEC=("$program" exec "{{ '--rocm' if site.node.gpu_vendor == 'amd' else '--nv' }}")
+    #? if gpu_option(cookiecutter)
+    CONTAINER_EXEC=("$program" exec "{{ gpu_option(cookiecutter) }}")
     #? else
     CONTAINER_EXEC=("$program" exec)
     #? endif
@@ -197,6 +204,9 @@ enter_container() {
         CONTAINER_EXEC+=(--bind "$folder")
     done
     CONTAINER_EXEC+=("$IMAGE")
+    #? for word in site.containers[runtime].entry
+    CONTAINER_EXEC+=("{{ word }}")
+    #? endfor
     #? elif runtime == "pyxis"
     local mounts names
     [[ $(srun --help 2>&1) == *--container-image* ]] ||
@@ -252,7 +262,11 @@ enter_container() {
 activate() {
     #? if slurm
     if ((${#MODULES[@]})); then
+        #? if site.modules_after == "reset"
+        module reset
+        #? else
         module purge
+        #? endif
         module load "${MODULES[@]}" || return 2
     fi
     #? endif
@@ -261,7 +275,9 @@ activate() {
         "{{ runtime }}") enter_container "$@" && return ;;
         #? endif
         venv)
-            #? if slurm
+            #? if slurm and not venv
+            [[ -d $VENV/bin ]] || missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
+            #? elif slurm
             [[ -d $VENV/bin ]] ||
                 missing "no virtual environment at $VENV; build it with 'bash slurm/build_venv.sh', set VENV, or another RUNTIME" || return
             [[ ! -e $VENV/.unfinished ]] ||

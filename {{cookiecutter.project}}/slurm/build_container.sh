@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
+#? set job = build_answers(cookiecutter, "01:00:00")
 #? set runtime = cookiecutter.runtime
 #? set in_job = runtime in ("apptainer", "pyxis", "enroot", "edf")
 #? set source = image_source(cookiecutter)
@@ -34,12 +35,12 @@
 # Pulls the container image of env.sh (IMAGE), so that the compute nodes have it: {{ site.title }}.
 # One of your own: build container/Dockerfile on a machine with docker, push it to a registry, and name it in IMAGE.
 #
-#   bash slurm/build_container.sh                      on a login node
+#   {{ site.containers[runtime].build_with ~ " bash slurm/build_container.sh" if site.containers[runtime].build_with else "bash slurm/build_container.sh                      on a login node" }}
 
 #? else
 # Builds container/Dockerfile and makes it known to the compute nodes as the image of env.sh (IMAGE): {{ site.title }}.
 #
-#   bash slurm/build_container.sh                      on a login node
+#   {{ site.containers[runtime].build_with ~ " bash slurm/build_container.sh" if site.containers[runtime].build_with else "bash slurm/build_container.sh                      on a login node" }}
 
 #? endif
 #? if in_job
@@ -47,28 +48,9 @@
 #SBATCH {{ pad("--job-name=build-container") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # packing uses its cores by itself
-#? if cookiecutter.gpus_per_node | int
-#SBATCH {{ pad(site.node.gpu_option ~ 1) }} # a GPU queue may refuse jobs without one
-#? endif
-#? if site.node.cores
-#SBATCH {{ pad("--cpus-per-task=" ~ (site.node.cores if site.node.whole else site.node.cores // site.node.gpus)) }} # for packing
-#? endif
-#? if site.node.memory
-#SBATCH {{ pad("--mem=" ~ site.node.memory) }} # as in slurm/submit_multinode.sh
-#? endif
-#? for directive in site.directives
-#SBATCH {{ pad(directive.option) }} # {{ directive.why }}
+#? for option, why in resources(job) if option != "--exclusive"
+#SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
-#SBATCH {{ pad("--time=01:00:00") }} # an image is some gigabytes
-#? if cookiecutter.partition
-#SBATCH {{ pad("--partition=" ~ cookiecutter.partition) }} # as in slurm/submit_multinode.sh
-#? endif
-#? if cookiecutter.qos
-#SBATCH {{ pad("--qos=" ~ cookiecutter.qos) }} # likewise
-#? endif
-#? if cookiecutter.account
-#SBATCH {{ pad("--account=" ~ cookiecutter.account) }} # likewise
-#? endif
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
 
 #? endif

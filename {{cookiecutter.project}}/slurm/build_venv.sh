@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set gpus = 1 if cookiecutter.gpus_per_node | int else 0
+#? set job = build_answers(cookiecutter, "00:30:00")
 #? set mpi = "mpirun-ranks" in site.launchers
 # Builds the virtual environment of env.sh (VENV) from requirements.txt, on a compute node, so that it fits the nodes that
 # will use it: another processor or driver than the login node's is common. {{ site.title }}.
@@ -18,22 +18,9 @@
 #SBATCH {{ pad("--job-name=build-venv") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # pip is one process
-#? if gpus
-#SBATCH {{ pad(site.node.gpu_option ~ gpus) }} # the check at the end should see one
-#? endif
-#? if site.node.cores and not site.node.whole
-#SBATCH {{ pad("--cpus-per-task=" ~ (site.node.cores // site.node.gpus)) }} # the cores that come with it
-#? endif
-#SBATCH {{ pad("--time=00:30:00") }} # torch is some gigabytes
-#? if cookiecutter.partition
-#SBATCH {{ pad("--partition=" ~ cookiecutter.partition) }} # as in slurm/submit_multinode.sh
-#? endif
-#? if cookiecutter.qos
-#SBATCH {{ pad("--qos=" ~ cookiecutter.qos) }} # likewise
-#? endif
-#? if cookiecutter.account
-#SBATCH {{ pad("--account=" ~ cookiecutter.account) }} # likewise
-#? endif
+#? for option, why in resources(job) if option != "--exclusive"
+#SBATCH {{ pad(option) }} # {{ why }}
+#? endfor
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
 
 die() {
@@ -45,6 +32,7 @@ here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 if [[ -f $here/env.sh ]]; then # called with bash
     PROJECT_DIR=$here
     ( # the job shall read env.sh as it is when it starts
+        export RUNTIME=venv # its modules
         # shellcheck source=/dev/null
         source "$PROJECT_DIR/env.sh"
         [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
@@ -66,6 +54,7 @@ fi
 # In the job: this file is a copy in a spool folder, and the submission above says where the project is.
 PROJECT_DIR=${VENV_OF:-$SLURM_SUBMIT_DIR}
 [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'"
+export RUNTIME=venv # its modules
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 RUNTIME=none activate || exit # the modules and the Python that it is built from
@@ -87,6 +76,10 @@ if [[ ${INSTALL_HOROVOD:-0} == 1 ]]; then
     PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh"
     #? endif
 fi
+#? endif
+#? if node_facts(job).gpu_vendor == "amd"
+"$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.hip is None)' ||
+    die "pip took a torch that is not for AMD GPUs; name its index in PIP_EXTRA_INDEX_URL of env.sh"
 #? endif
 "$VENV/bin/python" -c 'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")'
 rm "$VENV/.unfinished"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set gpus = cookiecutter.gpus_per_node | int
+#? set node = node_facts(cookiecutter)
 #? set cores = cores_per_node(cookiecutter)
 #? set container = cookiecutter.runtime not in ("venv", "none")
 #? set mpi = "mpirun" in site.launchers
@@ -18,28 +18,9 @@
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
 #SBATCH {{ pad("--ntasks-per-node=1") }} # one launcher on each; it starts one process per GPU
-#? if gpus
-#SBATCH {{ pad(site.node.gpu_option ~ gpus) }} # GPUs of each node
-#? endif
-#? if cores
-#SBATCH {{ pad("--cpus-per-task=" ~ cores) }} # {{ "all cores of a node" if cores == site.node.cores else "the cores that come with these GPUs" }}; without it, one
-#? endif
-#? if site.node.memory
-#SBATCH {{ pad("--mem=" ~ site.node.memory) }} # of each node{{ "; 0 means all" if site.node.memory == "0" }}
-#? endif
-#? for directive in site.directives
-#SBATCH {{ pad(directive.option) }} # {{ directive.why }}
+#? for option, why in resources(cookiecutter)
+#SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
-#SBATCH {{ pad("--time=" ~ cookiecutter.time_limit) }} # walltime; a shorter job starts sooner
-#? if cookiecutter.partition
-#SBATCH {{ pad("--partition=" ~ cookiecutter.partition) }} # {{ site.partitions.get(cookiecutter.partition, {}).about | default("which nodes", true) }}
-#? endif
-#? if cookiecutter.qos
-#SBATCH {{ pad("--qos=" ~ cookiecutter.qos) }} # {{ site.qos.get(cookiecutter.qos, {}).about | default("which limits and priority", true) }}
-#? endif
-#? if cookiecutter.account
-#SBATCH {{ pad("--account=" ~ cookiecutter.account) }} # who is charged
-#? endif
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission: into one that does not exist, all output is lost
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
@@ -89,9 +70,15 @@ prepare() {
     source "$PROJECT_DIR/env.sh" && activate || return 2
     #? endif
     case $LAUNCHER in # how many tasks on each node, and what each of them runs
+        #? if "torchrun" in site.launchers
         torchrun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        #? endif
+        #? if "srun" in site.launchers
         srun) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
+        #? endif
+        #? if "spawn" in site.launchers
         spawn) tasks=1 start=("$PYTHON" "$PROJECT_DIR/launch/spawn.py") ;;
+        #? endif
         #? if mpi
         mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
         mpirun-ranks) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
@@ -113,6 +100,9 @@ prepare() {
 # from job and attempt, so that two jobs on one node, or an attempt and its forerunner, differ; and it lies outside the
 # range of outgoing connections.
 free_port() {
+    #? if site.ports
+    local first="{{ site.ports.first }}" count="{{ site.ports.last - site.ports.first + 1 }}" port try # the site's own range
+    #? else
     local low high first=10000 count=20000 port try
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
     if ((low < 11000)); then
@@ -121,6 +111,7 @@ free_port() {
         count=$((low - first))
     fi
     ((count > 0)) || die "no port is left outside the ephemeral range $low-$high"
+    #? endif
     for ((try = 0; try < count; try++)); do
         port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
         grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X $port) " /proc/net/tcp /proc/net/tcp6 || { echo $port && return; }
@@ -159,7 +150,7 @@ run() {
     # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
     # shell, which is a step itself and holds what this one needs. No --gpu-bind: each rank sees all GPUs of its node.
     srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) \
-        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${label[@]}" \
+        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${step[@]}" \
         "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
@@ -221,13 +212,26 @@ cores=$(smallest "$SLURM_JOB_CPUS_PER_NODE") # of each node
 #? endif
 gpus=$(gpus_per_node)
 [[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES # of the step that it was submitted from
-per_node=1 label=()
+per_node=1 step=() # more options of srun
+#? for option in site.srun if not option.tasks
+step+=("{{ option.option }}") # {{ option.why }}
+#? endfor
 if [[ $tasks == ranks ]]; then
     export NPROC_PER_NODE=${NPROC_PER_NODE:-${gpus:-${CPU_RANKS_PER_NODE:-1}}}
     [[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
     ((cores >= NPROC_PER_NODE)) ||
         die "$NPROC_PER_NODE ranks on each node, but $cores core(s): raise --cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
-    per_node=$NPROC_PER_NODE label=(--label)
+    per_node=$NPROC_PER_NODE
+    step+=(--label)
+    #? for option in site.srun if option.tasks == "rank" and cookiecutter.gpus_per_node | int == node.gpus
+    step+=("{{ option.option }}") # {{ option.why }}
+    #? endfor
+#? if site.srun | selectattr("tasks", "equalto", "node") | list
+else
+    #? for option in site.srun if option.tasks == "node"
+    step+=("{{ option.option }}") # {{ option.why }}
+    #? endfor
+#? endif
 fi
 
 if [[ -n ${1:-} ]]; then

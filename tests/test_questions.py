@@ -1,0 +1,333 @@
+"""The questions: which site is offered on which login node, and what a wrong answer at a terminal leads to."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, bake, cluster_options, cookiecutter
+from slurm_cluster import PATH
+
+CONF = "# a comment\nSlurmctldHost=ctl\nClusterName={}\n"
+ASKED = "#!/bin/sh\n[ \"$*\" = 'show config' ] || exit 9\n"
+# what a login node is like: host name, files, commands; the site that is offered there
+LOGIN_NODES = {
+    "a Cray tells by /etc/xthostname": ("x1", {"/etc/xthostname": "clariden\n"}, {}, "clariden"),
+    "ClusterName in /etc/slurm": ("login9", {"/etc/slurm/slurm.conf": CONF.format("Lab")}, {}, "lab"),
+    "ClusterName in $SLURM_CONF": ("login9", {"/etc/elsewhere.conf": CONF.format("lab")}, {}, "lab"),
+    "a configless node": ("login9", {"/run/slurm/conf/slurm.conf": CONF.format("lab")}, {}, "lab"),
+    "the host's name": ("lablogin3.example.org", {}, {}, "lab"),
+    "the host's short name": ("lablogin3", {}, {}, "lab"),
+    "scontrol, last": ("n1", {}, {"scontrol": f"{ASKED}echo 'ClusterName             = lab'"}, "lab"),
+    "a cluster without a file": ("n1", {}, {"scontrol": f"{ASKED}echo 'ClusterName = unheard-of'"}, "here"),
+    "a controller that does not answer": ("n1", {}, {"scontrol": "#!/bin/sh\n/bin/sleep 5"}, "slurm"),
+    "a controller that is down": (
+        "n1",
+        {"/etc/slurm/slurm.conf": CONF.format("unheard-of")},
+        {"scontrol": "#!/bin/sh\necho 'slurm_load_ctl_conf error' >&2; exit 1"},
+        "slurm",
+    ),
+    "Slurm's programs without a cluster": ("laptop", {}, {"scontrol": "#!/bin/sh\nexit 1"}, "local"),
+    "a laptop": ("laptop", {}, {}, "local"),
+    "a host whose name begins alike": ("lablogin3x", {}, {}, "local"),
+}
+ON_LOGIN_NODE = r"""
+set -eu
+hostname "$1"
+mount --bind "$2/etc" /etc
+mount --bind "$2/run" /run
+shift 2
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """The template with one site file more, which all of its clusters know by these signs."""
+    folder = tmp_path_factory.mktemp("template")
+    for path in REPOSITORY.iterdir():
+        if path.name in {"cookiecutter.json", "cluster_options.py", "hooks", "{{cookiecutter.project}}"}:
+            (folder / path.name).symlink_to(path)
+    # a module beside its links, not beside the originals: cluster_options finds sites/ by its own place
+    (folder / "cluster_options.py").unlink()
+    (folder / "cluster_options.py").write_bytes((REPOSITORY / "cluster_options.py").read_bytes())
+    (folder / "sites").mkdir()
+    for path in (REPOSITORY / "sites").iterdir():
+        (folder / "sites" / path.name).symlink_to(path)
+    lab = (REPOSITORY / "sites/slurm.yaml").read_text().replace("your Slurm cluster", "the lab")
+    lab += '\ndetect: {cluster: [lab, lab2], host: "lablogin\\\\d+(\\\\.example\\\\.org)?"}\n'
+    (folder / "sites/lab.yaml").write_text(lab)
+    return folder
+
+
+def offered(template, place, host, files, commands):
+    """Return the site that is offered on a login node, and the seconds that took."""
+    for name in ("etc", "run", "bin"):
+        (place / name).mkdir()
+    for name in ("passwd", "group", "nsswitch.conf"):
+        (place / "etc" / name).write_bytes(Path("/etc", name).read_bytes())
+    for path, text in files.items():
+        target = place / path[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    for name, text in commands.items():
+        (place / "bin" / name).write_text(text)
+        (place / "bin" / name).chmod(0o755)
+    program = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import cluster_options as c; start = time.monotonic(); "
+        "print(c.site_here(), time.monotonic() - start)"
+    )
+    unshare = ["unshare", "--uts", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    environment = {"PATH": f"{place}/bin:/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
+    if "/etc/elsewhere.conf" in files:
+        environment["SLURM_CONF"] = "/etc/elsewhere.conf"
+    words = ["bash", "-c", f"PATH=/usr/bin:/bin:/usr/sbin:/sbin\n{ON_LOGIN_NODE}", "_", host, place, "env"]
+    words += [f"{name}={value}" for name, value in environment.items()]
+    done = subprocess.run(
+        [*unshare, *words, sys.executable, "-c", program, template],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    site, seconds = done.stdout.split()
+    return site, float(seconds)
+
+
+@pytest.mark.parametrize("case", LOGIN_NODES)
+def test_the_site_one_stands_on_is_offered(case, template, tmp_path):
+    host, files, commands, expected = LOGIN_NODES[case]
+    site, seconds = offered(template, tmp_path, host, files, commands)
+    assert site == expected
+    assert seconds < 0.6  # 0.3 on a machine that does nothing else
+
+
+def test_every_site_is_found_by_its_own_signs(template, tmp_path):
+    """What a file says under `detect` leads to that site and to no other."""
+    found = 0
+    for number, site in enumerate(cluster_options.site_names()):
+        facts = cluster_options.site_facts(site)
+        assert cluster_options._detect(site) == facts["detect"], f"{site}: detect belongs on one line"
+        for name in facts["detect"].get("cluster", []):
+            place = tmp_path / f"{number}-{name}"
+            place.mkdir()
+            assert offered(template, place, "n1", {"/etc/slurm/slurm.conf": CONF.format(name)}, {})[0] == site
+            found += 1
+    assert found >= 3
+
+
+# ---- at a terminal ---------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """cookiecutter with somebody at a terminal."""
+
+    def __init__(self, home, *words):
+        self.shown = ""
+        main, second = pty.openpty()
+        self.main = main
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "TERM": "xterm"}
+        environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
+        fcntl.ioctl(second, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 300, 0, 0))  # no line is broken
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cookiecutter", REPOSITORY, *words],
+            cwd=home,
+            env=environment,
+            stdin=second,
+            stdout=second,
+            stderr=second,
+            start_new_session=True,
+        )
+        os.close(second)
+
+    def answer(self, question, text=""):
+        """Wait until `question` is what the terminal asks, then type; returns what was printed before."""
+        before = self.wait(rf"{question}.*: ?$")
+        os.write(self.main, f"{text}\n".encode())
+        return before
+
+    def wait(self, pattern, seconds=20):
+        """Read until the last line is like `pattern`, or the program has ended."""
+        text, end = "", time.monotonic() + seconds
+        while not re.search(pattern, re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "").split("\n")[-1]):
+            assert time.monotonic() < end, f"waited for {pattern}; so far: {self.shown}{text}"
+            if select.select([self.main], [], [], 0.1)[0]:
+                try:
+                    text += os.read(self.main, 4096).decode()
+                except OSError:  # the program is gone
+                    break
+        text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "")
+        self.shown += text
+        return text
+
+
+def test_a_wrong_answer_is_asked_again_on_the_spot(tmp_path):
+    terminal = Terminal(tmp_path)
+    terminal.answer(r"\[1/11\]", "a b")
+    assert "project 'a b' is no plain folder name" in terminal.answer(r"project \(demo\)", "talk")
+    terminal.answer(r"\[2/11\]", "claridn")
+    again = terminal.answer(r"site \(\w+\)", "clariden")
+    assert re.search(r"site 'claridn' is not known \(did you mean clariden", again)
+    assert len(again.strip().splitlines()) == 3, again  # what was typed, why it is wrong, the question
+    terminal.answer(r"\[3/11\].*torchrun", "mpirun")
+    assert "not available for Clariden" in terminal.answer(r"launcher \(torchrun\)", "srun")
+    for number in (4, 5, 6, 7, 8):
+        terminal.answer(rf"\[{number}/11\]")
+    terminal.answer(r"\[9/11\]", "4")
+    terminal.answer(r"\[10/11\]", "9")
+    assert "has 4; use at most 4" in terminal.answer(r"gpus_per_node \(4\)", "4")
+    terminal.answer(r"\[11/11\]", "00:30:00")
+    assert "90 node-minutes per job, so 4 nodes for at most 00:22:00" in terminal.answer(r"time_limit \(00:22:00\)")
+    terminal.wait("$^")
+    assert terminal.process.wait(20) == 0, terminal.shown
+    assert "Traceback" not in terminal.shown
+    header = (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
+    for option in ("--nodes=4", "--gpus-per-node=4", "--time=00:22:00", "--partition=debug"):
+        assert f"#SBATCH {option} " in header
+    assert 'LAUNCHER="${LAUNCHER:-srun}"' in (tmp_path / "talk/env.sh").read_text()
+
+
+def test_a_missing_account_is_asked_for(tmp_path):
+    terminal = Terminal(tmp_path, "site=mn5", "project=talk")
+    for number in range(1, 7):
+        terminal.answer(rf"\[{number}/11\]")
+    assert "account is empty" in terminal.answer(r"account \(\)", "bsc98")
+    for number in range(7, 12):
+        terminal.answer(rf"\[{number}/11\]")
+    terminal.wait("$^")
+    assert terminal.process.wait(20) == 0, terminal.shown
+    assert "--account=bsc98 " in (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
+
+
+def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
+    terminal = Terminal(tmp_path, "site=mn5", "project=talk", "account=a", "qos=acc_resa")
+    for number in range(1, 9):
+        terminal.answer(rf"\[{number}/11\]")
+    terminal.answer(r"\[9/11\]", "51")
+    assert "Warning: nodes 51: qos acc_resa allows at most 50, a limit" in terminal.answer(r"\[10/11\]")
+    terminal.answer(r"\[11/11\]")
+    terminal.wait("$^")
+    assert terminal.process.wait(20) == 0
+    assert terminal.shown.count("Warning") == 1
+
+
+def test_answers_from_a_pipe_are_refused_together(tmp_path):
+    """Asking again would take the next answer for the missing one."""
+    answers = "\n".join(["demo", "mn5", "", "", "", "", "", "", "0", "", "", ""])
+    done = subprocess.run(
+        [sys.executable, "-m", "cookiecutter", REPOSITORY],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+        input=answers,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "account is empty" in done.stderr and "nodes '0'" in done.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+# ---- a site file of one's own ----------------------------------------------------------------------------------------
+
+
+def test_a_site_file_of_ones_own_as_the_default(tmp_path):
+    """default_context of cookiecutter's configuration: nobody in the laboratory has to answer `site`."""
+    text = (REPOSITORY / "sites/slurm.yaml").read_text().replace("your Slurm cluster", "our cluster")
+    (tmp_path / "our-cluster.yaml").write_text(text)
+    (tmp_path / ".cookiecutterrc").write_text('default_context: {site: "~/our-cluster.yaml"}\n')
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "demo is written for our cluster" in done.stdout
+    (tmp_path / "our-cluster.yaml").write_text(text.replace("nodes: 2", "nodes: many"))
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project="again")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{tmp_path}/our-cluster.yaml" in done.stderr
+    assert "defaults.nodes: expected a whole number of at least 1, got 'many'" in done.stderr
+    assert not (tmp_path / "again").exists()
+
+
+def test_here_without_slurm_is_refused_in_one_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "cookiecutter", "--no-input", REPOSITORY, "site=here"],
+        cwd=tmp_path,
+        env={"PATH": "/nowhere", "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: site 'here': ")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("version", ["cluster", "cluster24"])
+def test_an_unknown_cluster_is_offered_and_the_project_runs_there_unedited(version, request, tmp_path):
+    """Nothing is answered at all: what is on PATH and what Slurm says is enough."""
+    cluster = request.getfixturevalue(version)
+    environment = {"PATH": f"{Path(sys.executable).parent}:{PATH}", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "cookiecutter", "--no-input", REPOSITORY]
+    done = cluster.run(*command, "project=mine", cwd=tmp_path, env=environment)
+    assert "mine is written for test (this cluster)" in done.stdout
+    header = (tmp_path / "mine/slurm/submit_multinode.sh").read_text()
+    for option in ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8", "--partition=main", "--time=00:30:00"):
+        assert f"#SBATCH {option} " in header
+    done = cluster.run(
+        "bash",
+        "slurm/submit_multinode.sh",
+        "check/ranks.py",
+        cwd=tmp_path / "mine",
+        env={**environment, "ALLOW_CPU": "1"},
+    )
+    job = cluster.wait(int(done.stdout.split()[-1]))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert "all-reduce over 4 rank(s) on 2 host(s): right" in job.output
+    done = cluster.run(*command, "nodes=5", "gpus_per_node=3", cwd=tmp_path, env=environment, check=False)
+    assert done.returncode == 1
+    assert "nodes 5: partition main allows at most 4" in done.stderr
+    assert "gpus_per_node 3" in done.stderr and "has 2" in done.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+# ---- the table in README.md ------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_sites_is_the_one_of_the_files():
+    """`make sites` writes it; adding a site adds one file."""
+    done = subprocess.run(
+        [sys.executable, "-B", "cluster_options.py", "table"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    readme = (REPOSITORY / "README.md").read_text()
+    between = re.search(r"<!-- make sites -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+    assert between and between[1] == done.stdout
+    assert all(f"| `{path.stem}` |" in done.stdout for path in (REPOSITORY / "sites").iterdir())
+
+
+@pytest.mark.parametrize("site", cluster_options.site_names())
+def test_a_written_project_speaks_of_its_own_site_alone(site, tmp_path):
+    facts = cluster_options.site_facts(site)
+    if facts["kind"] not in cluster_options.WRITTEN_KINDS:
+        pytest.skip("nothing is written for it yet")
+    account = facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
+    project = bake(tmp_path, site=site, account=account)
+    written = "\n".join(path.read_text() for path in project.rglob("*") if path.suffix != ".py" and path.is_file())
+    for other in cluster_options.site_names():
+        name = other.split("-")[0]
+        if other not in (site, "local", "slurm", "here"):
+            assert not re.search(rf"\b{name}\b", written, re.IGNORECASE), f"{other} in the project for {site}"
