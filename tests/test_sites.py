@@ -1,0 +1,414 @@
+"""Every Slurm site: a scheduler declared like it takes what the template writes, and one over each limit both refuse.
+
+The scheduler is real (see site_controller.py), and asked with `sbatch --test-only`. Each combination of runtime,
+launcher, GPUs, partition and QoS is written, as far as a scheduler sees it: the scripts in slurm/. That whole projects
+come out of the same combinations is in test_bake.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections import Counter, defaultdict
+from itertools import product
+
+import pytest
+from baking import REPOSITORY, TEMPLATE, bake, cluster_options, combinations
+from cookiecutter.environment import StrictEnvironment
+from cookiecutter.main import cookiecutter as write
+from site_controller import Controllers, existing_account, minutes, missing
+
+# A site that nobody has: every key that a scheduler can see, limits in every place.
+MADE_UP = """\
+title: made up
+kind: slurm
+docs: https://example.org
+checked: "2026-11-21"
+contact: nobody
+account: {like: "[a-z]{3}\\\\d@gpu", example: "abc1@gpu"}
+node: {gpus: 4, cores: 36, memory: "180G", gpu_option: "--gres=gpu:a100:", gpu_vendor: nvidia, cpu_only: true}
+required: [account, partition, qos]
+partitions:
+  main:
+    max_nodes: 200
+    tiers: [{max_nodes: 20, max_time: "02:00:00"}, {max_nodes: 200, max_time: "12:00:00"}]
+  large: {min_nodes: 64, max_nodes: 256, max_gpus: 600}
+  quick: {max_node_minutes: 90, max_time: "01:30:00", max_nodes: 4}
+  fat: {max_gpus: 13, node: {gpus: 8, cores: 64, memory: "900G", gpu_option: "--gres=gpu:h200:", whole: true}}
+  cpu: {max_nodes: 16, node: {gpus: 0, cores: 128, memory: "0", cpu_only: true}}
+qos:
+  normal: {max_time: "1-00:00:00", default: true}
+  dev: {max_nodes: 2, max_time: "00:20:00", partitions: [main, fat]}
+  big: {min_nodes: 100, max_nodes: 220, confirmed: false, partitions: [main, large]}
+  steps: {tiers: [{max_nodes: 3, max_time: "00:45:00"}, {max_nodes: 9, max_time: "01:45:00"}]}
+  few: {max_gpus: 5, max_node_minutes: 75, confirmed: false}
+directives:
+  - {option: "--constraint=rack1&ssd", why: "fast disks"}
+  - {option: "--hint=nomultithread", why: "cores"}
+  - {option: "--licenses=scratch:1", why: "the file system"}
+  - {option: "--switches=1", why: "near each other"}
+srun: [{option: "--cpu-bind=none", why: "all cores", tasks: node}]
+runtimes: [venv, apptainer]
+launchers: [torchrun, mpirun]
+interactive: {partition: quick, qos: normal, time_limit: "00:15:00"}
+defaults: {partition: main, qos: dev, nodes: 2, gpus_per_node: 4, time_limit: "00:10:00"}
+ports: {first: 10001, last: 20000}
+commands: {accounts: id -Gn, queues: sinfo}
+"""
+SITES = [name for name in cluster_options.site_names() if cluster_options.site_facts(name)["kind"] == "slurm"]
+SITES.append("made-up")
+# Options that some sites' plug-ins bring: in a header, sbatch refuses them everywhere else, and often there too.
+PLUGINS = ("--environment", "--uenv", "--view", "--container", "--image", "--module", "--volume")
+# In which words Slurm refuses what is beyond a limit of a partition and of a QoS.
+NODE_COUNT, POLICY = "Node count specification invalid", "Job violates accounting/QOS policy"
+UNAVAILABLE = "Requested node configuration is not available"
+SAID = {
+    ("partition", "max_nodes"): NODE_COUNT,
+    ("partition", "min_nodes"): NODE_COUNT,
+    ("partition", "max_time"): "Requested time limit is invalid",
+    ("qos", "max_nodes"): "QOSMaxNodePerJobLimit",
+    ("qos", "min_nodes"): "QOSMinNode",
+    ("qos", "max_time"): "QOSMaxWallDurationPerJobLimit",
+}
+SAID |= {(question, "max_gpus"): "QOSMaxGRESPerJob" for question in ("partition", "qos")}
+SAID |= {(question, "max_node_minutes"): "QOSMaxNodeMinutesPerJob" for question in ("partition", "qos")}
+SAID |= {(question, "tiers"): r"up to \d+ nodes take at most" for question in ("partition", "qos")}
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    path = tmp_path_factory.mktemp("site") / "made-up.yaml"
+    path.write_text(MADE_UP)
+    return path
+
+
+@pytest.fixture
+def site(request, made_up, monkeypatch):
+    """What is answered to the question `site`; for the time of a test there is no other."""
+    site = str(made_up) if request.param == "made-up" else request.param
+    monkeypatch.setattr(cluster_options, "site_names", lambda: [site])
+    return site
+
+
+@pytest.fixture(scope="module")
+def controllers(request, made_up, tmp_path_factory):
+    """A controller for each site that tests of this run ask for; all are started at once, since they mostly wait."""
+    if reason := missing():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)  # in CI, a run without it would prove nothing
+    asked = {item.callspec.params["site"] for item in request.session.items if "controller" in item.fixturenames}
+    with Controllers(tmp_path_factory.mktemp("sites")) as controllers:
+        for name in sorted(asked, key=SITES.index):
+            name = str(made_up) if name == "made-up" else name  # noqa: PLW2901
+            controllers.start(name, cluster_options.site_facts(name))
+        yield controllers
+
+
+@pytest.fixture
+def controller(controllers, site):
+    """The site's own."""
+    return controllers[site]
+
+
+every_site = pytest.mark.parametrize("site", SITES, indirect=True)
+
+
+# ---- what is written is accepted -------------------------------------------------------------------------------------
+
+
+@every_site
+def test_what_is_written_is_accepted(site, controller, scripts, table):
+    """Each script of each combination, and the interactive shell of slurm/interactive.sh and of the README."""
+    facts = cluster_options.site_facts(site)
+    seen = {}  # what was asked before: headers repeat, since a launcher leaves no trace in them
+    count, refused = Counter(), []
+
+    def accepted(words, script=None):
+        key = tuple(words)
+        count["scripts"] += 1
+        if key not in seen:
+            seen[key] = controller.test_only(*([script] if script else [*words, "--wrap=true"]))
+            if seen[key]:
+                refused.append(f"{script.name if script else 'interactive'} {' '.join(words)}\n    {seen[key].strip()}")
+
+    for answers in every_choice(site, facts):
+        project = scripts(**answers)
+        for script in sorted((project / "slurm").glob("*.sh")):
+            header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
+            if not header or (script.name == "build_container.sh" and not cluster_options.image_source(answers)):
+                continue
+            assert not any(option.startswith(PLUGINS) for option in header), script
+            accepted(header, script)
+        for options in interactive_options(project, answers):
+            assert not any(option.startswith(PLUGINS) for option in options), options
+            accepted(options)
+        count["baked"] += 1
+    table[site].update(count, headers=len(seen))
+    assert count["baked"] and not refused, "\n".join(refused)
+
+
+@every_site
+def test_the_scripts_are_those_of_a_whole_project(site, scripts, tmp_path):
+    """The shortcut of these tests, which leaves out all other files, writes the same."""
+    answers = next(every_choice(site, cluster_options.site_facts(site)))
+    whole = {path.name: path.read_text() for path in bake(tmp_path, **answers).glob("slurm/*.sh")}
+    short = {path.name: path.read_text() for path in scripts(**answers).glob("slurm/*.sh")}
+    assert {"submit_multinode.sh", "interactive.sh"} <= whole.keys()
+    assert {name: short[name] for name in whole} == whole
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    """Writes slurm/*.sh of a project, from the template without its other files: five times as fast."""
+    template, out = tmp_path_factory.mktemp("template"), tmp_path_factory.mktemp("projects")
+    shutil.copy(REPOSITORY / "cookiecutter.json", template)
+    shutil.copytree(TEMPLATE / "slurm", template / TEMPLATE.name / "slurm")
+    (out / "config").write_text(f"replay_dir: {out}/replay\n")
+    compiled, compile_anew = {}, StrictEnvironment.compile
+
+    def compile_once(environment, *words):  # and not for each project: that takes most of the time
+        if words not in compiled:
+            compiled[words] = compile_anew(environment, *words)
+        return compiled[words]
+
+    def write_scripts(**answers):
+        options = {"no_input": True, "overwrite_if_exists": True, "accept_hooks": False}
+        write(str(template), extra_context=answers, output_dir=out, config_file=str(out / "config"), **options)
+        return out / answers["project"]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StrictEnvironment, "compile", compile_once)
+        yield write_scripts
+
+
+def interactive_options(project, answers):
+    """Return the options of salloc in slurm/interactive.sh, and in the line that the README has."""
+    array = re.search(r"^options=\(\n.*?^\)$", (project / "slurm/interactive.sh").read_text(), re.MULTILINE | re.DOTALL)
+    script = f"{array[0]}\nprintf '%s\\n' \"${{options[@]}}\""
+    listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    line = cluster_options.interactive_line(answers).partition("salloc ")[2].partition(" srun ")[0]
+    return listed, shlex.split(line)
+
+
+# ---- what is beyond a limit is refused -------------------------------------------------------------------------------
+
+
+@every_site
+def test_one_over_each_limit_is_refused(site, controller, scripts, table):
+    """By the template and by the scheduler; exactly at the limit both accept."""
+    facts = cluster_options.site_facts(site)
+    for question, section in (("partition", "partitions"), ("qos", "qos")):
+        for name, limits in facts[section].items():
+            node = cluster_options.node_of(facts, name if question == "partition" else "")
+            where = f"{question} {name}"
+            for key, at, over in limit_cases(limits, node["gpus"] or 0):
+                case = f"{where}: {key}, {at}, {over}"
+                queue = reachable(site, facts, {question: name}, at, over, where)
+                assert queue, f"{case}: not accepted at the limit, or other limits are always narrower"
+                assert told({**queue, **over}), case
+                if not limits["confirmed"]:  # what nobody could confirm warns, and no more
+                    assert cluster_options.problems({**queue, **over}) == [], case
+                script = scripts(**queue) / "slurm/submit_multinode.sh"
+                assert controller.test_only(*changed(facts, queue, at), script) == "", case
+                said = controller.test_only(*changed(facts, queue, over), script)
+                assert re.search(SAID[question, key], said), f"{case}: {said!r}"
+                table[site]["refused"] += 1
+
+
+@every_site
+def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scripts, table):
+    facts = cluster_options.site_facts(site)
+    for partition in facts["partitions"] or [""]:
+        node = cluster_options.node_of(facts, partition)
+        queue = reachable(site, facts, {"partition": partition}, {"gpus_per_node": str(node["gpus"] or 0)})
+        assert queue or any(limits["max_gpus"] for limits in facts["qos"].values()), partition
+        if not queue:
+            continue
+        script = scripts(**queue) / "slurm/submit_multinode.sh"
+        if node["gpus"] is not None:
+            at, over = ({"gpus_per_node": str(count)} for count in (node["gpus"], node["gpus"] + 1))
+            assert controller.test_only(*changed(facts, queue, at), script) == "", partition
+            found = cluster_options.problems({**queue, **over})
+            assert any(fault.startswith("gpus_per_node") for fault in found), found
+            assert controller.test_only(*changed(facts, queue, over), script), partition
+            table[site]["refused"] += 1
+        if node["cores"]:
+            assert controller.test_only(f"--cpus-per-task={node['cores']}", script) == "", partition
+            said = controller.test_only(f"--cpus-per-task={node['cores'] + 1}", script)
+            assert UNAVAILABLE in said, partition
+            table[site]["cores"] += 1
+
+
+@every_site
+def test_names_that_are_wrong_or_missing_are_refused(site, controller, scripts, table, tmp_path):
+    facts = cluster_options.site_facts(site)
+    queue = next(every_choice(site, facts))
+    script = scripts(**queue) / "slurm/submit_multinode.sh"
+    assert controller.test_only(script) == ""
+    wrong = {
+        "account": (facts["account"] or facts["accounts"], "Invalid account or account/partition combination"),
+        "partition": (facts["partitions"], "Invalid partition name specified"),
+        "qos": (facts["qos"], "Invalid qos specification"),
+    }
+    for question, (known, words) in wrong.items():
+        assert words in controller.test_only(f"--{question}=no.such", script)
+        if known:  # where the file does not say which there are, any name is taken as it is
+            found = cluster_options.problems({**queue, question: "no.such"})
+            assert any(fault.startswith(f"{question} 'no.such'") for fault in found), found
+            table[site]["refused"] += 1
+        if question in facts["required"]:
+            found = cluster_options.problems({**queue, question: ""})
+            assert any(fault.startswith(f"{question} is empty") for fault in found), found
+            without = tmp_path / f"without-{question}.sh"
+            without.write_text(re.sub(rf"^#SBATCH --{question}=.*\n", "", script.read_text(), flags=re.MULTILINE))
+            assert f"{question} is required" in controller.test_only(without)
+            table[site]["refused"] += 1
+    for qos, limits in facts["qos"].items():
+        for partition in facts["partitions"].keys() - (limits["partitions"] or facts["partitions"].keys()):
+            queue = reachable(site, facts, {"partition": partition})
+            found = cluster_options.problems({**queue, "qos": qos})
+            assert any(fault.startswith(f"qos {qos!r} does not go with") for fault in found), found
+            said = controller.test_only(f"--qos={qos}", scripts(**queue) / "slurm/submit_multinode.sh")
+            assert "Invalid qos specification" in said, (partition, qos, said)
+            table[site]["refused"] += 1
+
+
+def told(answers):
+    """Return all that the template has against answers, refusals and warnings."""
+    return cluster_options.problems(answers) + cluster_options.warnings(answers)
+
+
+def changed(facts, before, after):
+    """Return the options that make a job of the answers `before` one of the answers `after`."""
+    option = cluster_options.node_of(facts, before["partition"])["gpu_option"]
+    options = {"nodes": "--nodes=", "time_limit": "--time=", "gpus_per_node": option}
+    return [f"{options[question]}{value}" for question, value in after.items()]
+
+
+def limit_cases(limits, per_node):
+    """Yield for each limit its key, answers exactly at it, and answers one beyond it; per_node: GPUs of a node."""
+    clock, gpus = cluster_options.walltime, str(min(per_node, 1))
+    brief = {"time_limit": "00:01:00", "gpus_per_node": gpus}
+    nodes = [limits["max_nodes"] or 10**4, *(tier["max_nodes"] for tier in limits["tiers"])]
+    least = limits["min_nodes"] or 1
+    if limits["max_nodes"]:
+        most = limits["max_nodes"]
+        yield "max_nodes", {**brief, "nodes": str(most)}, {**brief, "nodes": str(most + 1)}
+    if least > 1:
+        yield "min_nodes", {**brief, "nodes": str(least)}, {**brief, "nodes": str(least - 1)}
+    if limits["max_time"]:
+        longest = minutes(limits["max_time"])
+        # the most nodes that a step says something about have the longest time; else the fewest nodes
+        small = {"gpus_per_node": gpus, "nodes": str(max(least, *nodes[1:]) if nodes[1:] else least)}
+        yield "max_time", {**small, "time_limit": clock(longest)}, {**small, "time_limit": clock(longest + 1)}
+    for tier in limits["tiers"]:
+        small = {"gpus_per_node": gpus, "nodes": str(tier["max_nodes"])}
+        longest = minutes(tier["max_time"])
+        yield "tiers", {**small, "time_limit": clock(longest)}, {**small, "time_limit": clock(longest + 1)}
+    if limits["max_node_minutes"]:
+        product_ = limits["max_node_minutes"]
+        for count in range(min(nodes), 0, -1):
+            if count <= (limits["max_gpus"] or 64) and product_ % count == 0:
+                small, longest = {"gpus_per_node": gpus, "nodes": str(count)}, product_ // count
+                one_more = {**small, "time_limit": clock(longest + 1)}
+                yield "max_node_minutes", {**small, "time_limit": clock(longest)}, one_more
+                break
+    if limits["max_gpus"]:
+        sizes = [(each * count, each, count) for each in range(1, per_node + 1) for count in range(least, nodes[0] + 1)]
+        at = max(size for size in sizes if size[0] <= limits["max_gpus"])
+        over = min(size for size in sizes if size[0] > limits["max_gpus"])
+        yield "max_gpus", *({**brief, "gpus_per_node": str(each), "nodes": str(count)} for _, each, count in (at, over))
+
+
+def reachable(site, facts, names, at=None, over=None, where=""):
+    """Return acceptable answers with these names of partition or QoS, to which `at` may be added; None if none.
+
+    Where `over` is added, it must not be too much for other limits than those of `where`.
+    """
+    for queue in queues(site, facts):
+        if names.items() <= queue.items() and not told({**queue, **(at or {})}):
+            found = told({**queue, **over}) if over else []
+            if all(where in fault for fault in found if not fault.startswith("if a limit has changed")):
+                return queue
+    return None
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def queues(site, facts):
+    """Yield answers for each allowed choice of partition and QoS, of a size that each of them takes."""
+    account = existing_account(facts) if "account" in facts["required"] or facts["account"] else ""
+    suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
+    suggested["image"] = cluster_options.suggest(site, "image", suggested["runtime"])
+    names = [
+        list(dict.fromkeys([facts["defaults"].get(question, ""), *facts[section], ""]))
+        for question, section in (("partition", "partitions"), ("qos", "qos"))
+    ]
+    for partition, qos in product(*names):
+        answers = {**suggested, "project": "demo", "site": site, "account": account, "partition": partition, "qos": qos}
+        answers = fitted(facts, answers)
+        if not any(fault.startswith(("partition", "qos")) for fault in cluster_options.problems(answers)):
+            yield answers
+
+
+def fitted(facts, answers):
+    """Return the answers with nodes, GPUs and walltime cut down, or raised, to what partition and QoS take."""
+    found = [facts["partitions"].get(answers["partition"]), facts["qos"].get(answers["qos"])]
+    found = [limits for limits in found if limits]
+
+    def least(value, key):
+        return min([value, *(limits[key] for limits in found if limits[key])])
+
+    nodes = max([int(answers["nodes"]), *(limits["min_nodes"] or 1 for limits in found)])
+    nodes = least(nodes, "max_nodes")
+    gpus = int(answers["gpus_per_node"])
+    most = cluster_options.node_of(facts, answers["partition"])["gpus"]
+    gpus = gpus if most is None else min(gpus, most)
+    gpus = least(gpus * nodes, "max_gpus") // nodes
+    times = [minutes(answers["time_limit"])]
+    for limits in found:
+        times += [minutes(limits["max_time"])] if limits["max_time"] else []
+        times += [minutes(tier["max_time"]) for tier in limits["tiers"] if nodes <= tier["max_nodes"]]
+        times += [limits["max_node_minutes"] // nodes] if limits["max_node_minutes"] else []
+    time_limit = cluster_options.walltime(min(times))
+    return {**answers, "nodes": str(nodes), "gpus_per_node": str(gpus), "time_limit": time_limit}
+
+
+def every_choice(site, facts):
+    """Yield the answers of every allowed combination of runtime, launcher, GPUs, partition and QoS."""
+    seen = set()
+    for combination, queue in product(combinations(), list(queues(site, facts))):
+        image = cluster_options.suggest(site, "image", combination["runtime"])
+        answers = fitted(facts, {**queue, **combination, "account": queue["account"], "image": image})
+        if tuple(answers.values()) in seen:
+            continue
+        seen.add(tuple(answers.values()))
+        assert cluster_options.problems(answers) == cluster_options.warnings(answers) == [], answers
+        yield answers
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table(request, made_up):
+    """Counts, by site; printed when the last test is done."""
+    rows = defaultdict(Counter)
+    yield rows
+    heads = ["site", "partitions+QoS", "runtimes x launchers", "combinations", "scripts accepted", "headers"]
+    lines = [[*heads, "refused by both", "cores refused"]]
+    keys = ("baked", "scripts", "headers", "refused", "cores")
+    for site in sorted(rows):
+        count, facts = rows[site], cluster_options.site_facts(site)
+        row = ["made up" if site == str(made_up) else site, f"{len(facts['partitions'])}+{len(facts['qos'])}"]
+        row.append(f"{len(facts['runtimes'])} x {len(facts['launchers'])}")
+        lines.append([*row, *(str(count[key]) for key in keys)])
+    sums = [sum(count[key] for count in rows.values()) for key in keys]
+    lines.append(["all", "", "", *map(str, sums)])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        print(f"\nwhat Slurm says to every site's scripts, and to answers one beyond each limit\n{text}")
