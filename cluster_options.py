@@ -3,7 +3,7 @@
 Loaded by cookiecutter as a Jinja extension (cookiecutter.json, "_extensions"), so that the questions, the hooks and the
 written files all see the same functions. Everything here is a plain function of its arguments.
 
-    python3 cluster_options.py describe      prints a site file for the Slurm cluster that this runs on
+    python3 cluster_options.py describe      prints a site file for this Slurm cluster; Python 3.9 or newer
     python3 cluster_options.py table         prints the table of sites that README.md shows
 """
 
@@ -20,7 +20,7 @@ from datetime import date
 from functools import cache
 from pathlib import Path
 
-if __name__ == "__main__" and sys.argv[1:] == ["describe"]:  # before the imports below: this needs Python alone
+if __name__ == "__main__" and sys.argv[1:] == ["describe"]:  # before the imports below, which it can do without
     import describe_cluster
 
     try:
@@ -114,9 +114,9 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         """Refuse what is there twice."""
         seen = set()
         for key, _ in node.value:
-            if key.value in seen:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
-            seen.add(key.value)
+            seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -179,10 +179,10 @@ def _one_of(*allowed):
     return check
 
 
-def _list(item):
+def _list(item, least=0):
     def check(value, key):
-        if not isinstance(value, list):
-            yield f"{key}: expected a list, got {value!r}"
+        if not isinstance(value, list) or len(value) < least:
+            yield f"{key}: expected a list{' that is not empty' * least}, got {value!r}"
             return
         for place, entry in enumerate(value):
             yield from item(entry, f"{key}[{place}]")
@@ -253,6 +253,8 @@ _LIMIT_KEYS = {  # of one job
     "node": _record({}, _NODE_KEYS),  # what its nodes, or what it gives of them, have different
 }
 
+# It will stand in #SBATCH lines, where a space or a # ends it, and in double quotes.
+_OPTION = _like(r"--[^\s#\"$`\\]+", "an option --NAME=VALUE without spaces, quotes, # and $")
 _ROW = _record({"busbw": _number}, {"nodes": _count(1), "gpus": _count(1), "algbw": _number})
 
 SCHEMA = _record(
@@ -277,7 +279,7 @@ SCHEMA = _record(
         "required": _list(_one_of("account", "partition", "qos")),  # questions that this site wants an answer to
         "partitions": _named(_record({}, _LIMIT_KEYS)),  # empty: any name is taken as it is
         "qos": _named(_record({}, {**_LIMIT_KEYS, "partitions": _list(_text)})),  # goes with these partitions alone
-        "directives": _list(_record({"option": _like("--.+", "an option --NAME"), "why": _text})),  # more #SBATCH lines
+        "directives": _list(_record({"option": _OPTION, "why": _text})),  # more #SBATCH lines
         # more options of srun: always, or only where it starts one task per node, or one per rank with all GPUs
         "srun": _list(_record({"option": _like("-.+", "an option"), "why": _text}, {"tasks": _one_of("node", "rank")})),
         "interactive": _record({}, {"partition": _text, "qos": _text, "time_limit": _walltime}),  # for interactive.sh
@@ -288,7 +290,7 @@ SCHEMA = _record(
                 {
                     "name": _like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"),
                     # it will stand in double quotes
-                    "value": _like('([^"`$\\\\]|\\$\\{\\w+\\})*', 'text without ", `, \\ and $, but for ${NAME}'),
+                    "value": _like('([^"`$\\\\}]|\\$\\{\\w+\\})*', 'text without ", `, \\, } and $, but for ${NAME}'),
                     "why": _text,
                 },
                 {"force": _flag},  # whatever the job had before
@@ -322,7 +324,7 @@ SCHEMA = _record(
         "notes": _list(_text),
         "problems": _list(_record({"printed": _text, "cause": _text, "fix": _text})),
         "all_reduce": _list(
-            _record({"about": _text, "source": _text, "unit": _one_of("GB/s", "Gbit/s"), "rows": _list(_ROW)})
+            _record({"about": _text, "source": _text, "unit": _one_of("GB/s", "Gbit/s"), "rows": _list(_ROW, 1)})
         ),
         "unconfirmed": _list(_text),  # what stands in the file though nobody could confirm it, limits aside
     },
@@ -359,8 +361,6 @@ def site_answer(answer: str) -> str:
         return answer
     if "/" in answer or answer.endswith((".yaml", ".yml")):
         path = Path(answer).expanduser().resolve()
-        if UNSAFE_IN_QUOTES.search(str(path)):
-            raise SiteError(f"site {answer!r}: the path may hold letters, digits and . _ : / @ + = , # - only")
         if path.is_file():
             return str(path)
         what = "that is a folder" if path.is_dir() else "there is no such file"
@@ -376,7 +376,9 @@ def site_facts(site: str) -> dict:
     """
     name = site_answer(site)
     if name == "here":
-        source, text = "what was read off this cluster", _described()
+        source, (text, error) = "what was read off this cluster", _described()
+        if error:
+            raise SiteError(error)
     else:
         source = Path(name) if "/" in name else SITES / f"{name}.yaml"
         try:
@@ -402,13 +404,15 @@ def site_facts(site: str) -> dict:
     return facts
 
 
-def _described() -> str:
+@cache
+def _described() -> tuple[str, str]:
+    """Return the text of the site file of this cluster, and why there is none; a cluster is asked only once."""
     import describe_cluster  # only where it is asked for
 
     try:
-        return describe_cluster.describe()
+        return describe_cluster.describe(), ""
     except describe_cluster.DescribeError as error:
-        raise SiteError(f"site 'here': {error}") from error
+        return "", f"site 'here': {error}"
 
 
 def _complete(content) -> dict:
@@ -536,7 +540,7 @@ def site_here() -> str:
         asked = subprocess.run(
             ["scontrol", "show", "config"], capture_output=True, text=True, timeout=0.25, check=False
         )
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return "local"
     except (OSError, subprocess.TimeoutExpired):
         return "slurm"
@@ -593,8 +597,16 @@ def problems(answers) -> list[str]:
     """
     found = [fault for fault in _review(answers) if not isinstance(fault, Doubt)]
     if any(isinstance(fault, Limit) for fault in found):
-        found.append("if a limit has changed: copy the site's file, edit it, and answer site=PATH")
+        found.append(_way_out(answers))
     return found
+
+
+def _way_out(answers) -> str:
+    """Return what to do where a limit is not what the site's file says."""
+    site = str(answers["site"])
+    known = {"here": "write it down with 'python3 cluster_options.py describe >FILE', edit that, and answer site=FILE"}
+    known |= dict.fromkeys(site_names(), "copy the site's file, edit it, and answer site=PATH")
+    return f"if a limit has changed: {known.get(site, f'edit {site}')}"
 
 
 def warnings(answers) -> list[str]:
@@ -621,6 +633,8 @@ def settle(answers, question: str) -> str:
 
     The site is brought into the form in which it is kept. Returns ''.
     """
+    if question not in answers:  # a replay, see refuse_problems
+        return ""
     while True:
         found = list(_faults_of(answers, question))
         faults = [fault for fault in found if not isinstance(fault, Doubt)]
@@ -628,6 +642,8 @@ def settle(answers, question: str) -> str:
             break
         for fault in faults:
             click.secho(f"  {fault}", fg="red", err=True)
+        if any(isinstance(fault, Limit) for fault in faults):
+            click.echo(f"  {_way_out(answers)}", err=True)
         first = {"project": "demo", "site": site_here()} if question in ("project", "site") else {}
         default = first.get(question) or suggest(answers["site"], question, answers.get("runtime", ""))
         if question == "time_limit" and _minutes(default):
@@ -823,8 +839,9 @@ def _check_gpus(given, facts):
         where = f"partition {partition}" if own else facts["title"]
         fix = f"use at most {most} and more nodes" if most else "use 0, or another partition"
         yield f"gpus_per_node {gpus}: a node of {where} has {most}; {fix}"
-    elif gpus == 0 and not cpu_only:
-        yield f"gpus_per_node 0: {facts['title']} is described by its GPU nodes only; use 1 to {most}"
+    elif gpus == 0 and not cpu_only and most != 0:
+        use = f"1 to {most}" if most else "at least 1"
+        yield f"gpus_per_node 0: {facts['title']} is described by its GPU nodes only; use {use}"
     else:
         for where, fault, limits in _limits(given, facts):
             total = (nodes or 0) * gpus
@@ -941,29 +958,45 @@ def node_facts(answers) -> dict:
 
 
 def interactive_answers(answers) -> dict:
-    """Return the answers for one node and half an hour, in the queue that the site has for interactive work."""
-    facts = site_facts(answers["site"])
-    changed = {**answers, "nodes": "1", "time_limit": "00:30:00", **facts["interactive"]}
-    gpus = [node_facts(changed)["gpus"], *(limits["max_gpus"] for _, _, limits in _limits(changed, facts))]
-    most = min((count for count in gpus if count is not None), default=int(answers["gpus_per_node"]))
-    return {**changed, "gpus_per_node": str(min(int(answers["gpus_per_node"]), most))}
+    """Return the answers for a shell: one node, half an hour at most, in the queue that the site has for that."""
+    queue = dict(site_facts(answers["site"])["interactive"])
+    return _one_node(answers, queue.pop("time_limit", "00:30:00"), queue, int(answers["gpus_per_node"]))
 
 
 def build_answers(answers, longest: str) -> dict:
     """Return the answers for a job that builds something: one node, `longest` at most, one GPU where nodes are shared.
 
-    The queue is the answered one, or the site's default where that takes larger jobs only.
+    It is no test: it goes where jobs go that name no queue, if the answered queue is one for tests.
     """
+    facts, gpus = site_facts(answers["site"]), int(answers["gpus_per_node"])
+    queue = _usual_queue(answers, facts) if for_tests(facts, answers) else {}
+    whole = node_facts(answers)["whole"] and not _exclusive(facts)
+    return _one_node(answers, longest, queue, gpus if whole else min(gpus, 1))
+
+
+def _one_node(answers, longest, queue, gpus):
+    """Return the answers for one node, in the first that takes it: the given, answered, suggested or default queue."""
     facts = site_facts(answers["site"])
-    changed = {**answers, "nodes": "1"}
-    if any((limits["min_nodes"] or 1) > 1 for _, _, limits in _limits(changed, facts)):
-        changed |= {question: suggest(answers["site"], question) for question in ("partition", "qos")}
-    if for_tests(facts, changed):  # is no test: goes where jobs go that name no queue, as far as that is known
-        for question in ("partition", "qos"):
-            changed[question] = _queue(question, {**changed, question: ""}, facts) or changed[question]
-    gpus = int(answers["gpus_per_node"])
-    changed["gpus_per_node"] = str(gpus if node_facts(changed)["whole"] else min(gpus, 1))
-    return {**changed, "time_limit": _within_limits(changed, longest)}
+    suggested = {question: suggest(answers["site"], question) for question in ("partition", "qos")}
+    for names in (queue, {}, suggested, _usual_queue(answers, facts)):
+        job = {**answers, "nodes": "1", **names}
+        known = [node_facts(job)["gpus"], *(limits["max_gpus"] for _, _, limits in _limits(job, facts))]
+        job["gpus_per_node"] = str(min([gpus, *(count for count in known if count is not None)]))
+        job["time_limit"] = _within_limits(job, longest)
+        faults = [fault for question in ("qos", "nodes", "gpus_per_node") for fault in CHECKS[question](job, facts)]
+        if not faults and (job["gpus_per_node"] != "0" or gpus == 0):
+            break
+    return job
+
+
+def _usual_queue(answers, facts):
+    """Return where jobs go that name no queue, as far as that is known."""
+    found = {question: _queue(question, {**answers, question: ""}, facts) for question in ("partition", "qos")}
+    return {question: name for question, name in found.items() if name}
+
+
+def _exclusive(facts) -> bool:
+    return any(directive["option"] == "--exclusive" for directive in facts["directives"])
 
 
 def _within_limits(answers, longest):
@@ -987,21 +1020,33 @@ def cores_per_node(answers) -> int | None:
     return node["cores"] and _share(node["cores"], node, int(answers["gpus_per_node"]))
 
 
+def _memory(node, gpus) -> str:
+    """Return the value of --mem: of a shared node the GPUs' part of its memory, in MB so that it is a whole number."""
+    amount, unit = re.fullmatch(r"(\d*)(.*)", node["memory"]).groups()
+    megabytes = int(amount or 0) * {"T": 1024**2, "G": 1024}.get(unit[:1], 1)
+    share = _share(megabytes, node, gpus)
+    return node["memory"] if share == megabytes or unit[:1] == "K" else f"{share}M"
+
+
 def _share(amount, node, gpus):
     return amount if node["whole"] or not gpus or not node["gpus"] else amount * gpus // node["gpus"]
 
 
-def resources(answers) -> list[tuple[str, str]]:
-    """Return the options of sbatch that say what a job takes and from which queue, each with its reason."""
+def resources(answers, builds=False) -> list[tuple[str, str]]:
+    """Return the options of sbatch that say what a job takes and from which queue, each with its reason.
+
+    builds: where it takes --exclusive to have a whole node, a job that builds something leaves the others their share.
+    """
     facts, node, cores = site_facts(answers["site"]), node_facts(answers), cores_per_node(answers)
     gpus, partition, qos = int(answers["gpus_per_node"]), answers["partition"], answers["qos"]
-    memory = re.sub(r"\d+", lambda amount: str(_share(int(amount[0]), node, gpus)), node["memory"])
+    shared = builds and _exclusive(facts)
+    memory = "" if shared else _memory(node, gpus)
     share = "all cores of a node" if cores == node["cores"] else "the cores that come with these GPUs"
     options = [
         (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus),
         (f"--cpus-per-task={cores}", f"{share}; without it, one", cores),
         (f"--mem={memory}", "of each node" + "; 0 means all" * (memory == "0"), memory),
-        *((directive["option"], directive["why"], True) for directive in facts["directives"]),
+        *((one["option"], one["why"], not shared or one["option"] != "--exclusive") for one in facts["directives"]),
         (f"--time={answers['time_limit']}", "walltime; a shorter job starts sooner", True),
         (f"--partition={partition}", facts["partitions"].get(partition, _LIMIT)["about"] or "which nodes", partition),
         (f"--qos={qos}", facts["qos"].get(qos, _LIMIT)["about"] or "which limits and priority", qos),
@@ -1020,7 +1065,8 @@ def for_tests(facts, answers) -> bool:
     """Whether the chosen queue is one for tests, which takes some consideration."""
     chosen = {**facts["partitions"], **facts["qos"]}
     names = [name for question in ("partition", "qos") if (name := _queue(question, answers, facts)) in chosen]
-    return any(re.search("debug|test|dev", f"{name} {chosen[name]['about']}") for name in names)
+    words = r"(?<![a-z])(debug|tests?|dev(el\w*)?)(?![a-z])"
+    return any(re.search(words, f"{name} {chosen[name]['about']}") for name in names)
 
 
 def remarks(limits) -> str:
@@ -1035,7 +1081,7 @@ def remarks(limits) -> str:
         f"with partition {' or '.join(limits['partitions'])}" if limits["partitions"] else "",
         "" if limits["confirmed"] else "unconfirmed",
     ]
-    return "; ".join(filter(None, found)).replace("|", r"\|")
+    return cell("; ".join(filter(None, found)))
 
 
 def gpu_option(answers) -> str:
@@ -1046,55 +1092,54 @@ def gpu_option(answers) -> str:
     return own if own is not None else "--rocm" if node_facts(answers)["gpu_vendor"] == "amd" else "--nv"
 
 
+def cell(text) -> str:
+    """Return text as it may stand in a table of Markdown."""
+    return str(text).replace("|", r"\|")
+
+
 def in_code(text: str) -> str:
     """Return what a program prints as Markdown shows it; a text that has its own marks, or tells of nothing, stays."""
-    text = text.replace("|", r"\|")
+    text = cell(text)
     return text if "`" in text or text.startswith("nothing") else f"`{text}`"
 
 
 def modules_of(answers) -> dict:
-    """Return the modules of the chosen runtime, and of those that RUNTIME may be set to; one entry if all are alike."""
+    """Return the modules of each runtime that RUNTIME may be set to; if all want the same, these under ''."""
     facts = site_facts(answers["site"])
     names = dict.fromkeys([answers["runtime"], *(name for name in ("venv", "none") if name in facts["runtimes"])])
     found = {name: facts["modules"] + facts["containers"][name]["modules"] for name in names}
-    alike = all(modules == found[answers["runtime"]] for modules in found.values())
-    found = {name: modules for name, modules in found.items() if modules}
-    return {name: modules for name, modules in found.items() if not alike or name == answers["runtime"]}
+    first = found[answers["runtime"]]
+    return {"": first} if all(modules == first for modules in found.values()) else found
 
 
 def interactive_line(answers) -> str:
     """Return the one line that opens a shell on a compute node, in the chosen software; for the project's folder."""
-    job, runtime, image = interactive_answers(answers), answers["runtime"], answers["image"]
-    facts = site_facts(answers["site"])
-    more, modules = facts["containers"][runtime]["options"], facts["modules"] + facts["containers"][runtime]["modules"]
-    gpus = [option for option in [gpu_option(answers)] if option]
-    if image_source(answers) and runtime in ("apptainer", *IN_SRUN, "enroot"):
-        image = f"$PWD/container/{answers['project']}.{'sif' if runtime == 'apptainer' else 'sqsh'}"
-    variables = f"module load {' '.join(modules)}; " * bool(modules) + "export PROJECT_DIR=$PWD"
-    srun = " ".join(["srun --pty", *(option["option"] for option in facts["srun"] if option["tasks"] != "rank")])
-    start = {
-        "apptainer": [
-            f"{srun} singularity exec",
-            *gpus,
-            *more,
-            image,
-            *facts["containers"][runtime]["entry"],
-            "bash",
-        ],
+    facts, job, runtime = site_facts(answers["site"]), interactive_answers(answers), answers["runtime"]
+    here, container = '"$PWD"', facts["containers"][runtime]
+    image, ending = answers["image"], "sif" if runtime == "apptainer" else "sqsh"
+    if image_source(answers) and runtime in ("apptainer", "enroot", *IN_SRUN):
+        image = f'"$PWD/container/{answers["project"]}.{ending}"'
+    if runtime == "podman-hpc":
+        image = f"localhost/{image_name(answers)}:latest"
+    enter = {  # what comes between srun and the shell
+        "apptainer": ["singularity exec", gpu_option(answers), *container["options"], image, *container["entry"]],
         "pyxis": [
-            f"{srun} --container-image={image} --container-mounts=$PWD --container-workdir=$PWD",
-            *more,
-            "bash",
+            f"--container-image={image} --container-mounts={here} --container-workdir={here}",
+            *container["options"],
         ],
-        "edf": [f"{srun} --environment=$PWD/container/{answers['project']}.toml bash"],
-        "enroot": [f"{srun} container/start.sh {image} $PWD -- bash"],
-        "podman-hpc": [f"{srun} container/start.sh localhost/{image_name(answers)}:latest $PWD -- bash"],
-        "shifter": [f"{srun} shifter --image=docker:{image}", *more, "bash"],
-    }.get(runtime, [f"{srun} bash --rcfile slurm/interactive.rc"])
-    if runtime == "edf":
-        variables += f" PROGRAM_DIR=$PWD IMAGE={image}"
-    options = ["--nodes=1", "--ntasks=1", *(option for option, _ in resources(job))]
-    return f"{variables}; " + " ".join(["salloc", *map(shlex.quote, options), *start])
+        "edf": [f'--environment="$PWD/container/{answers["project"]}.toml"'],
+        "enroot": [f"container/start.sh {image} {here} --"],
+        "podman-hpc": [f"container/start.sh {image} {here} --"],
+        "shifter": [f"shifter --image=docker:{image}", *container["options"]],
+    }.get(runtime, [])
+    modules = " ".join([*facts["modules"], *container["modules"]])
+    before = f"module load {modules}; " * bool(modules) + f"export PROJECT_DIR={here}"
+    before += f" PROGRAM_DIR={here} IMAGE={image}" * (runtime == "edf")
+    options = [shlex.quote(option) for option, _ in resources(job)]
+    srun = [option["option"] for option in facts["srun"] if option["tasks"] != "rank"]
+    shell = "bash" if enter else "bash --rcfile slurm/interactive.rc"
+    words = ["salloc --nodes=1 --ntasks=1", *options, "srun --pty", *srun, *enter, shell]
+    return f"{before}; {' '.join(filter(None, words))}"
 
 
 def image_source(answers) -> str:
@@ -1126,7 +1171,7 @@ def overridable(variable: dict) -> str:
 
 def in_quotes(command: str) -> str:
     """Return a command as it stands inside double quotes of a shell."""
-    return re.sub(r'(["`\\])', r"\\\1", command)
+    return re.sub(r'(["`\\]|\$(?=\())', r"\\\1", command)
 
 
 class ClusterOptions(Extension):
@@ -1151,6 +1196,7 @@ class ClusterOptions(Extension):
             for_tests,
             remarks,
             gpu_option,
+            cell,
             in_code,
             modules_of,
             interactive_line,

@@ -76,7 +76,7 @@ def describe() -> str:
     said = {"ping": _run(["scontrol", "ping"])}  # says in milliseconds what other commands try for ten seconds
     if " is UP" in said["ping"].stdout:
         user = _run(["id", "-un"]).stdout.strip() or str(os.getuid())
-        commands = [[user.join(word.split("{user}")) for word in command] for command in COMMANDS.values()]
+        commands = [[word.replace("{user}", user) for word in command] for command in COMMANDS.values()]
         with ThreadPoolExecutor(len(commands)) as pool:
             said |= zip(COMMANDS, pool.map(_run, commands))
     asked = [said.get(name, said["ping"]) for name in ("config", "partitions", "nodes")]

@@ -49,6 +49,12 @@ def bake(folder: Path, *arguments: object, **answers: object) -> Path:
     return folder / answers["project"]
 
 
+def account(site) -> str:
+    """Return an account as it may look at a site; '' where none is asked for."""
+    facts = cluster_options.site_facts(str(site))
+    return facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
+
+
 def combinations() -> list[dict[str, str]]:
     """Return the answers of every allowed combination of site, runtime and launcher, with all GPUs and with fewer."""
     found = []
@@ -62,9 +68,8 @@ def combinations() -> list[dict[str, str]]:
             if not (runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"))
         ]
         gpus = ["1", "0"] if facts["node"]["cpu_only"] else [str(facts["node"]["gpus"]), "1"]
-        account = facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
         found += [
-            {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account}
+            {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account(site)}
             for (runtime, launcher), count in product(both, gpus)
         ]
     return found

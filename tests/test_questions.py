@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, bake, cluster_options, cookiecutter
+from baking import REPOSITORY, account, bake, cluster_options, combinations, cookiecutter
 from slurm_cluster import PATH
 
 CONF = "# a comment\nSlurmctldHost=ctl\nClusterName={}\n"
@@ -113,18 +114,44 @@ def test_the_site_one_stands_on_is_offered(case, template, tmp_path):
     assert seconds < 0.6  # 0.3 on a machine that does nothing else
 
 
+# Login nodes by the names that the sources in the site files give; compute nodes and other centres' must not match.
+HOSTS = {
+    "clariden-ln001": "clariden",
+    "daint-ln002.alps.cscs.ch": "daint",
+    "bristen-ln001": "bristen",
+    "alogin1": "mn5",
+    "alogin2.bsc.es": "mn5",
+    "login07.leonardo.local": "leonardo",
+    "jwlogin21.juwels": "juwels-booster",
+    "jpbl-s01-02": "jupiter",
+    "jean-zay3": "jean-zay",
+    "jean-zay-pp1.idris.fr": "jean-zay",
+    "int4.local.snellius.surf.nl": "snellius",
+    "login07": "local",
+    "glogin1": "local",
+    "gcn6.local.snellius.surf.nl": "local",
+    "jpbo-003-02.jupiter.internal": "local",
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_login_nodes_are_known_by_their_names(host, template, tmp_path):
+    assert offered(template, tmp_path, host, {}, {})[0] == HOSTS[host]
+
+
 def test_every_site_is_found_by_its_own_signs(template, tmp_path):
     """What a file says under `detect` leads to that site and to no other."""
-    found = 0
-    for number, site in enumerate(cluster_options.site_names()):
+    named = {}
+    for site in cluster_options.site_names():
         facts = cluster_options.site_facts(site)
         assert cluster_options._detect(site) == facts["detect"], f"{site}: detect belongs on one line"
-        for name in facts["detect"].get("cluster", []):
-            place = tmp_path / f"{number}-{name}"
-            place.mkdir()
-            assert offered(template, place, "n1", {"/etc/slurm/slurm.conf": CONF.format(name)}, {})[0] == site
-            found += 1
-    assert found >= 3
+        named |= dict.fromkeys(facts["detect"].get("cluster", []), site)
+        assert "host" not in facts["detect"] or site in HOSTS.values(), f"{site}: no host name to try its pattern on"
+    for name, site in named.items():
+        place = tmp_path / name
+        place.mkdir()
+        assert offered(template, place, "n1", {"/etc/slurm/slurm.conf": CONF.format(name)}, {})[0] == site
+    assert {"clariden", "lumi", "frontier", "perlmutter", "jupiter"} <= set(named)
 
 
 # ---- at a terminal ---------------------------------------------------------------------------------------------------
@@ -158,7 +185,7 @@ class Terminal:
         return before
 
     def wait(self, pattern, seconds=20):
-        """Read until the last line is like `pattern`, or the program has ended."""
+        """Read until the last line is like `pattern`, or the program has ended, which "(?!)" waits for."""
         text, end = "", time.monotonic() + seconds
         while not re.search(pattern, re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "").split("\n")[-1]):
             assert time.monotonic() < end, f"waited for {pattern}; so far: {self.shown}{text}"
@@ -189,7 +216,7 @@ def test_a_wrong_answer_is_asked_again_on_the_spot(tmp_path):
     assert "has 4; use at most 4" in terminal.answer(r"gpus_per_node \(4\)", "4")
     terminal.answer(r"\[11/11\]", "00:30:00")
     assert "90 node-minutes per job, so 4 nodes for at most 00:22:00" in terminal.answer(r"time_limit \(00:22:00\)")
-    terminal.wait("$^")
+    terminal.wait("(?!)")
     assert terminal.process.wait(20) == 0, terminal.shown
     assert "Traceback" not in terminal.shown
     header = (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
@@ -205,7 +232,7 @@ def test_a_missing_account_is_asked_for(tmp_path):
     assert "account is empty" in terminal.answer(r"account \(\)", "bsc98")
     for number in range(7, 12):
         terminal.answer(rf"\[{number}/11\]")
-    terminal.wait("$^")
+    terminal.wait("(?!)")
     assert terminal.process.wait(20) == 0, terminal.shown
     assert "--account=bsc98 " in (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
 
@@ -217,7 +244,7 @@ def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
     terminal.answer(r"\[9/11\]", "51")
     assert "Warning: nodes 51: qos acc_resa allows at most 50, a limit" in terminal.answer(r"\[10/11\]")
     terminal.answer(r"\[11/11\]")
-    terminal.wait("$^")
+    terminal.wait("(?!)")
     assert terminal.process.wait(20) == 0
     assert terminal.shown.count("Warning") == 1
 
@@ -301,6 +328,74 @@ def test_an_unknown_cluster_is_offered_and_the_project_runs_there_unedited(versi
     assert not (tmp_path / "demo").exists()
 
 
+def test_a_cluster_that_does_not_answer_is_asked_once(tmp_path):
+    """Each question asks for the site's facts again; ten seconds each would be minutes."""
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho x >>{tmp_path}/asked\necho 'cannot contact' >&2\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "cookiecutter", "--no-input", REPOSITORY, "site=here"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/nowhere", "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: site 'here': scontrol ping") and len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "asked").read_text() == "x\n"
+
+
+def test_describe_prints_a_site_file_that_can_be_answered(cluster, tmp_path):
+    """The command of README.md, with a Python that has neither PyYAML nor Jinja, and then what it is for."""
+    done = cluster.run("python3", "-B", REPOSITORY / "cluster_options.py", "describe", cwd=tmp_path)
+    (tmp_path / "our-cluster.yaml").write_text(done.stdout)
+    project = bake(tmp_path / "x", site=tmp_path / "our-cluster.yaml")
+    assert "#SBATCH --partition=main " in (project / "slurm/submit_multinode.sh").read_text()
+    failed = subprocess.run(
+        [sys.executable, "-B", "cluster_options.py", "describe"],
+        cwd=REPOSITORY,
+        env={"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert failed.returncode == 1 and failed.stdout == ""
+    assert failed.stderr.startswith("describe: scontrol: there is no such program on PATH")
+
+
+def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
+    """Its answers come after the questions' checks; the hook has the last word."""
+    answers = {**dict.fromkeys(cluster_options.QUESTIONS, ""), "project": "again", "site": "local", "nodes": "2"}
+    answers |= {"launcher": "torchrun", "runtime": "none", "gpus_per_node": "0"}
+    (tmp_path / "answers.json").write_text(json.dumps({"cookiecutter": answers}))
+    terminal = Terminal(tmp_path, "--replay-file", tmp_path / "answers.json")
+    terminal.wait("(?!)")
+    assert terminal.process.wait(20) == 0, terminal.shown
+    assert "again is written for this machine" in terminal.shown
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "said"),
+    [
+        ({"site": "mn5"}, 1, "Error: account is empty, but MareNostrum 5 ACC (BSC) wants one for every job"),
+        ({"site": "mn5", "account": "abc"}, 0, "demo is written for MareNostrum 5 ACC (BSC)"),
+        (
+            {"site": "clariden", "partition": "debug", "nodes": "4", "time_limit": "00:30:00"},
+            1,
+            "partition debug allows 90 node-minutes per job, so 4 nodes for at most 00:22:00",
+        ),
+        ({"site": "rcp", "account": "mlo-me"}, 1, "scripts for Run:ai cannot be written yet"),
+    ],
+)
+def test_commands_that_people_type(answers, code, said, tmp_path):
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert (tmp_path / "demo").exists() == (code == 0)
+    assert "Traceback" not in done.stderr
+
+
 # ---- the table in README.md ------------------------------------------------------------------------------------------
 
 
@@ -319,13 +414,9 @@ def test_the_table_of_sites_is_the_one_of_the_files():
     assert all(f"| `{path.stem}` |" in done.stdout for path in (REPOSITORY / "sites").iterdir())
 
 
-@pytest.mark.parametrize("site", cluster_options.site_names())
+@pytest.mark.parametrize("site", dict.fromkeys(answers["site"] for answers in combinations()))
 def test_a_written_project_speaks_of_its_own_site_alone(site, tmp_path):
-    facts = cluster_options.site_facts(site)
-    if facts["kind"] not in cluster_options.WRITTEN_KINDS:
-        pytest.skip("nothing is written for it yet")
-    account = facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
-    project = bake(tmp_path, site=site, account=account)
+    project = bake(tmp_path, site=site, account=account(site))
     written = "\n".join(path.read_text() for path in project.rglob("*") if path.suffix != ".py" and path.is_file())
     for other in cluster_options.site_names():
         name = other.split("-")[0]

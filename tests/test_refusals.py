@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from baking import REPOSITORY, bake, cluster_options, cookiecutter
+from baking import REPOSITORY, account, bake, cluster_options, cookiecutter
 
 GOOD = {
     "project": "demo",
@@ -197,7 +197,7 @@ BROKEN_SITES = [
     (
         'option: "--exclusive"',
         "option: exclusive",
-        ["directives[0].option: expected an option --NAME, got 'exclusive'"],
+        ["directives[0].option: expected an option --NAME=VALUE without spaces", "got 'exclusive'"],
     ),
     ("kind: slurm", "kind: runai", ["runtimes: 'apptainer' does not go with kind: runai; choose pod"]),
     ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
@@ -278,8 +278,7 @@ def test_every_site_file_is_right():
         facts = cluster_options.site_facts(site)
         suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
         suggested["image"] = cluster_options.suggest(site, "image", suggested["runtime"])
-        account = facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
-        answers = {**suggested, "project": "demo", "site": site, "account": account}
+        answers = {**suggested, "project": "demo", "site": site, "account": account(site)}
         faults = cluster_options.problems(answers)
         assert len(faults) == (facts["kind"] not in cluster_options.WRITTEN_KINDS), faults
         assert cluster_options.warnings(answers) == [], site

@@ -60,8 +60,6 @@ commands: {accounts: id -Gn, queues: sinfo}
 """
 SITES = [name for name in cluster_options.site_names() if cluster_options.site_facts(name)["kind"] == "slurm"]
 SITES.append("made-up")
-# Options that some sites' plug-ins bring: in a header, sbatch refuses them everywhere else, and often there too.
-PLUGINS = ("--environment", "--uenv", "--view", "--container", "--image", "--module", "--volume")
 # In which words Slurm refuses what is beyond a limit of a partition and of a QoS.
 NODE_COUNT, POLICY = "Node count specification invalid", "Job violates accounting/QOS policy"
 UNAVAILABLE = "Requested node configuration is not available"
@@ -139,10 +137,10 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
             header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
             if not header or (script.name == "build_container.sh" and not cluster_options.image_source(answers)):
                 continue
-            assert not any(option.startswith(PLUGINS) for option in header), script
+            assert not any(option.startswith(cluster_options.PLUGIN_OPTIONS) for option in header), script
             accepted(header, script)
         for options in interactive_options(project, answers):
-            assert not any(option.startswith(PLUGINS) for option in options), options
+            assert not any(option.startswith(cluster_options.PLUGIN_OPTIONS) for option in options), options
             accepted(options)
         count["baked"] += 1
     table[site].update(count, headers=len(seen))

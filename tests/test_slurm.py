@@ -361,6 +361,14 @@ def test_an_interactive_shell_has_the_software(either, project, tmp_path):
     assert "2 ranks on 1 host" in done.stdout, done.stdout
 
 
+def test_the_line_of_the_readme_opens_such_a_shell_too(cluster, project):
+    line = re.search(r"the same as\n\n```bash\n(.*)\n```", (project / "README.md").read_text())[1]
+    typed = 'echo "on $(hostname) with $PYTHON, $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\nexit\n'
+    environment = {"PYTHON": sys.executable, "TERM": "dumb"}
+    done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)
+    assert re.search(rf"on node\d with {sys.executable}, 2 GPUs, 8 cores", done.stdout), done.stdout
+
+
 # ---- the virtual environment -----------------------------------------------------------------------------------------
 
 

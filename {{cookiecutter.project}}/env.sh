@@ -36,15 +36,19 @@ export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 RUNTIME="${RUNTIME:-{{ runtime }}}"
 #? if slurm
 # Environment modules, loaded in this order whenever the environment is built or used.
-#? if modules | length > 1
+#? if "" not in modules
+#? if site.modules
+MODULES=("{{ site.modules | join('" "') }}")
+#? else
+MODULES=()
+#? endif
 case $RUNTIME in
-    #? for name, list in modules.items()
+    #? for name, list in modules.items() if list
     "{{ name }}") MODULES=("{{ list | join('" "') }}") ;;
     #? endfor
-    *) MODULES=() ;;
 esac
-#? elif modules
-MODULES=("{{ modules[runtime] | join('" "') }}")
+#? elif modules[""]
+MODULES=("{{ modules[''] | join('" "') }}")
 #? else
 MODULES=()
 #? endif
@@ -107,13 +111,7 @@ CONTAINER_EXEC=()
 CONTAINER_SRUN_ARGS=()
 CONTAINER_EXEC=()
 #? endif
-# torchrun: srun starts one on each node, and it starts the ranks; srun: starts each rank by itself; spawn: srun starts one
-#? if "mpirun" in site.launchers
-# Python on each node, which forks the ranks; mpirun: as torchrun, but Open MPI starts it; mpirun-ranks: Open MPI starts
-# each rank, as Horovod expects.
-#? else
-# Python on each node, which forks the ranks.
-#? endif
+# {{ site.launchers | join(", ") }}: README.md says which starts what.
 LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 
 # ---- network and libraries ----------------------------------------------------------------------
@@ -188,7 +186,7 @@ enter_container() {
     local program=apptainer folder
     command -v apptainer >/dev/null || program=singularity
     command -v "$program" >/dev/null ||
-        missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set RUNTIME=venv;" \
+        missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set another RUNTIME;" \
             "if compute nodes alone have it, submit with sbatch" || return
     have_image && visible "$@" || return
     unset BASH_ENV # the host's would take the place of the image's
@@ -210,7 +208,7 @@ enter_container() {
     #? elif runtime == "pyxis"
     local mounts names
     [[ $(srun --help 2>&1) == *--container-image* ]] ||
-        missing "srun on $(hostname) knows no --container-image: pyxis is not installed; set RUNTIME=venv" || return
+        missing "srun on $(hostname) knows no --container-image: pyxis is not installed; set another RUNTIME" || return
     have_image && visible "$@" || return
     mounts=$(printf ',%s' "${FOLDERS[@]}")
     # Where image and job set the same variable, the image's value counts, but for these.
@@ -224,12 +222,12 @@ enter_container() {
     [[ -z $KEEP_CONTAINER ]] || CONTAINER_SRUN_ARGS+=(--container-name="$KEEP_CONTAINER")
     #? elif runtime == "edf"
     [[ $(srun --help 2>&1) == *--environment* ]] ||
-        missing "srun on $(hostname) knows no --environment: the container engine is not there; set RUNTIME=venv" || return
+        missing "srun on $(hostname) knows no --environment: the container engine is not there; set another RUNTIME" || return
     have_image || return
     export IMAGE PWD PROGRAM_DIR="${!#}"
     CONTAINER_SRUN_ARGS=(--environment="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml")
     #? elif runtime == "shifter"
-    command -v shifter >/dev/null || missing "shifter was not found on $(hostname); set RUNTIME=venv" || return
+    command -v shifter >/dev/null || missing "shifter was not found on $(hostname); set another RUNTIME" || return
     [[ -n ${SLURM_JOB_ID:-} ]] || shifterimg lookup "docker:$IMAGE" >/dev/null 2>&1 ||
         missing "the image $IMAGE was not pulled; run 'bash slurm/build_container.sh', or set IMAGE" || return
     CONTAINER_EXEC=(shifter --image="docker:$IMAGE")
@@ -239,11 +237,11 @@ enter_container() {
     #? else
     #? if runtime == "enroot"
     command -v enroot >/dev/null ||
-        missing "enroot was not found on $(hostname); name its module in MODULES, or set RUNTIME=venv;" \
+        missing "enroot was not found on $(hostname); name its module in MODULES, or set another RUNTIME;" \
             "if compute nodes alone have it, submit with sbatch" || return
     have_image || return
     #? else
-    command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set RUNTIME=venv" || return
+    command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
     [[ -n $(podman-hpc images --quiet "$IMAGE") ]] ||
         missing "there is no image $IMAGE; run 'bash slurm/build_container.sh', or set IMAGE" || return
     #? endif

@@ -48,7 +48,7 @@
 #SBATCH {{ pad("--job-name=build-container") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # packing uses its cores by itself
-#? for option, why in resources(job) if option != "--exclusive"
+#? for option, why in resources(job, builds=true)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
@@ -60,6 +60,7 @@ die() {
 }
 
 #? if in_job
+export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 if [[ -f $here/env.sh ]]; then # called with bash
     PROJECT_DIR=$here

@@ -18,7 +18,7 @@
 #SBATCH {{ pad("--job-name=build-venv") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # pip is one process
-#? for option, why in resources(job) if option != "--exclusive"
+#? for option, why in resources(job, builds=true)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
@@ -28,11 +28,11 @@ die() {
     exit 2
 }
 
+export RUNTIME=venv # MODULES of env.sh may depend on it
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 if [[ -f $here/env.sh ]]; then # called with bash
     PROJECT_DIR=$here
     ( # the job shall read env.sh as it is when it starts
-        export RUNTIME=venv # its modules
         # shellcheck source=/dev/null
         source "$PROJECT_DIR/env.sh"
         [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
@@ -54,7 +54,6 @@ fi
 # In the job: this file is a copy in a spool folder, and the submission above says where the project is.
 PROJECT_DIR=${VENV_OF:-$SLURM_SUBMIT_DIR}
 [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'"
-export RUNTIME=venv # its modules
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 RUNTIME=none activate || exit # the modules and the Python that it is built from

@@ -4,7 +4,7 @@
 # A shell on a compute node, inside the software environment of env.sh: {{ site.title }}.
 #
 #   bash slurm/interactive.sh                          one node, half an hour
-#   bash slurm/interactive.sh --time=01:00:00          options of salloc win over the ones below
+#   bash slurm/interactive.sh --time=00:10:00          options of salloc win over the ones below
 #
 # In it:  bash launch/torchrun.sh pi/pi.py             all GPUs of the node
 # For several nodes: salloc --nodes=2 …, then bash slurm/submit_multinode.sh PROGRAM.

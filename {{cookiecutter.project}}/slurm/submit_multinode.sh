@@ -223,8 +223,9 @@ if [[ $tasks == ranks ]]; then
         die "$NPROC_PER_NODE ranks on each node, but $cores core(s): raise --cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
     per_node=$NPROC_PER_NODE
     step+=(--label)
-    #? for option in site.srun if option.tasks == "rank" and cookiecutter.gpus_per_node | int == node.gpus
-    step+=("{{ option.option }}") # {{ option.why }}
+    #? for option in site.srun if option.tasks == "rank"
+    # {{ option.why }}
+    [[ $per_node != "{{ node.gpus }}" ]] || step+=("{{ option.option }}")
     #? endfor
 #? if site.srun | selectattr("tasks", "equalto", "node") | list
 else
