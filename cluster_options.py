@@ -665,20 +665,13 @@ def _at_terminal() -> bool:
 
 
 def _review(answers):
-    try:
-        site_facts(str(answers.get("site", "")))
-    except SiteError as error:
-        given = _given(answers)
-        yield from (fault for question in QUESTIONS for fault in _unsafe(question, given))
-        yield error.message
-        return
     for question in QUESTIONS:
         yield from _faults_of(answers, question)
 
 
 def _faults_of(answers, question):
     """Yield the faults of one answer, in the light of the answers before it."""
-    given = _given(answers)
+    given = {name: str(answers.get(name, "")) for name in QUESTIONS}
     yield from _unsafe(question, given)
     if question == "project":
         return
@@ -689,10 +682,6 @@ def _faults_of(answers, question):
             yield error.message
         return
     yield from CHECKS[question](given, facts)
-
-
-def _given(answers):
-    return {name: str(answers.get(name, "")) for name in QUESTIONS}
 
 
 def _unsafe(question, given):
@@ -958,7 +947,7 @@ def node_facts(answers) -> dict:
 
 
 def interactive_answers(answers) -> dict:
-    """Return the answers for a shell: one node, half an hour at most, in the queue that the site has for that."""
+    """Return the answers for a shell: one node, half an hour or what the site has, in the queue it has for that."""
     queue = dict(site_facts(answers["site"])["interactive"])
     return _one_node(answers, queue.pop("time_limit", "00:30:00"), queue, int(answers["gpus_per_node"]))
 

@@ -152,7 +152,7 @@ def test_an_unknown_site_is_refused_in_one_line(tmp_path):
 def test_a_site_that_is_not_known_hides_no_other_fault(tmp_path):
     done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="claridon", project="../x", account="a b")
     assert done.returncode == 1
-    assert re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE) == ["project", "account", "site"]
+    assert re.findall(r"^  (\w+) ", done.stderr, re.MULTILINE) == ["project", "site", "account"]
     assert list(tmp_path.glob("*")) == [] and not (tmp_path.parent / "x").exists()
 
 
