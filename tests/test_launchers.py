@@ -84,7 +84,8 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(either, pr
         for launcher, found in results("all_reduce").items():
             assert found["world_size"] == 4 and all(row["wrong"] == 0 for row in found["results"]), launcher
         losses = [found["losses"] if "losses" in found else found["loss"] for found in results("train").values()]
-        assert all(loss == losses[0] for loss in losses), losses
+        # in float32, and with as many threads per rank as a launcher leaves it
+        assert all(abs(a - b) < 1e-5 for loss in losses for a, b in zip(loss, losses[0])), losses
 
 
 @pytest.mark.parametrize("launcher", ["srun", "spawn", "mpirun", "mpirun-ranks"])  # torchrun: test_slurm.py
