@@ -231,6 +231,7 @@ def _pattern(value, key):
 
 _NODE_KEYS = {
     "gpus": _count(0),
+    "gpu_name": _text,
     "cores": _count(1),
     "memory": _like(r"\d+([KMGT]B?)?", "a value of --mem such as 450G, in quotes"),
     "gpu_option": _like(
@@ -329,7 +330,14 @@ SCHEMA = _record(
         "unconfirmed": _list(_text),  # what stands in the file though nobody could confirm it, limits aside
     },
 )
-_NODE = {"gpus": None, "cores": None, "memory": "", "gpu_option": "--gpus-per-node=", "gpu_vendor": "nvidia"}
+_NODE = {
+    "gpus": None,
+    "gpu_name": "",
+    "cores": None,
+    "memory": "",
+    "gpu_option": "--gpus-per-node=",
+    "gpu_vendor": "nvidia",
+}
 _NODE |= {"whole": False, "cpu_only": False}
 _CONTAINER = {"image": "", "modules": [], "options": [], "gpu_option": None, "entry": []}
 _CONTAINER |= {"build_with": "", "after_build": ""}
@@ -1202,15 +1210,19 @@ class ClusterOptions(Extension):
 
 def table() -> str:
     """Return the site files as the table of README.md."""
-    lines = ["| `site` | cluster | GPUs and cores of a node | runtimes, the first by default | queues | checked |"]
+    lines = ["| `site` | cluster | a node | runtimes, the first by default | queues | checked |"]
     lines += ["|---|---|---|---|---|---|"]
     for site in site_names():
         facts = site_facts(site)
         nodes = [node_of(facts, partition) for partition in facts["partitions"]] or [facts["node"]]
-        amounts = dict.fromkeys(f"{node['gpus']} and {node['cores'] or '?'}" for node in nodes if node["gpus"])
+        amounts = dict.fromkeys(
+            f"{node['gpus']} x {node['gpu_name'] or 'GPU'}" + f", {node['cores']} cores" * bool(node["cores"])
+            for node in nodes
+            if node["gpus"]
+        )
         queues = len(facts["partitions"]) + len(facts["qos"])
         kind = "" if facts["kind"] in WRITTEN_KINDS else "; facts only, no scripts yet"
-        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']}){kind}", ", ".join(amounts) or "any"]
+        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']}){kind}", "; ".join(amounts) or "any"]
         words += [", ".join(facts["runtimes"]), str(queues or "any"), facts["checked"]]
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
