@@ -475,6 +475,8 @@ def _inconsistent_options(facts):
             yield f"directives[{place}].option: {name} is written from {OWN_OPTIONS[name]}; say it there"
         elif name.startswith(PLUGIN_OPTIONS):
             yield f"directives[{place}].option: {name} belongs to a plug-in of srun; use containers"
+    if facts["node"]["gpus"] is None and any(option["tasks"] == "rank" for option in facts["srun"]):
+        yield "srun: tasks: rank is for one rank on each GPU of a node; say how many there are in node.gpus"
 
 
 def _inconsistent_queues(facts):

@@ -250,6 +250,11 @@ BROKEN_SITES = [
     ),
     ("kind: slurm", "kind: slurm\nqos: {q: {partitions: [x]}}\npartitions: {p: {}}", ["'x' is not among p"]),
     ("kind: slurm", "kind: slurm\ndetect: {host: '('}", ["detect.host: expected a regular expression"]),
+    (
+        "kind: slurm",
+        "kind: slurm\nsrun: [{option: --cpu-bind=none, why: x, tasks: rank}]",
+        ["srun: tasks: rank is for one rank on each GPU of a node; say how many there are in node.gpus"],
+    ),
     ("kind: slurm", "kind: slurm\nports: {first: 2000, last: 1500}", ["ports: 2000 comes after 1500"]),
     ("kind: slurm", "kind: slurm\ninteractive: {qos: x}\nqos: {q: {}}", ["interactive.qos: 'x' is not among q"]),
     (

@@ -369,6 +369,37 @@ def test_the_line_of_the_readme_opens_such_a_shell_too(cluster, project):
     assert re.search(rf"on node\d with {sys.executable}, 2 GPUs, 8 cores", done.stdout), done.stdout
 
 
+def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
+    """Ports, a host's second name, options of srun per launcher, variables, modules: as a laboratory's file says."""
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    (tmp_path / "lab.yaml").write_text(
+        text.replace("node:\n", "node:\n  gpus: 2\n", 1)
+        + "ports: {first: 15000, last: 15004}\nhost_suffix: i\nmodules: [base]\nmodules_after: reset\n"
+        "containers: {none: {modules: [torch]}, venv: {modules: [python]}}\n"
+        "environment:\n  - {name: LAB_FORCED, value: '0,1', why: x, force: true}\n"
+        "  - {name: LAB_JOB, value: '/tmp/${USER}-${SLURM_JOB_ID}', why: x}\n  - {name: LAB_OWN, value: a b, why: x}\n"
+        "srun:\n  - {option: --comment=always, why: x}\n  - {option: --comment=node, why: x, tasks: node}\n"
+        "  - {option: --comment=rank, why: x, tasks: rank}\n"
+    )
+    project = bake(tmp_path, site=tmp_path / "lab.yaml", nodes="2", gpus_per_node="2")
+    # there are no modules here, and no second name: a function and the first name take their places
+    settings = project / "env.sh"
+    settings.write_text(f'module() {{ echo "module $*"; }}\nhash -p "{tmp_path}/srun" srun\n{settings.read_text()}')
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "srun $*"\nMASTER_ADDR=${MASTER_ADDR%i} exec /usr/bin/srun "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "own.py").write_text("import os\nprint([os.environ[f'LAB_{n}'] for n in ('FORCED', 'JOB', 'OWN')])\n")
+    surroundings = {**python(), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
+    for launcher, ranks, wanted in (("torchrun", "", "node"), ("srun", "", "rank"), ("srun", "1", "always")):
+        environment = {**surroundings, "LAUNCHER": launcher, "NPROC_PER_NODE": ranks}
+        job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+        assert job.output.startswith("module reset\nmodule load base torch\n"), job.output
+        assert re.search(r"meeting at node\di:1500[0-4]$", job.output, re.MULTILINE), job.output
+        assert f"['0,1', '/tmp/{cluster.user}-{job.id}', 'mine']" in job.output, job.output
+        comments = re.findall(r"--comment=(\w+)", job.output)
+        assert comments[-1] == wanted and comments[0] == "always", comments
+
+
 # ---- the virtual environment -----------------------------------------------------------------------------------------
 
 
