@@ -121,6 +121,11 @@ def test_the_header_follows_the_answers(tmp_path):
         assert option in options
     cpu = (bake(tmp_path / "cpu", site="slurm", gpus_per_node="0") / "slurm/submit_multinode.sh").read_text()
     assert not re.search(r"^#SBATCH.*gpu", cpu, re.MULTILINE)
+    # where a whole node has to be asked for, pip takes a part of it
+    project = bake(tmp_path / "build", site="slurm", gpus_per_node="4")
+    options = re.findall(r"^#SBATCH (\S+)", (project / "slurm/build_venv.sh").read_text(), re.MULTILINE)
+    assert "--gpus-per-node=1" in options and not {"--exclusive", "--mem=0"} & set(options)
+    assert "--exclusive" in (project / "slurm/submit_multinode.sh").read_text()
 
 
 # What a site's file says, and where it has to arrive.
@@ -163,6 +168,13 @@ SPECIFIC = [
     ("snellius", {"partition": "rome", "gpus_per_node": "0"}, "slurm/submit_multinode.sh", "--cpus-per-task=128 "),
     ("clariden", {}, "slurm/build_container.sh", "#SBATCH --partition=normal "),
     ("clariden", {}, "slurm/interactive.sh", '"--partition=debug"'),
+    (
+        "clariden",
+        {},
+        "README.md",
+        "sbatch --nodes=2 slurm/submit_multinode.sh benchmark/all_reduce.py",
+    ),  # 4 are too long
+    ("mn5", {}, "README.md", "sbatch --nodes=4 slurm/submit_multinode.sh benchmark/all_reduce.py"),
 ]
 
 
