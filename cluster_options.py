@@ -92,8 +92,6 @@ OWN_OPTIONS = {
     "--export": "the template alone",
 }
 PLUGIN_OPTIONS = ("--environment", "--uenv", "--view", "--container", "--image", "--module", "--volume")
-# A site file states what the cluster has; of these the template can write projects so far.
-WRITTEN_KINDS = ("local", "slurm")
 
 WALLTIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -312,6 +310,16 @@ SCHEMA = _record(
                 },
             )
         ),
+        # of a site with Run:ai. A group of account.like may stand in volumes, in braces: {lab}-scratch
+        "pods": _record(
+            {},
+            {
+                "volumes": _list(_record({"claim": _text, "path": _like("/.+", "an absolute path")})),
+                "run_as_user": _flag,  # the volumes belong to users: pods have to run as one
+                "annotations": _list(_like(r"[^=\s]+=\S+", "NAME=VALUE")),  # what it takes to have RDMA between pods
+                "extended_resources": _list(_like(r"[^=\s]+=\d+", "RESOURCE=QUANTITY")),
+            },
+        ),
         # folders that containers should see; variables in braces, as EDF files want them
         "binds": _list(_like(r'([^"`\\:,$]|\$\{\w+\})+', "a folder, such as /scratch or ${SCRATCH}")),
         "host_suffix": _text,  # appended to the first host's name where a second name leads to the fast network
@@ -341,6 +349,7 @@ _NODE = {
 _NODE |= {"whole": False, "cpu_only": False}
 _CONTAINER = {"image": "", "modules": [], "options": [], "gpu_option": None, "entry": []}
 _CONTAINER |= {"build_with": "", "after_build": ""}
+_PODS = {"volumes": [], "run_as_user": False, "annotations": [], "extended_resources": []}
 _LIMIT = {name: None for name in _LIMIT_KEYS} | {
     "tiers": [],
     "default": False,
@@ -349,7 +358,7 @@ _LIMIT = {name: None for name in _LIMIT_KEYS} | {
     "partitions": [],
     "node": {},
 }
-_MAPS = ("detect", "node", "account", "partitions", "qos", "containers", "interactive", "ports", "commands")
+_MAPS = ("detect", "node", "account", "partitions", "qos", "containers", "pods", "interactive", "ports", "commands")
 _LISTS = ("accounts", "required", "directives", "srun", "modules", "environment", "binds", "file_systems", "notes")
 _LISTS += ("problems", "all_reduce", "unconfirmed")
 _ABSENT = {"host_suffix": "", "internet": None, "login_internet": None, "placement": "", "modules_after": "purge"}
@@ -428,6 +437,7 @@ def _complete(content) -> dict:
     facts = {**_ABSENT, **{name: {} for name in _MAPS}, **{name: [] for name in _LISTS}}
     facts |= {"runtimes": [], "launchers": [], "title": "", **content}
     facts["node"] = {**_NODE, **facts["node"]}
+    facts["pods"] = {**_PODS, **facts["pods"]}
     for section in ("partitions", "qos"):
         facts[section] = {name: {**_LIMIT, **limits} for name, limits in facts[section].items()}
     for runtime in facts["runtimes"]:
@@ -456,6 +466,7 @@ def _inconsistent(facts, broken):
         for section, key in (("defaults", "time_limit"), ("commands", "accounts"), ("commands", "queues")):
             if section not in broken and not facts[section].get(key):
                 yield f"{section}.{key}: missing"
+    yield from _inconsistent_pods(facts, broken)
     yield from _inconsistent_options(facts)
     yield from _inconsistent_queues(facts)
     yield from _inconsistent_nodes(facts)
@@ -466,6 +477,17 @@ def _inconsistent(facts, broken):
         for question in ("nodes", "gpus_per_node", "time_limit"):
             faults = CHECKS[question](given, facts)
             yield from (f"defaults: {fault}" for fault in faults if not isinstance(fault, Doubt))
+
+
+def _inconsistent_pods(facts, broken):
+    if facts["kind"] != "runai" and facts["pods"] != _PODS:
+        yield "pods: only a site with kind: runai has them"
+    if not {"account", "pods"} & broken:
+        groups = re.compile(facts["account"].get("like", "")).groupindex
+        for place, volume in enumerate(facts["pods"]["volumes"]):
+            for group in re.findall(r"{(.*?)}", volume["claim"] + volume["path"]):
+                if group not in groups:
+                    yield f"pods.volumes[{place}]: account.like has no group {group!r}"
 
 
 def _inconsistent_options(facts):
@@ -712,15 +734,6 @@ def _unsafe(question, given):
         yield f"{question} {value!r} holds {shown}, which would not reach the job as typed; leave it out"
 
 
-def _check_site(given, facts):
-    if facts["kind"] not in WRITTEN_KINDS:
-        name = KINDS[facts["kind"]]["name"]
-        yield (
-            f"site {given['site']!r}: {facts['title']} is known, but scripts for {name} cannot be written yet; "
-            f"choose a site with Slurm, or local"
-        )
-
-
 def _check_choice(question):
     def check(given, facts):
         value, allowed, kind = given[question], facts[f"{question}s"], KINDS[facts["kind"]]
@@ -877,7 +890,7 @@ def _too_long(where, limits, nodes, minutes, text):
 
 
 CHECKS = {
-    "site": _check_site,
+    "site": lambda given, facts: (),
     "launcher": _check_choice("launcher"),
     "runtime": _check_choice("runtime"),
     "image": _check_image,
@@ -1141,6 +1154,15 @@ def interactive_line(answers) -> str:
     return f"{before}; {' '.join(filter(None, words))}"
 
 
+def pod_volumes(answers) -> list[str]:
+    """Return the volumes that pods mount, as CLAIM:/FOLDER, with what the account says of them filled in."""
+    facts = site_facts(answers["site"])
+    found = re.fullmatch(facts["account"].get("like", ""), answers["account"])
+    named = found.groupdict() if found else {}
+    volumes = (f"{volume['claim']}:{volume['path']}" for volume in facts["pods"]["volumes"])
+    return [re.sub(r"{(.*?)}", lambda group: named[group[1]], volume) for volume in volumes]
+
+
 def image_source(answers) -> str:
     """Return REGISTRY/NAME:TAG, what the image is built from; '' for a ready file and where there is no container."""
     found = RUNTIMES[answers["runtime"]] and re.fullmatch(RUNTIMES[answers["runtime"]][0], answers["image"])
@@ -1200,6 +1222,7 @@ class ClusterOptions(Extension):
             modules_of,
             interactive_line,
             cores_per_node,
+            pod_volumes,
             image_source,
             image_name,
             pad,
@@ -1223,8 +1246,7 @@ def table() -> str:
             if node["gpus"]
         )
         queues = len(facts["partitions"]) + len(facts["qos"])
-        kind = "" if facts["kind"] in WRITTEN_KINDS else "; facts only, no scripts yet"
-        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']}){kind}", "; ".join(amounts) or "any"]
+        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']})", "; ".join(amounts) or "any"]
         words += [", ".join(facts["runtimes"]), str(queues or "any"), facts["checked"]]
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"

@@ -15,10 +15,11 @@ RUNTIMES = {{site_facts(cookiecutter.site).runtimes}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
 LAUNCHERS = {{site_facts(cookiecutter.site).launchers}}  # noqa: F821
 
-SLURM = KIND == "slurm"
+SLURM, RUNAI = KIND == "slurm", KIND == "runai"
 BUILDS_IMAGE = SLURM and IMAGE_SOURCE != ""
 HOROVOD = SLURM and "mpirun-ranks" in LAUNCHERS
 NEEDED = {
+    "requirements.txt": not RUNAI,
     "local/submit.sh": KIND == "local",
     "launch/rank.sh": SLURM,
     "launch/spawn.py": SLURM,
@@ -29,8 +30,11 @@ NEEDED = {
     "slurm/build_horovod.sh": HOROVOD,
     "training/train_horovod.py": HOROVOD,
     "slurm/build_container.sh": BUILDS_IMAGE,
-    "container/Dockerfile": BUILDS_IMAGE,
-    "container/requirements.txt": BUILDS_IMAGE,
+    "container/Dockerfile": BUILDS_IMAGE or RUNAI,
+    "container/requirements.txt": BUILDS_IMAGE or RUNAI,
+    "runai/submit_multinode.sh": RUNAI,
+    "runai/interactive.sh": RUNAI,
+    "runai/pod.sh": RUNAI,
     "container/start.sh": SLURM and RUNTIME in ("enroot", "podman-hpc"),
     f"container/{PROJECT}.toml": SLURM and RUNTIME == "edf",
 }
@@ -42,6 +46,10 @@ FIRST_STEPS = {
     "slurm": [
         ("bash slurm/submit_multinode.sh check/ranks.py", "who is rank N: the table to read before anything else"),
         ("bash slurm/submit_multinode.sh", "the same, then a short training"),
+    ],
+    "runai": [
+        ("less README.md", "First run: how the project comes to a volume that pods see"),
+        ("bash runai/submit_multinode.sh --dry-run", "the command for runai, without --dry-run it is submitted"),
     ],
 }
 BUILD = {
@@ -66,7 +74,8 @@ def main() -> None:
     steps = [(f"cd {PROJECT}", "settings: env.sh; all else: README.md")]
     if SLURM and OFFLINE and (RUNTIME == "venv" or BUILDS_IMAGE):
         steps.append(("less README.md", "First run: what has to be fetched before, as compute nodes have no internet"))
-    steps += [BUILD[KIND]] * (RUNTIME == "venv") + [BUILD_IMAGE] * BUILDS_IMAGE + FIRST_STEPS[KIND]
+    steps += [BUILD[KIND]] if RUNTIME == "venv" else []
+    steps += [BUILD_IMAGE] * BUILDS_IMAGE + FIRST_STEPS[KIND]
     width = max(len(command) for command, _ in steps)
     print(f"{PROJECT} is written for {TITLE}. Next:")
     for command, why in steps:

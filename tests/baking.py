@@ -60,8 +60,6 @@ def combinations() -> list[dict[str, str]]:
     found = []
     for site in cluster_options.site_names():
         facts = cluster_options.site_facts(site)
-        if facts["kind"] not in cluster_options.WRITTEN_KINDS:
-            continue
         both = [
             (runtime, launcher)
             for runtime, launcher in product(facts["runtimes"], facts["launchers"])

@@ -31,7 +31,9 @@ SLURM = COMMON | {
     f"slurm/{name}" for name in ("submit_multinode.sh", "interactive.sh", "interactive.rc", "build_venv.sh")
 }
 SLURM |= {"launch/rank.sh", "launch/spawn.py"}
-FILES = {"local": COMMON | {"local/submit.sh"}, "slurm": SLURM}
+RUNAI = {"runai/submit_multinode.sh", "runai/interactive.sh", "runai/pod.sh", "container/Dockerfile"}
+RUNAI |= COMMON - {"requirements.txt"} | {"container/requirements.txt"}
+FILES = {"local": COMMON | {"local/submit.sh"}, "slurm": SLURM, "runai": RUNAI}
 HOROVOD = {"slurm/build_horovod.sh", "training/train_horovod.py"}
 IMAGE = {"slurm/build_container.sh", "container/Dockerfile", "container/requirements.txt"}
 CONTAINER = {

@@ -18,7 +18,13 @@ spec.loader.exec_module(ranks)
 
 def row(rank, host="a", local=0, **fields):
     """One rank of a GPU cluster where all is well: four GPUs and 288 cores a node."""
-    fields = {"uuid": f"GPU-{host}-{local}", "given": "0,1,2,3", "cores": list(range(288)), "host_cores": 288, **fields}
+    fields = {
+        "uuid": f"GPU-{host}-{local}",
+        "given": "CUDA_VISIBLE_DEVICES=0,1,2,3",
+        "cores": list(range(288)),
+        "host_cores": 288,
+        **fields,
+    }
     common = {"node_rank": 0, "device": f"cuda:{local} H100", "threads": 72, "torch": "2.13.0", "nccl": "2.29.1"}
     return {**common, "rank": rank, "host": host, "local_rank": local, "network": "", **fields}
 
@@ -92,6 +98,33 @@ def test_several_faults_are_all_told():
 )
 def test_the_network_that_nccl_took(log, network):
     assert ranks.network_of(log) == network
+
+
+def test_what_says_that_there_are_gpus(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "RUNAI_NUM_OF_GPUS", "ALLOW_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    assert ranks.given_gpus() == ""
+    monkeypatch.setenv("RUNAI_NUM_OF_GPUS", "0")
+    assert ranks.given_gpus() == ""
+    monkeypatch.setenv("RUNAI_NUM_OF_GPUS", "8")
+    assert ranks.given_gpus() == "RUNAI_NUM_OF_GPUS=8"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden from this process
+    assert ranks.given_gpus() == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert ranks.given_gpus() == "CUDA_VISIBLE_DEVICES=0"
+    monkeypatch.setenv("ALLOW_CPU", "1")
+    assert ranks.given_gpus() == ""
+
+
+def test_tcp_is_told_where_rdma_is_required():
+    rdma = [{**one, "network": "nccl IB [0]mlx5_bond_0:1/RoCE [RO]; OOB net1:172.18.128.3<0>"} for one in cluster()]
+    assert ranks.without_rdma(rdma) == []
+    assert ranks.without_rdma([{**one, "network": "nccl AWS Libfabric"} for one in cluster()]) == []
+    rdma[5]["network"] = rdma[6]["network"] = "nccl Socket [0]net1:172.18.128.3<0> [1]eth0:172.16.46.52<0>"
+    (sentence,) = ranks.without_rdma(rdma)
+    assert "rank(s) 5, 6 on b talk through nccl Socket [0]net1" in sentence and "libibverbs" in sentence
+    for network in ("gloo tcp 10.0.0.1", "nccl"):  # NCCL that says nothing proves nothing
+        assert len(ranks.without_rdma([{**one, "network": network} for one in cluster()])) == 2
 
 
 def test_the_table_is_in_the_order_of_ranks():

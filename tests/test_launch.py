@@ -127,6 +127,13 @@ def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
         ({"CUDA_VISIBLE_DEVICES": "-1", "CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-8f3c,MIG-12"}, "2"),
         ({"CPU_RANKS_PER_NODE": "2"}, "2"),
+        ({"RUNAI_NUM_OF_GPUS": "8", "CPU_RANKS_PER_NODE": "2"}, "8"),
+        ({"RUNAI_NUM_OF_GPUS": "0", "CPU_RANKS_PER_NODE": "2"}, "2"),
+        ({"RUNAI_NUM_OF_GPUS": "0.5"}, "1"),
+        ({"RUNAI_NUM_OF_GPUS": "8", "CUDA_VISIBLE_DEVICES": "2,3"}, "2"),
+        ({**PET, "PET_NPROC_PER_NODE": "4", "RUNAI_NUM_OF_GPUS": "8"}, "4"),
+        ({**PET, "PET_NPROC_PER_NODE": "auto", "RUNAI_NUM_OF_GPUS": "8"}, "8"),
+        ({**PET, "PET_NPROC_PER_NODE": "auto"}, "1"),  # to torchrun, without GPUs, that is the number of cores
         ({}, "1"),
     ],
 )
@@ -173,7 +180,11 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
         ({**STEP, "SLURM_STEP_NUM_TASKS": "12"}, ["x.py"], "srun started 12 tasks on 3 node(s), but one per node"),
         ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ["x.py"], "mpirun started 4 copies on this node"),
         ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, but MASTER_ADDR and MASTER_PORT are not both set"),
-        ({**PET, "PET_NNODES": "2:4"}, ["x.py"], "number of nodes '2:4': expected a whole number"),
+        (
+            {**PET, "PET_NNODES": "2:4"},
+            ["x.py"],
+            "number of nodes '2:4': expected a whole number; a range",
+        ),
         ({**PET, "PET_NODE_RANK": ""}, ["x.py"], "node rank '': expected a whole number from 0 to 4"),
         ({"NPROC_PER_NODE": "gpu"}, ["x.py"], "processes per node 'gpu'"),
         ({**STEP, "RDZV_BACKEND": "etcd"}, ["x.py"], "RDZV_BACKEND='etcd': expected static or c10d"),

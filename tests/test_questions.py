@@ -385,7 +385,8 @@ def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
             1,
             "partition debug allows 90 node-minutes per job, so 4 nodes for at most 00:22:00",
         ),
-        ({"site": "rcp", "account": "mlo-me"}, 1, "scripts for Run:ai cannot be written yet"),
+        ({"site": "rcp", "account": "mlo-me"}, 0, "bash runai/submit_multinode.sh --dry-run"),
+        ({"site": "rcp", "account": "mlo"}, 1, "account 'mlo': at RCP (EPFL) it looks like mlo-jdoe"),
     ],
 )
 def test_commands_that_people_type(answers, code, said, tmp_path):
@@ -420,5 +421,5 @@ def test_a_written_project_speaks_of_its_own_site_alone(site, tmp_path):
     written = "\n".join(path.read_text() for path in project.rglob("*") if path.suffix != ".py" and path.is_file())
     for other in cluster_options.site_names():
         name = other.split("-")[0]
-        if other not in (site, "local", "slurm", "here"):
+        if other not in (site, "local", "slurm", "here", "runai"):
             assert not re.search(rf"\b{name}\b", written, re.IGNORECASE), f"{other} in the project for {site}"

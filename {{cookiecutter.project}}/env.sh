@@ -2,38 +2,132 @@
 #? set site = site_facts(cookiecutter.site)
 #? set node = node_facts(cookiecutter)
 #? set slurm = site.kind == "slurm"
+#? set runai = site.kind == "runai"
 #? set runtime = cookiecutter.runtime
-#? set container = runtime not in ("venv", "none")
+#? set bare = "pod" if runai else "none"
+#? set container = slurm and runtime not in ("venv", "none")
 #? set modules = modules_of(cookiecutter)
 #? set venv = not slurm or "venv" in site.runtimes
 #? set suffix = "sif" if runtime == "apptainer" else "sqsh"
 #? set flags = site.containers[runtime].options
+#? if runai
+# The settings of this project, and the one file to edit: what a job asks for, where Python comes from, what the processes see.
+# Sourced by runai/*.sh: where a job is submitted, and in each pod. NAME=value bash runai/submit_multinode.sh … overrides a line
+# for one job (not a list in parentheses); to reach the programs in the pods, the name has to stand in FORWARD too.
+#? else
 # The settings of this project, and the one file to edit: where Python comes from and what the processes see.
+#? endif
 #? if slurm
 # Sourced by slurm/*.sh when a job is submitted and when it starts. NAME=value sbatch … overrides a line for one job
 # (not a list in parentheses).
 # Nodes, GPUs, walltime and queue are the #SBATCH lines of slurm/submit_multinode.sh.
-#? else
+#? elif not runai
 # Sourced by local/submit.sh. NAME=value bash local/submit.sh … overrides a line for one run.
 #? endif
 # shellcheck disable=SC2034  # used by the scripts that source this file
 
-#? if not slurm
+#? if runai
+# ---- what a job asks for ------------------------------------------------------------------------
+# The project that is charged, and the beginning of the job's name.
+RUNAI_PROJECT="${RUNAI_PROJECT:-{{ cookiecutter.account }}}"
+JOB_PREFIX="${JOB_PREFIX:-{{ cookiecutter.project }}}"
+
+# Pods, and the GPUs of each. Those that take all GPUs of a node cannot land on the same one.
+NNODES="${NNODES:-{{ cookiecutter.nodes }}}"
+GPUS_PER_NODE="${GPUS_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
+# Cores and memory of each pod, such as 32 and 256G; empty: what the project has for a default.
+CPUS_PER_NODE="${CPUS_PER_NODE:-}"
+MEMORY_PER_NODE="${MEMORY_PER_NODE:-}"
+# Where the pods may run, the best first.
+#? if cookiecutter.partition
+NODE_POOLS=("{{ cookiecutter.partition }}")
+#? else
+NODE_POOLS=()
+#? endif
+# 1: the job may be stopped for others and started anew; 0: it may not; empty: as the cluster has it.
+PREEMPTIBLE="${PREEMPTIBLE:-}"
+# How often a run that failed is started anew.
+BACKOFF_LIMIT="${BACKOFF_LIMIT:-0}"
+
+IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
+# 1: our command is handed to the image's own entry point instead of replacing it.
+KEEP_ENTRYPOINT="${KEEP_ENTRYPOINT:-0}"
+# 1: /dev/shm is as large as the memory, not 64 MB, which NCCL and data loaders fill at once.
+LARGE_SHM="${LARGE_SHM:-1}"
+# 1: shared memory is the node's; most clusters forbid it.
+HOST_IPC="${HOST_IPC:-0}"
+# What else your runai understands, as in --node-type=NAME or --toleration=operator=Exists,key=NAME
+RUNAI_OPTIONS=()
+# v1 (submit-dist) or v2 (training pytorch submit); empty: what the installed runai is.
+RUNAI_CLI="${RUNAI_CLI:-}"
+
+# ---- volumes and user ---------------------------------------------------------------------------
+# PVCs of the project and where pods mount them, CLAIM:/FOLDER. This project has to lie on one.
+#? if pod_volumes(cookiecutter)
+VOLUMES=("{{ pod_volumes(cookiecutter) | join('" "') }}")
+#? else
+VOLUMES=()
+#? endif
+# This project's folder as pods see it. Empty: the folder that it has here, which is right where a volume has the same name here.
+POD_PROJECT_DIR="${POD_PROJECT_DIR:-}"
+# 1: before submission 'runai pvc list' has to name each of them (CLI v2).
+CHECK_VOLUMES="${CHECK_VOLUMES:-1}"
+#? if site.pods.run_as_user
+# Who the pods are: root has no access to the volumes. Numbers: your own (id -u) and your group's, as the volumes know them.
+# Empty: the owner of this project, if it lies on a volume here.
+#? else
+# Who the pods are, numbers; empty: the image's user, mostly root. Volumes that belong to users want your own (id -u, id -g).
+#? endif
+RUN_AS_UID="${RUN_AS_UID:-}"
+RUN_AS_GID="${RUN_AS_GID:-}"
+
+# ---- variables in the pods ----------------------------------------------------------------------
+# export lines anywhere in this file reach them (not HOME: runai needs yours where you submit). NAME=value before a command
+# does so for these names:
+FORWARD=(NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_IB_DISABLE NCCL_NET NPROC_PER_NODE OMP_NUM_THREADS
+    CPU_RANKS_PER_NODE RDZV_TIMEOUT RUNTIME VENV ALLOW_CPU)
+# Secrets of the cluster, by name, never by value: VARIABLE=SECRET,KEY as in WANDB_API_KEY=wandb,key
+SECRETS=()
+
+# Pods wait for each other so many seconds: an image that is new to one node takes minutes to arrive there.
+export RDZV_TIMEOUT="${RDZV_TIMEOUT:-1800}"
+
+#? elif not slurm
 # torchrun is started this many times, as on so many nodes.
 NNODES="${NNODES:-{{ cookiecutter.nodes }}}"
 #? endif
-#? if not slurm and cookiecutter.gpus_per_node | int
+#? if site.kind == "local" and cookiecutter.gpus_per_node | int
 # Processes of each.
 export NPROC_PER_NODE="${NPROC_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
 #? endif
-#? if node.cpu_only
+#? if node.cpu_only or runai
 # Processes per node where no GPU says how many.
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 #? endif
+#? if runai
+# ---- network ------------------------------------------------------------------------------------
+# RDMA between pods takes an annotation and an extended resource that are each cluster's own. RDMA=0: without, over TCP.
+RDMA="${RDMA:-1}"
+#? if site.pods.annotations and cookiecutter.gpus_per_node | int
+RDMA_ANNOTATIONS=("{{ site.pods.annotations | join('" "') }}")
+RDMA_RESOURCES=("{{ site.pods.extended_resources | join('" "') }}")
+#? else
+RDMA_ANNOTATIONS=() # k8s.v1.cni.cncf.io/networks=NAMESPACE/NAME
+RDMA_RESOURCES=()   # rdma/NAME=1
+#? endif
+# 1: a pod without an RDMA device, and check/ranks.py where ranks talk TCP all the same, fail.
+REQUIRE_RDMA="${REQUIRE_RDMA:-1}"
+
+# ---- Python -------------------------------------------------------------------------------------
+# pod: the python3 of IMAGE; venv: the virtual environment below, made in a pod, on the volume:
+# python3 -m venv --system-site-packages .venv && .venv/bin/pip install … keeps the torch of the image.
+RUNTIME="${RUNTIME:-pod}"
+#? else
 # ---- Python -------------------------------------------------------------------------------------
 # {{ runtime ~ ": the container image below; " if container }}{{ "venv: the virtual environment below; " if venv }}none: the python3 {{ "of MODULES or " if slurm }}on PATH.
 RUNTIME="${RUNTIME:-{{ runtime }}}"
+#? endif
 #? if slurm
 # Environment modules, loaded in this order whenever the environment is built or used.
 #? if "" not in modules
@@ -57,7 +151,7 @@ MODULES=()
 # Made by slurm/build_venv.sh.
 #? elif slurm
 # One that you have, for RUNTIME=venv.
-#? else
+#? elif not runai
 # Made by: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
 #? endif
 VENV="${VENV:-$PROJECT_DIR/.venv}"
@@ -282,7 +376,7 @@ activate() {
                 missing "$VENV is still being built; wait until the output of that job ends with 'ready:'" || return
             #? else
             [[ -d $VENV/bin ]] ||
-                missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or RUNTIME=none" || return
+                missing "no virtual environment at $VENV; make it (see env.sh), set VENV, or RUNTIME={{ bare }}" || return
             #? endif
             if [[ -d $VENV/conda-meta ]]; then # a conda environment's folder will do as well
                 export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV"
@@ -291,8 +385,12 @@ activate() {
                 source "$VENV/bin/activate"
             fi
             ;;
+        #? if runai
+        pod) ;;
+        #? else
         none) ;;
-        *) missing "RUNTIME='$RUNTIME' is not known; use {{ runtime ~ ", " if container }}venv or none" ;;
+        #? endif
+        *) missing "RUNTIME='$RUNTIME' is not known; use {{ runtime ~ ", " if container }}venv or {{ bare }}" ;;
     esac || return
     command -v "$PYTHON" >/dev/null || missing "$PYTHON was not found; set PYTHON, or RUNTIME=venv"
 }

@@ -4,7 +4,7 @@
 
 Prints one row for each rank and ends with an all-reduce over all of them. Exit code 1, with a sentence for each fault,
 when two ranks share a GPU, when torch sees none of the GPUs that were given (ALLOW_CPU=1 accepts that), when versions
-differ between ranks, or when a rank has one core of a machine that has many.
+differ between ranks, when a rank has one core of a machine that has many, or, with REQUIRE_RDMA=1, when ranks talk TCP.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def describe(rank: int, device: torch.device) -> dict:
         "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
         "device": "CPU",
         "uuid": "",
-        "given": os.environ.get("CUDA_VISIBLE_DEVICES", "") if not os.environ.get("ALLOW_CPU") else "",
+        "given": given_gpus(),
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count())),
         "host_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -68,6 +68,14 @@ def describe(rank: int, device: torch.device) -> dict:
         row["uuid"] = str(getattr(properties, "uuid", f"pci {getattr(properties, 'pci_bus_id', device.index)}"))
         row["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return row
+
+
+def given_gpus() -> str:
+    """Return what says that this process was given GPUs; '' when nothing does, or when ALLOW_CPU accepts CPUs."""
+    for name, none in (("CUDA_VISIBLE_DEVICES", {"", "-1"}), ("RUNAI_NUM_OF_GPUS", {"", "0", "0.00"})):
+        if name in os.environ and not os.environ.get("ALLOW_CPU"):
+            return "" if os.environ[name] in none else f"{name}={os.environ[name]}"
+    return ""
 
 
 def faults(rows: list[dict]) -> list[str]:
@@ -88,10 +96,10 @@ def faults(rows: list[dict]) -> list[str]:
                 "GPUs (NPROC_PER_NODE), and let every process see all of them (no --gpus-per-task)"
             )
     for host, here in ranks_of_host.items():
-        blind = [row for row in here if not row["uuid"] and row["given"] not in {"", "-1"}]
+        blind = [row for row in here if not row["uuid"] and row["given"]]
         if blind:
             found.append(
-                f"rank(s) {_listed(row['rank'] for row in blind)} on {host} were given GPUs (CUDA_VISIBLE_DEVICES="
+                f"rank(s) {_listed(row['rank'] for row in blind)} on {host} were given GPUs ("
                 f"{blind[0]['given']}), but torch {blind[0]['torch']} sees none: install a torch that is built for "
                 "these GPUs and not newer than their driver"
             )
@@ -113,6 +121,20 @@ def faults(rows: list[dict]) -> list[str]:
                 "(under mpirun: --bind-to none)"
             )
     return found
+
+
+def without_rdma(rows: list[dict]) -> list[str]:
+    """Return a sentence for each host whose ranks talk through TCP, or through nobody knows what."""
+    ranks_of = defaultdict(list)
+    for row in rows:
+        library, _, network = row["network"].partition(" ")
+        if library != "nccl" or network.startswith("Socket") or not network:
+            ranks_of[row["host"], row["network"]].append(row["rank"])
+    return [
+        f"REQUIRE_RDMA=1, but rank(s) {_listed(ranks)} on {host} talk through {network}: no RDMA device was given, or "
+        "libibverbs, librdmacm or the device's own library are missing where python3 runs (NCCL_DEBUG=INFO tells more)"
+        for (host, network), ranks in ranks_of.items()
+    ]
 
 
 def network_of(nccl_log: str) -> str:
@@ -212,6 +234,7 @@ def main() -> None:
         log.unlink(missing_ok=True)
         for row, name in zip(rows, gather(network, world)):
             row["network"] = f"{'nccl' if row['nccl'] else 'gloo'} {name}".strip()
+        found += without_rdma(rows) if os.environ.get("REQUIRE_RDMA") == "1" else []
     if rank == 0:
         report(rows, found, arguments.json)
         if not found:

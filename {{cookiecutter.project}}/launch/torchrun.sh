@@ -7,7 +7,8 @@
 #   OMPI_COMM_WORLD_*                   mpirun, one copy per node
 #   SLURM_STEP_*, MASTER_*              srun, one task per node (MASTER_* are set by slurm/submit_multinode.sh)
 #   PET_*                               Kubernetes operators and local/submit.sh
-#   RANK, WORLD_SIZE, MASTER_*          operators that count pods, not processes
+#   RANK, WORLD_SIZE, MASTER_*          PyTorchJob before 1.7, where WORLD_SIZE counts pods; later ones set PET_* too, and
+#                                       count processes in it (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)
 #   none of these                       this machine alone
 #
 # Read from the environment, all optional:
@@ -34,8 +35,12 @@ ranks_per_node() {
         found=$NPROC_PER_NODE
     elif [[ -n ${SLURM_GPUS_ON_NODE:-} ]]; then
         found=$SLURM_GPUS_ON_NODE
+    elif [[ ${PET_NPROC_PER_NODE:-} =~ ^[0-9]+$ ]]; then # else "auto", which would mean one per core where there is no GPU
+        found=$PET_NPROC_PER_NODE
     elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set, but empty or -1: no GPU for you
         found=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-[:space:]]')
+    elif [[ ${RUNAI_NUM_OF_GPUS:-} =~ ^[1-9][0-9]*$ ]]; then # a part of a GPU is one to the tools below
+        found=$RUNAI_NUM_OF_GPUS
     elif command -v nvidia-smi >/dev/null; then
         found=$(nvidia-smi -L | grep -c '^GPU ')
     elif command -v rocm-smi >/dev/null; then
@@ -66,11 +71,10 @@ else
 fi
 # On one node torchrun meets itself, on a port that it picks: MASTER_ADDR could be a leftover.
 [[ $nodes != 1 || -n ${PET_NNODES:-} ]] || address=''
+ranks=$(ranks_per_node)
 # torchrun reads every option that is not given here from PET_*: what the operator or a login shell left must not decide.
 unset "${!PET_@}"
-
-ranks=$(ranks_per_node)
-[[ $nodes =~ ^[1-9][0-9]*$ ]] || die "number of nodes '$nodes': expected a whole number (elastic ranges are not supported)"
+[[ $nodes =~ ^[1-9][0-9]*$ ]] || die "number of nodes '$nodes': expected a whole number; a range is an elastic job's: submit without --min-replicas and --max-replicas"
 [[ $node_rank =~ ^[0-9]+$ ]] || die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die "processes per node '$ranks': expected a whole number of at least 1; set NPROC_PER_NODE"
 [[ -n $address && -n $port ]] || ((nodes == 1)) ||

@@ -68,7 +68,7 @@ def test_faults_are_named():
         "host": "a",
         "rank": 0,
         "uuid": "GPU-1",
-        "given": "0,1",
+        "given": "CUDA_VISIBLE_DEVICES=0,1",
         "cores": [0, 1],
         "host_cores": 4,
         "torch": "2",

@@ -1,0 +1,424 @@
+"""The written project in pods: submitted with each generation of the client, started by each operator that there is.
+
+runai_cluster.py is the stand-in for the cluster: pods are namespaces with a network each, and with the
+variables that the operators set. Torch and its processes are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from itertools import product
+from pathlib import Path
+
+import pytest
+from baking import bake
+from runai_cluster import Image, RunaiCluster
+
+UID, GID = "4321", "765"
+IMAGE = "nvcr.io/nvidia/pytorch:26.01-py3"
+POD_PROJECT_DIR = "/mnt/mlo/scratch/demo"
+OPERATORS = ("1.6", "1.9", "trainjob")
+pytestmark = pytest.mark.skipif(bool(RunaiCluster.missing()), reason=f"no pods: {RunaiCluster.missing()}")
+
+
+class Site:
+    """A cluster with one volume, the project on it, and a user who submits from elsewhere."""
+
+    def __init__(self, folder: Path, generation: str = "v2", operator: str = "1.9", image: Image | None = None, **more):
+        self.folder, self.volume = folder, folder / "volume"
+        self.project = bake(self.volume, site="rcp", account="mlo-jdoe", partition="cpu", gpus_per_node="0")
+        shutil.rmtree(self.volume / ".cookiecutter_replay", ignore_errors=True)
+        self.own()
+        options = {
+            "volumes": {"mlo-scratch": self.volume}, "projects": ["mlo-jdoe"], "node_pools": ["cpu"],
+            "images": {IMAGE: image or Image()}, "hide": [folder], **more,
+        }  # fmt: skip
+        self.cluster = RunaiCluster(folder / "cluster", generation=generation, operator=operator, **options)
+
+    def own(self):
+        """Give all that lies on the volume to the user; root may not write there."""
+        subprocess.run(["chown", "-R", f"{UID}:{GID}", self.volume], check=True)
+
+    def __enter__(self):
+        self.cluster.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self.cluster.__exit__(*exception)
+
+    def script(self, *arguments, name="submit_multinode.sh", **environment):
+        """Run one of the project's scripts on the submitting side."""
+        settings = {"POD_PROJECT_DIR": POD_PROJECT_DIR, "RUN_AS_UID": UID, "RUN_AS_GID": GID, "NPROC_PER_NODE": "1"}
+        settings |= {"OMP_NUM_THREADS": "1", **environment}  # the pods share few cores
+        return self.cluster.run(
+            "bash", self.project / "runai" / name, *arguments, cwd=self.folder, check=False, **settings
+        )
+
+    def submit(self, *arguments, **environment) -> str:
+        """Submit; return the name of the job."""
+        done = self.script(*arguments, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return self.name()
+
+    def name(self) -> str:
+        """The job that was submitted last."""
+        call = [call for call in self.cluster.calls if call.get("words")][-1]
+        return call["options"].get("name") or call["arguments"][0]
+
+    def run(self, *arguments, timeout=60, **environment):
+        """Submit, wait, return the job."""
+        return self.cluster.wait(self.submit(*arguments, **environment), timeout=timeout)
+
+    def program(self, text: str) -> str:
+        """Put a program on the volume; return its name."""
+        (self.project / "program.py").write_text(text)
+        self.own()
+        return "program.py"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    with Site(tmp_path_factory.mktemp("runai")) as site:
+        yield site
+
+
+def succeeded(job):
+    """The job has; a worker that was still ending when the master had ended may have been told to."""
+    first, *others = job.exit_codes.values()
+    assert (job.state, first) == ("Succeeded", 0) and set(others) <= {0, 143}, job.output
+
+
+# ---- programs, generations, operators, pods --------------------------------------------------------------------------
+
+PROGRAMS = {
+    "pi": (["pi/pi.py", "--intervals", "1e7"], r"pi +3\.14159265"),
+    "all-reduce": (["benchmark/all_reduce.py", "--max", "64K"], r"busbw"),
+    "training": (["training/train_ddp.py", "--steps", "20", "--global-batch", "24"], r"done +loss"),
+}
+MATRIX = list(product(("v1", "v2"), OPERATORS, (2, 3), PROGRAMS))
+# Both generations, all operators, both numbers of pods and all programs; the drill runs every combination.
+COVERING = [("v1", "1.6", 3, "training"), ("v1", "1.9", 2, "all-reduce"), ("v2", "trainjob", 3, "pi")]
+
+
+def run_of_the_matrix(generation, operator, pods, program, tmp_path):
+    arguments, expected = PROGRAMS[program]
+    nproc = 1 if operator == "1.9" and pods == 3 else None  # then WORLD_SIZE counts processes
+    with Site(tmp_path, generation, operator, nproc_per_node=nproc) as site:
+        out = {"--json": f"{POD_PROJECT_DIR}/result.json"}
+        job = site.run(*arguments, *next(iter(out.items())), NNODES=str(pods), NPROC_PER_NODE="2" if pods == 2 else "1")
+        succeeded(job)
+        assert len(job.exit_codes) == pods
+        first, *others = job.outputs.values()
+        assert re.search(expected, first), first
+        assert not any(re.search(expected, other) for other in others)  # rank 0 is the master's
+        result = json.loads((site.project / "result.json").read_text())
+        assert result["world_size"] == (4 if pods == 2 else 3)
+        (logs,) = (site.project / "logs").glob(f"{site.name()}.*")
+        for number, output in enumerate(job.outputs.values()):
+            assert (logs / f"pod{number}.log").read_text() == output  # all of it, though process 1 has ended
+            assert len(list(logs.glob(f"node{number}-*/*/attempt_0/*/stdout.log"))) == (2 if pods == 2 else 1)
+
+
+@pytest.mark.parametrize(("generation", "operator", "pods", "program"), COVERING)
+def test_programs_run_in_pods(generation, operator, pods, program, tmp_path):
+    run_of_the_matrix(generation, operator, pods, program, tmp_path)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize(("generation", "operator", "pods", "program"), [row for row in MATRIX if row not in COVERING])
+def test_all_programs_run_in_all_pods(generation, operator, pods, program, tmp_path):
+    run_of_the_matrix(generation, operator, pods, program, tmp_path)
+
+
+def test_without_a_program_the_check_and_then_the_training(tmp_path):
+    with Site(tmp_path) as site:
+        for file in site.project.glob("training/train_ddp.py"):  # enough of it to see that it runs
+            file.write_text(file.read_text().replace('"--steps", type=n, default=200', '"--steps", type=n, default=10'))
+        site.own()
+        job = site.run(NPROC_PER_NODE="2", timeout=120)
+        succeeded(job)
+        output = job.outputs[next(iter(job.outputs))]
+        table = re.findall(r"^.*?(\d) +(\S+-(?:master|worker)-\d) +(\d) +(\d) +CPU", output, re.MULTILINE)
+        name = site.name()
+        hosts = [f"{name}-master-0"] * 2 + [f"{name}-worker-0"] * 2
+        assert table == [(str(n), host, str(n // 2), str(n % 2)) for n, host in enumerate(hosts)]
+        assert "all-reduce over 4 rank(s) on 2 host(s): right" in output
+        assert output.index("all-reduce over") < output.index("done    loss")
+
+
+def test_one_pod_is_no_distributed_job(site):
+    job = site.run("pi/pi.py", "--intervals", "1e6", NNODES="1", NPROC_PER_NODE="2")
+    succeeded(job)
+    assert site.cluster.calls[-1]["command"] == "training standard submit"
+    assert re.search(r"pi +3\.14159265", job.output) and len(job.exit_codes) == 1
+
+
+# ---- what arrives ----------------------------------------------------------------------------------------------------
+
+SHOW = """\
+import json, os, sys
+names = ["NCCL_IB_GID_INDEX", "WANDB_API_KEY", "NCCL_DEBUG", "FROM_ENV_SH", "HOME", "USER", "NOT_FORWARDED"]
+found = {"arguments": sys.argv[1:], "uid": os.getuid(), "cwd": os.getcwd(), "prefix": sys.prefix}
+found["environ"] = {name: os.environ[name] for name in names if name in os.environ}
+open(f"shown{os.environ['RANK']}.json", "w").write(json.dumps(found))
+"""
+ARGUMENTS = ["a b", "", "$HOME `id`", "it's", 'say "x"', "*", "a;b|c&d", "--flag=[1, 2]", "é", "a=1,2"]
+ARGUMENTS += ["two\nlines\n", "\\"]
+WRAPS = ["bash", "-c", 'exec bash -c "$*"', "entrypoint"]
+IMAGES = {
+    "as it is": (Image(), "0"),
+    "wrapping, replaced": (Image(entrypoint=WRAPS), "0"),
+    "wrapping, kept": (Image(entrypoint=WRAPS), "1"),
+}
+
+
+def shown(site, rank=0):
+    return json.loads((site.project / f"shown{rank}.json").read_text())
+
+
+CROSSING = [("v1", "as it is"), ("v1", "wrapping, kept"), ("v2", "wrapping, replaced"), ("v2", "wrapping, kept")]
+
+
+@pytest.mark.parametrize(("generation", "image"), CROSSING)
+def test_arguments_arrive_as_typed(generation, image, tmp_path):
+    """Through a client that hands the words after -- to a shell, and images that do."""
+    wrapping, keep = IMAGES[image]
+    with Site(tmp_path, generation, image=wrapping, mangle_quotes=generation == "v1") as site:
+        succeeded(site.run(site.program(SHOW), *ARGUMENTS, KEEP_ENTRYPOINT=keep))
+        assert shown(site)["arguments"] == ARGUMENTS
+        assert shown(site, 1)["arguments"] == ARGUMENTS
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_variables_secrets_and_the_user_arrive(generation, tmp_path):
+    with Site(tmp_path, generation, secrets={("wandb", "key"): "s3 cret'"}) as site:
+        settings = (site.project / "env.sh").read_text()
+        settings = settings.replace("\nSECRETS=()", '\nSECRETS=("WANDB_API_KEY=wandb,key")')
+        (site.project / "env.sh").write_text(settings + "export FROM_ENV_SH='a \"b\" c'\n")
+        job = site.run(site.program(SHOW), NCCL_DEBUG="WARN", NOT_FORWARDED="1")
+        succeeded(job)
+        expected = {"WANDB_API_KEY": "s3 cret'", "NCCL_DEBUG": "WARN", "FROM_ENV_SH": 'a "b" c', "HOME": "/tmp"}
+        assert shown(site)["environ"] == {**expected, "USER": UID}
+        assert shown(site)["uid"] == int(UID) and shown(site)["cwd"] == POD_PROJECT_DIR
+        assert "s3 cret" not in json.dumps(site.cluster.calls)
+        assert f"user {UID}, " in job.output
+
+
+def test_an_environment_on_the_volume(site):
+    """RUNTIME=venv, as made in a waiting pod; the torch is the image's."""
+    environment = site.project / ".venv/bin"
+    environment.mkdir(parents=True)
+    (environment / "activate").write_text(f'export PATH="{POD_PROJECT_DIR}/.venv/bin:$PATH" VIRTUAL_ENV=here\n')
+    python = '#!/bin/bash\nexport FROM_ENV_SH="of the venv"\nexec /opt/image/bin/python3 "$@"\n'
+    (environment / "python3").write_text(python)
+    (environment / "python3").chmod(0o755)
+    succeeded(site.run(site.program(SHOW), RUNTIME="venv"))
+    assert shown(site)["environ"]["FROM_ENV_SH"] == "of the venv"
+    shutil.rmtree(site.project / ".venv")
+    job = site.run(site.program(SHOW), RUNTIME="venv")
+    assert (job.state, set(job.exit_codes.values()) & {2}) == ("Failed", {2})
+    assert "no virtual environment at /mnt/mlo/scratch/demo/.venv; make it" in job.output
+
+
+# ---- RDMA ------------------------------------------------------------------------------------------------------------
+
+LOCAL, V4 = "fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:ac12:8003"
+PAIR = [(LOCAL, "IB/RoCE v1"), (LOCAL, "RoCE v2"), (V4, "IB/RoCE v1"), (V4, "RoCE v2")]
+DEVICE = {"mlx5_bond_0": {1: {"link_layer": "Ethernet", "gids": PAIR}}}
+OTHER = {"mlx5_bond_0": {1: {"link_layer": "Ethernet", "gids": [(V4, None), (V4, None), *PAIR]}}}
+ASKED = {"RDMA_ANNOTATIONS=()": "RDMA_ANNOTATIONS=(a/b=c)", "RDMA_RESOURCES=()  ": "RDMA_RESOURCES=(rdma/rdma=1)  "}
+
+
+def with_nccl(version):
+    """An image whose torch claims to bring this NCCL, for which it would take GPUs."""
+    say = f'[[ $* == *nccl.version* && -n "{version}" ]] && echo "{version}" && exit'
+    say = f'#!/bin/bash\n{say}\nexec /opt/image/bin/python "$@"\n'
+    return Image(programs={"python3": say})
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expected"),
+    [("2 21", "", "35"), ("2 26", "", "--"), ("", "", "--"), ("2 20", "5", "55")],
+)
+def test_the_gid_index_is_each_pod_s_own_and_for_old_nccl_alone(version, given, expected, tmp_path):
+    with Site(tmp_path, image=with_nccl(version), infiniband=[DEVICE, OTHER]) as site:
+        if given:
+            with (site.project / "env.sh").open("a") as settings:
+                settings.write(f"export NCCL_IB_GID_INDEX={given}\n")
+        job = site.run(site.program(SHOW))
+        succeeded(job)
+        assert "RDMA: mlx5_bond_0" in job.output
+        assert "".join(shown(site, rank)["environ"].get("NCCL_IB_GID_INDEX", "-") for rank in (0, 1)) == expected
+
+
+def test_tcp_is_refused_where_rdma_was_asked_for(tmp_path):
+    """By the check, with a device that is not used; by the pod, without one; by nobody when the submission says so."""
+    for infiniband, settings, expected in (
+        (DEVICE, {}, (1, r"FAULT: REQUIRE_RDMA=1, but rank\(s\) 0 on .*-master-0 talk through gloo tcp")),
+        ({}, {}, (2, "no RDMA device in this pod: RDMA_ANNOTATIONS")),
+        ({}, {"REQUIRE_RDMA": "0"}, (0, "right")),
+    ):
+        folder = tmp_path / f"{len(infiniband)}{len(settings)}{settings.get('RDMA', '')}"
+        with Site(folder, infiniband=infiniband) as site:
+            text = (site.project / "env.sh").read_text()
+            for old, new in ASKED.items():
+                assert old in text
+                text = text.replace(old, new)
+            (site.project / "env.sh").write_text(text)
+            job = site.run("check/ranks.py", GPUS_PER_NODE="1", ALLOW_CPU="1", **settings)
+            assert re.search(expected[1], job.output), job.output
+            assert expected[0] in job.exit_codes.values(), job.output
+            assert (job.state == "Succeeded") == (expected[0] == 0)
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_a_volume_that_does_not_exist(generation, tmp_path):
+    with Site(tmp_path, generation, volumes={"other-scratch": tmp_path / "volume"}) as site:
+        if generation == "v2":  # which lists them
+            done = site.script("pi/pi.py")
+            assert done.returncode == 2
+            assert "VOLUMES names 'mlo-scratch', but 'runai pvc list -p mlo-jdoe' does not" in done.stderr
+        job = site.run("pi/pi.py", CHECK_VOLUMES="0")
+        assert job.state == "Pending"
+        assert 'persistentvolumeclaim "mlo-scratch" not found' in job.output
+
+
+def test_a_project_that_is_not_where_it_should_be(site):
+    job = site.run("pi/pi.py", POD_PROJECT_DIR="/mnt/mlo/scratch/elsewhere")
+    assert job.state == "Failed" and 127 in job.exit_codes.values()
+    assert "/mnt/mlo/scratch/elsewhere/runai/pod.sh: No such file or directory" in job.output
+
+
+def test_a_volume_that_belongs_to_others(site):
+    job = site.run("pi/pi.py", RUN_AS_UID="999")
+    assert job.state == "Failed" and 2 in job.exit_codes.values()
+    assert f"cannot write below {POD_PROJECT_DIR} as user 999, group {GID}: the volume belongs to others" in job.output
+
+
+def test_an_image_without_torch(tmp_path):
+    with Site(tmp_path, image=Image(torch=False)) as site:
+        started = time.monotonic()
+        job = site.run("pi/pi.py")
+        assert time.monotonic() - started < 60
+        assert job.state == "Failed" and 2 in job.exit_codes.values()
+        assert "python3 of this image has no torch; set another IMAGE" in job.output
+
+
+def test_gpus_that_torch_does_not_see(tmp_path):
+    with Site(tmp_path, image=Image()) as site:
+        job = site.run("check/ranks.py", GPUS_PER_NODE="2", NPROC_PER_NODE="")
+        assert job.state == "Failed" and 1 in job.exit_codes.values()
+        assert "rank(s) 0, 1 on" in job.output and "were given GPUs (RUNAI_NUM_OF_GPUS=2), but torch" in job.output
+        job = site.run("check/ranks.py", GPUS_PER_NODE="2", NPROC_PER_NODE="", ALLOW_CPU="1")
+        succeeded(job)
+        assert "all-reduce over 4 rank(s) on 2 host(s): right" in job.output
+
+
+@pytest.mark.parametrize("operator", ["1.9", "trainjob"])  # with and without an init container that waits
+def test_a_master_that_appears_late(operator, tmp_path):
+    with Site(tmp_path, operator=operator, late={"master": 3}) as site:
+        job = site.run("pi/pi.py", "--intervals", "1e6")
+        succeeded(job)
+        assert re.search(r"pi +3\.14159265", job.output)
+
+
+def test_a_master_that_never_appears(tmp_path):
+    with Site(tmp_path, operator="trainjob", late={"master": 300}) as site:
+        job = site.run("pi/pi.py", RDZV_TIMEOUT="2")
+        assert job.state == "Failed" and 1 in job.exit_codes.values()
+        assert re.search(r"timed out after 2000ms while trying to connect to \(\S+-node-0-0\.\S+, 29500\)", job.output)
+        assert re.search(r"runai/pod.sh in .*-node-0-1: ended with exit code 1; all that was printed: /mnt", job.output)
+
+
+@pytest.mark.parametrize("operator", ["1.6", "trainjob"])
+def test_a_worker_that_dies(operator, tmp_path):
+    with Site(tmp_path, operator=operator) as site:
+        dies = "import os, sys, time\nif os.environ['RANK'] == '1': time.sleep(1); sys.exit(7)\ntime.sleep(300)\n"
+        started = time.monotonic()
+        job = site.run(site.program(dies))
+        assert time.monotonic() - started < 60
+        codes = list(job.exit_codes.values())
+        assert job.state == "Failed" and codes[1] == 1 and codes[0] != 0
+        assert re.search(r"rank +: 1 .*\n.*exitcode +: 7", job.output)
+        assert "-1: ended with exit code 1" in job.output or "worker-0: ended with exit code 1" in job.output
+
+
+def test_an_elastic_job_is_refused(tmp_path):
+    with Site(tmp_path, elastic="1:3") as site:
+        job = site.run("pi/pi.py")
+        assert job.state == "Failed" and 2 in job.exit_codes.values()
+        assert "number of nodes '1:3': expected a whole number; a range is an elastic job's" in job.output
+
+
+def test_the_signal_that_ends_a_pod_reaches_the_program(site):
+    """Preemption and deletion send SIGTERM to process 1 alone."""
+    waits = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+    name = site.submit(site.program(waits + "print('began', flush=True)\ntime.sleep(300)\n"))
+    deadline = time.monotonic() + 60
+    while "began" not in (output := site.cluster.job(name).output):
+        assert time.monotonic() < deadline, output
+        time.sleep(0.2)
+    done = site.script("--delete", name, name="interactive.sh")
+    assert done.returncode == 0, done.stderr
+    job = site.cluster.wait(name, timeout=30)
+    assert job.state == "Deleted" and 137 not in job.exit_codes.values(), job.output  # none had to be killed
+    for number in (0, 1):
+        (log,) = (site.project / "logs").glob(f"{name}.*/pod{number}.log")
+        assert "saved" in log.read_text()
+
+
+def test_what_the_client_refuses_is_told(site):
+    done = site.script("pi/pi.py", RUNAI_PROJECT="mlo-nobody")
+    assert done.returncode == 2
+    assert "runai refused it, see above. Not logged in: runai login; projects: runai project list" in done.stderr
+    done = site.script("pi/pi.py", RUNAI_CLI="v1")
+    assert done.returncode == 2 and 'unknown command "submit-dist"' in done.stdout + done.stderr
+    assert "another generation of the client: RUNAI_CLI=v1 or v2" in done.stderr
+
+
+# ---- waiting pods ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_waiting_pods_are_entered_used_and_deleted(generation, tmp_path):
+    """With the commands that are printed, as they are printed."""
+    with Site(tmp_path, generation) as site:
+        done = site.script("01:00:00", name="interactive.sh", NNODES="2")
+        assert done.returncode == 0, done.stdout + done.stderr
+        name = site.name()
+        site.cluster.wait_until_running(name)
+        shells = re.findall(r"^  (runai .*bash .*--pod \S+)$", done.stdout, re.MULTILINE)
+        assert len(shells) == 2
+        for shell, pod in zip(shells, (f"{name}-master-0", f"{name}-worker-0")):
+            inside = site.cluster.run("bash", "-c", f"echo hostname | {shell}", cwd=tmp_path)
+            assert pod in inside.stdout
+        (line,) = re.findall(r"^  (for pod in .*wait)$", done.stdout, re.MULTILINE)
+        run = site.cluster.run("bash", "-c", line, cwd=tmp_path)
+        assert "all-reduce over 2 rank(s) on 2 host(s): right" in run.stdout
+        for call in ("state, and why", "follow the first pod", "a shell in it"):
+            (line,) = re.findall(rf"^{call}.*: +(runai .*)$", done.stdout, re.MULTILINE)
+            if "follow" not in call:
+                shown = site.cluster.run("bash", "-c", f"{line} </dev/null", cwd=tmp_path)
+                assert shown.returncode == 0
+        (line,) = re.findall(r"or now: (bash .*)$", done.stdout, re.MULTILINE)
+        deleted = site.script(*line.split()[2:], name="interactive.sh")
+        assert deleted.returncode == 0, deleted.stdout + deleted.stderr
+        assert site.cluster.wait(name, timeout=30).state == "Deleted"
+
+
+def test_waiting_pods_end_by_themselves(site):
+    done = site.script("00:00:02", name="interactive.sh", NNODES="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(site.cluster.wait(site.name(), timeout=20))
+
+
+def test_nothing_of_the_submitting_side_is_touched(site):
+    assert os.path.exists(site.project) and not os.path.exists("/mnt/mlo")
