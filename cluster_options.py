@@ -462,10 +462,14 @@ def _inconsistent(facts, broken):
             if value not in kind[key]:
                 yield f"{key}: {value!r} does not go with kind: {facts['kind']}; {_known(kind[key])}"
     yield from _inconsistent_containers(facts, broken)
-    if facts["kind"] == "slurm":  # what the scripts for a scheduler cannot do without
-        for section, key in (("defaults", "time_limit"), ("commands", "accounts"), ("commands", "queues")):
-            if section not in broken and not facts[section].get(key):
-                yield f"{section}.{key}: missing"
+    commands = [("commands", "accounts"), ("commands", "queues")]
+    needed = {  # what scripts and README cannot do without
+        "slurm": [("defaults", "time_limit"), *commands],
+        "runai": [*commands, ("commands", "login"), ("commands", "volumes")],
+    }
+    for section, key in needed.get(facts["kind"], []):
+        if section not in broken and not facts[section].get(key):
+            yield f"{section}.{key}: missing"
     yield from _inconsistent_pods(facts, broken)
     yield from _inconsistent_options(facts)
     yield from _inconsistent_queues(facts)
@@ -713,7 +717,8 @@ def _faults_of(answers, question):
         if question == "site":
             yield error.message
         return
-    yield from CHECKS[question](given, facts)
+    if question in CHECKS:
+        yield from CHECKS[question](given, facts)
 
 
 def _unsafe(question, given):
@@ -890,7 +895,6 @@ def _too_long(where, limits, nodes, minutes, text):
 
 
 CHECKS = {
-    "site": lambda given, facts: (),
     "launcher": _check_choice("launcher"),
     "runtime": _check_choice("runtime"),
     "image": _check_image,

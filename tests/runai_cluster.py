@@ -406,6 +406,7 @@ class Pod:
             "hidden": operator.settings["hidden"],
             "shm": "" if spec["host_ipc"] else "size=50%" if spec["large_shm"] else "size=64m",
             "infiniband": self.write_infiniband(),
+            "devices": spec["devices" if self.rank else "master_devices"],
         }  # fmt: skip
         (self.folder / "pod.json").write_text(json.dumps(facts))
         for left in ("started", "event"):
@@ -678,6 +679,7 @@ def become_pod(folder: Path) -> None:
     mounted: list[str] = []
     for handle, entry in opened:
         root.bind(handle, entry, mounted)
+    own_devices(bool(facts["infiniband"] and facts["devices"]))
     if facts["shm"]:
         mount("tmpfs", "/dev/shm", "tmpfs", 0, f"mode=1777,{facts['shm']}")
     mount("sysfs", "/sys", "sysfs")
@@ -701,6 +703,24 @@ def become_pod(folder: Path) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # Python had changed them
     os.execve(facts["drop"][0], [*facts["drop"], "--", *command], environment)
+
+
+def own_devices(rdma: bool) -> None:
+    """A /dev with what every container has; /sys/class/infiniband is the node's, its devices come with the resource."""
+    names = [
+        name for name in ("null", "zero", "full", "random", "urandom", "tty", "shm") if os.path.exists(f"/dev/{name}")
+    ]
+    handles = {name: os.open(f"/dev/{name}", os.O_PATH) for name in names}
+    mount("tmpfs", "/dev", "tmpfs", 0, "mode=755")
+    for name, handle in handles.items():
+        os.mkdir("/dev/shm") if name == "shm" else open(f"/dev/{name}", "w").close()
+        mount(f"/proc/self/fd/{handle}", f"/dev/{name}", None, MS_BIND | MS_REC)
+        os.close(handle)
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
+    if rdma:
+        os.mkdir("/dev/infiniband")
+        open("/dev/infiniband/uverbs0", "w").close()
 
 
 def cannot_start(place: int, reason: str) -> None:

@@ -7,7 +7,6 @@ variables that the operators set. Torch and its processes are real.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 from baking import bake
 from runai_cluster import Image, RunaiCluster
+from stand_in_runai import parse  # runai_cluster has put its folder on the path
 
 UID, GID = "4321", "765"
 IMAGE = "nvcr.io/nvidia/pytorch:26.01-py3"
@@ -54,7 +54,7 @@ class Site:
     def script(self, *arguments, name="submit_multinode.sh", **environment):
         """Run one of the project's scripts on the submitting side."""
         settings = {"POD_PROJECT_DIR": POD_PROJECT_DIR, "RUN_AS_UID": UID, "RUN_AS_GID": GID, "NPROC_PER_NODE": "1"}
-        settings |= {"OMP_NUM_THREADS": "1", **environment}  # the pods share few cores
+        settings |= {"OMP_NUM_THREADS": "1", "RETRIES": "0", **environment}  # the pods share few cores
         return self.cluster.run(
             "bash", self.project / "runai" / name, *arguments, cwd=self.folder, check=False, **settings
         )
@@ -73,6 +73,12 @@ class Site:
     def run(self, *arguments, timeout=60, **environment):
         """Submit, wait, return the job."""
         return self.cluster.wait(self.submit(*arguments, **environment), timeout=timeout)
+
+    def without_torchrun(self) -> None:
+        """Put a launcher in place of launch/torchrun.sh that becomes the program at once, where that is enough."""
+        launcher = '#!/usr/bin/env bash\nexport RANK=${PET_NODE_RANK:-${RANK:-0}}\nexec "$PYTHON" "$@"\n'
+        (self.project / "launch/torchrun.sh").write_text(launcher)
+        self.own()
 
     def program(self, text: str) -> str:
         """Put a program on the volume; return its name."""
@@ -140,7 +146,7 @@ def test_without_a_program_the_check_and_then_the_training(tmp_path):
         for file in site.project.glob("training/train_ddp.py"):  # enough of it to see that it runs
             file.write_text(file.read_text().replace('"--steps", type=n, default=200', '"--steps", type=n, default=10'))
         site.own()
-        job = site.run(NPROC_PER_NODE="2", timeout=120)
+        job = site.run(NPROC_PER_NODE="2")
         succeeded(job)
         output = job.outputs[next(iter(job.outputs))]
         table = re.findall(r"^.*?(\d) +(\S+-(?:master|worker)-\d) +(\d) +(\d) +CPU", output, re.MULTILINE)
@@ -158,17 +164,42 @@ def test_one_pod_is_no_distributed_job(site):
     assert re.search(r"pi +3\.14159265", job.output) and len(job.exit_codes) == 1
 
 
+STAGES = """\
+import os, sys
+print("stage", os.path.basename(sys.argv[0]), os.environ["MASTER_PORT"], os.environ.get("PET_MASTER_PORT"), flush=True)
+sys.exit(int(os.environ["STAGE_CODE"]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 9])
+def test_training_follows_a_check_that_succeeds_and_on_another_port(code, tmp_path):
+    """Another, as pods that are slower may still hold the first one's."""
+    with Site(tmp_path) as site:
+        site.without_torchrun()
+        with (site.project / "env.sh").open("a") as settings:
+            settings.write(f"export STAGE_CODE={code}\n[[ -n $NOTHING ]] && export NOTHING\n")  # ends with a failure
+        for name in ("check/ranks.py", "training/train_ddp.py"):
+            (site.project / name).write_text(STAGES)
+        job = site.run(NNODES="2")
+        stages = re.findall(r"^stage (.*)", job.outputs[f"{site.name()}-master-0"], re.MULTILINE)
+        assert stages == ["ranks.py 23456 23456", "train_ddp.py 23457 23457"][: 1 if code else 2]
+        assert job.exit_codes[f"{site.name()}-master-0"] == code
+
+
 # ---- what arrives ----------------------------------------------------------------------------------------------------
 
 SHOW = """\
-import json, os, sys
+import json, os, sys, time
 names = ["NCCL_IB_GID_INDEX", "WANDB_API_KEY", "NCCL_DEBUG", "FROM_ENV_SH", "HOME", "USER", "NOT_FORWARDED"]
 found = {"arguments": sys.argv[1:], "uid": os.getuid(), "cwd": os.getcwd(), "prefix": sys.prefix}
 found["environ"] = {name: os.environ[name] for name in names if name in os.environ}
-open(f"shown{os.environ['RANK']}.json", "w").write(json.dumps(found))
+open(f"part{os.environ['RANK']}.json", "w").write(json.dumps(found))
+os.rename(f"part{os.environ['RANK']}.json", f"shown{os.environ['RANK']}.json")
+while os.environ["RANK"] == "0" and not os.path.exists("shown1.json"):  # with the master the workers end
+    time.sleep(0.05)
 """
 ARGUMENTS = ["a b", "", "$HOME `id`", "it's", 'say "x"', "*", "a;b|c&d", "--flag=[1, 2]", "é", "a=1,2"]
-ARGUMENTS += ["two\nlines\n", "\\"]
+ARGUMENTS += ["two\nlines\n", "\\", "base64:x", "long " * 40]
 WRAPS = ["bash", "-c", 'exec bash -c "$*"', "entrypoint"]
 IMAGES = {
     "as it is": (Image(), "0"),
@@ -181,6 +212,16 @@ def shown(site, rank=0):
     return json.loads((site.project / f"shown{rank}.json").read_text())
 
 
+def show(site, *arguments, **settings):
+    """Run SHOW in two pods."""
+    site.without_torchrun()
+    for old in site.project.glob("shown*.json"):
+        old.unlink()
+    job = site.run(site.program(SHOW), *arguments, **settings)
+    succeeded(job)
+    return job
+
+
 CROSSING = [("v1", "as it is"), ("v1", "wrapping, kept"), ("v2", "wrapping, replaced"), ("v2", "wrapping, kept")]
 
 
@@ -189,7 +230,7 @@ def test_arguments_arrive_as_typed(generation, image, tmp_path):
     """Through a client that hands the words after -- to a shell, and images that do."""
     wrapping, keep = IMAGES[image]
     with Site(tmp_path, generation, image=wrapping, mangle_quotes=generation == "v1") as site:
-        succeeded(site.run(site.program(SHOW), *ARGUMENTS, KEEP_ENTRYPOINT=keep))
+        show(site, *ARGUMENTS, KEEP_ENTRYPOINT=keep)
         assert shown(site)["arguments"] == ARGUMENTS
         assert shown(site, 1)["arguments"] == ARGUMENTS
 
@@ -200,8 +241,7 @@ def test_variables_secrets_and_the_user_arrive(generation, tmp_path):
         settings = (site.project / "env.sh").read_text()
         settings = settings.replace("\nSECRETS=()", '\nSECRETS=("WANDB_API_KEY=wandb,key")')
         (site.project / "env.sh").write_text(settings + "export FROM_ENV_SH='a \"b\" c'\n")
-        job = site.run(site.program(SHOW), NCCL_DEBUG="WARN", NOT_FORWARDED="1")
-        succeeded(job)
+        job = show(site, NCCL_DEBUG="WARN", NOT_FORWARDED="1")
         expected = {"WANDB_API_KEY": "s3 cret'", "NCCL_DEBUG": "WARN", "FROM_ENV_SH": 'a "b" c', "HOME": "/tmp"}
         assert shown(site)["environ"] == {**expected, "USER": UID}
         assert shown(site)["uid"] == int(UID) and shown(site)["cwd"] == POD_PROJECT_DIR
@@ -209,20 +249,21 @@ def test_variables_secrets_and_the_user_arrive(generation, tmp_path):
         assert f"user {UID}, " in job.output
 
 
-def test_an_environment_on_the_volume(site):
+def test_an_environment_on_the_volume(tmp_path):
     """RUNTIME=venv, as made in a waiting pod; the torch is the image's."""
-    environment = site.project / ".venv/bin"
-    environment.mkdir(parents=True)
-    (environment / "activate").write_text(f'export PATH="{POD_PROJECT_DIR}/.venv/bin:$PATH" VIRTUAL_ENV=here\n')
-    python = '#!/bin/bash\nexport FROM_ENV_SH="of the venv"\nexec /opt/image/bin/python3 "$@"\n'
-    (environment / "python3").write_text(python)
-    (environment / "python3").chmod(0o755)
-    succeeded(site.run(site.program(SHOW), RUNTIME="venv"))
-    assert shown(site)["environ"]["FROM_ENV_SH"] == "of the venv"
-    shutil.rmtree(site.project / ".venv")
-    job = site.run(site.program(SHOW), RUNTIME="venv")
-    assert (job.state, set(job.exit_codes.values()) & {2}) == ("Failed", {2})
-    assert "no virtual environment at /mnt/mlo/scratch/demo/.venv; make it" in job.output
+    with Site(tmp_path) as site:
+        environment = site.project / ".venv/bin"
+        environment.mkdir(parents=True)
+        (environment / "activate").write_text(f'export PATH="{POD_PROJECT_DIR}/.venv/bin:$PATH" VIRTUAL_ENV=here\n')
+        python = '#!/bin/bash\nexport FROM_ENV_SH="of the venv"\nexec /opt/image/bin/python3 "$@"\n'
+        (environment / "python3").write_text(python)
+        (environment / "python3").chmod(0o755)
+        show(site, RUNTIME="venv")
+        assert shown(site)["environ"]["FROM_ENV_SH"] == "of the venv"
+        shutil.rmtree(site.project / ".venv")
+        job = site.run(site.program(SHOW), RUNTIME="venv")
+        assert (job.state, set(job.exit_codes.values()) & {2}) == ("Failed", {2})
+        assert "no virtual environment at /mnt/mlo/scratch/demo/.venv; make it" in job.output
 
 
 # ---- RDMA ------------------------------------------------------------------------------------------------------------
@@ -234,6 +275,14 @@ OTHER = {"mlx5_bond_0": {1: {"link_layer": "Ethernet", "gids": [(V4, None), (V4,
 ASKED = {"RDMA_ANNOTATIONS=()": "RDMA_ANNOTATIONS=(a/b=c)", "RDMA_RESOURCES=()  ": "RDMA_RESOURCES=(rdma/rdma=1)  "}
 
 
+def asks_for_rdma(site):
+    text = (site.project / "env.sh").read_text()
+    for old, new in ASKED.items():
+        assert old in text
+        text = text.replace(old, new)
+    (site.project / "env.sh").write_text(text)
+
+
 def with_nccl(version):
     """An image whose torch claims to bring this NCCL, for which it would take GPUs."""
     say = f'[[ $* == *nccl.version* && -n "{version}" ]] && echo "{version}" && exit'
@@ -243,16 +292,16 @@ def with_nccl(version):
 
 @pytest.mark.parametrize(
     ("version", "given", "expected"),
-    [("2 21", "", "35"), ("2 26", "", "--"), ("", "", "--"), ("2 20", "5", "55")],
+    [("2 21", "", "35"), ("2 25", "", "35"), ("2 26", "", "--"), ("", "", "--"), ("2 20", "5", "55")],
 )
 def test_the_gid_index_is_each_pod_s_own_and_for_old_nccl_alone(version, given, expected, tmp_path):
     with Site(tmp_path, image=with_nccl(version), infiniband=[DEVICE, OTHER]) as site:
         if given:
             with (site.project / "env.sh").open("a") as settings:
                 settings.write(f"export NCCL_IB_GID_INDEX={given}\n")
-        job = site.run(site.program(SHOW))
-        succeeded(job)
-        assert "RDMA: mlx5_bond_0" in job.output
+        asks_for_rdma(site)
+        job = show(site, GPUS_PER_NODE="1")
+        assert "RDMA: mlx5_bond_0, GID index 3, locked memory" in job.output
         assert "".join(shown(site, rank)["environ"].get("NCCL_IB_GID_INDEX", "-") for rank in (0, 1)) == expected
 
 
@@ -260,16 +309,12 @@ def test_tcp_is_refused_where_rdma_was_asked_for(tmp_path):
     """By the check, with a device that is not used; by the pod, without one; by nobody when the submission says so."""
     for infiniband, settings, expected in (
         (DEVICE, {}, (1, r"FAULT: REQUIRE_RDMA=1, but rank\(s\) 0 on .*-master-0 talk through gloo tcp")),
-        ({}, {}, (2, "no RDMA device in this pod: RDMA_ANNOTATIONS")),
+        ({}, {}, (2, "no /dev/infiniband in this pod: RDMA_RESOURCES")),
         ({}, {"REQUIRE_RDMA": "0"}, (0, "right")),
     ):
         folder = tmp_path / f"{len(infiniband)}{len(settings)}{settings.get('RDMA', '')}"
         with Site(folder, infiniband=infiniband) as site:
-            text = (site.project / "env.sh").read_text()
-            for old, new in ASKED.items():
-                assert old in text
-                text = text.replace(old, new)
-            (site.project / "env.sh").write_text(text)
+            asks_for_rdma(site)
             job = site.run("check/ranks.py", GPUS_PER_NODE="1", ALLOW_CPU="1", **settings)
             assert re.search(expected[1], job.output), job.output
             assert expected[0] in job.exit_codes.values(), job.output
@@ -317,17 +362,20 @@ def test_gpus_that_torch_does_not_see(tmp_path):
         job = site.run("check/ranks.py", GPUS_PER_NODE="2", NPROC_PER_NODE="")
         assert job.state == "Failed" and 1 in job.exit_codes.values()
         assert "rank(s) 0, 1 on" in job.output and "were given GPUs (RUNAI_NUM_OF_GPUS=2), but torch" in job.output
-        job = site.run("check/ranks.py", GPUS_PER_NODE="2", NPROC_PER_NODE="", ALLOW_CPU="1")
-        succeeded(job)
-        assert "all-reduce over 4 rank(s) on 2 host(s): right" in job.output
 
 
-@pytest.mark.parametrize("operator", ["1.9", "trainjob"])  # with and without an init container that waits
-def test_a_master_that_appears_late(operator, tmp_path):
-    with Site(tmp_path, operator=operator, late={"master": 3}) as site:
+def test_a_master_that_appears_late(tmp_path):
+    """Later than its worker gives up without help: TrainJob has no init container that waits."""
+    with Site(tmp_path, operator="trainjob", late={"master": 3}) as site:
         job = site.run("pi/pi.py", "--intervals", "1e6")
         succeeded(job)
         assert re.search(r"pi +3\.14159265", job.output)
+
+
+def test_an_image_that_reaches_the_master_minutes_later(tmp_path):
+    """PyTorchJob's init container gives up then; RETRIES=1 has the pod started anew, 0 would have the job fail."""
+    with Site(tmp_path, late={"master": 4}, init_seconds=2) as site:
+        succeeded(site.run("pi/pi.py", "--intervals", "1e6", RETRIES="1"))
 
 
 def test_a_master_that_never_appears(tmp_path):
@@ -351,6 +399,19 @@ def test_a_worker_that_dies(operator, tmp_path):
         assert "-1: ended with exit code 1" in job.output or "worker-0: ended with exit code 1" in job.output
 
 
+def test_a_run_that_failed_is_started_anew(tmp_path):
+    """RETRIES=1: once, in all pods; then the job has failed."""
+    counts = "import os, sys\nprint('attempt', flush=True)\nsys.exit(3)\n"
+    with Site(tmp_path) as site:
+        site.without_torchrun()
+        job = site.run(site.program(counts), RETRIES="1")
+        assert job.state == "Failed" and 3 in job.exit_codes.values()
+        attempts = [output.count("attempt") for output in job.outputs.values()]
+        assert sum(attempts) == 5 and min(attempts) >= 2  # the operator counts the restarts of both together
+        (log,) = (site.project / "logs").glob(f"{site.name()}.*/pod1.log")
+        assert log.read_text().count("attempt") == attempts[1]
+
+
 def test_an_elastic_job_is_refused(tmp_path):
     with Site(tmp_path, elastic="1:3") as site:
         job = site.run("pi/pi.py")
@@ -358,21 +419,31 @@ def test_an_elastic_job_is_refused(tmp_path):
         assert "number of nodes '1:3': expected a whole number; a range is an elastic job's" in job.output
 
 
-def test_the_signal_that_ends_a_pod_reaches_the_program(site):
+def test_the_signal_that_ends_a_pod_reaches_the_program(tmp_path):
     """Preemption and deletion send SIGTERM to process 1 alone."""
-    waits = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
-    name = site.submit(site.program(waits + "print('began', flush=True)\ntime.sleep(300)\n"))
-    deadline = time.monotonic() + 60
-    while "began" not in (output := site.cluster.job(name).output):
-        assert time.monotonic() < deadline, output
-        time.sleep(0.2)
-    done = site.script("--delete", name, name="interactive.sh")
-    assert done.returncode == 0, done.stderr
-    job = site.cluster.wait(name, timeout=30)
-    assert job.state == "Deleted" and 137 not in job.exit_codes.values(), job.output  # none had to be killed
-    for number in (0, 1):
-        (log,) = (site.project / "logs").glob(f"{name}.*/pod{number}.log")
-        assert "saved" in log.read_text()
+    waits = "import signal, sys, time\n"
+    waits += "signal.signal(15, lambda *_: (time.sleep(1), print('saved', flush=True), sys.exit(5)))\n"
+    with Site(tmp_path) as site:
+        site.without_torchrun()
+        name = site.submit(site.program(waits + "print('began', flush=True)\ntime.sleep(300)\n"))
+        deadline = time.monotonic() + 60
+        while site.cluster.job(name).output.count("began") < 2:
+            assert time.monotonic() < deadline, site.cluster.job(name).output
+            time.sleep(0.1)
+        done = site.script("--delete", name, name="interactive.sh")
+        assert done.returncode == 0, done.stderr
+        job = site.cluster.wait(name, timeout=30)
+        assert (job.state, list(job.exit_codes.values())) == ("Deleted", [5, 5]), job.output  # none had to be killed
+        for number in (0, 1):
+            (log,) = (site.project / "logs").glob(f"{name}.*/pod{number}.log")
+            assert "saved" in log.read_text() and "ended with exit code 5" in log.read_text()
+
+
+def test_a_project_that_lacks_the_launcher(tmp_path):
+    with Site(tmp_path) as site:
+        shutil.rmtree(site.project / "launch")
+        job = site.run("pi/pi.py")
+        assert job.state == "Failed" and "there is no launch/ in /mnt/mlo/scratch/demo: copy the whole" in job.output
 
 
 def test_what_the_client_refuses_is_told(site):
@@ -403,11 +474,17 @@ def test_waiting_pods_are_entered_used_and_deleted(generation, tmp_path):
         (line,) = re.findall(r"^  (for pod in .*wait)$", done.stdout, re.MULTILINE)
         run = site.cluster.run("bash", "-c", line, cwd=tmp_path)
         assert "all-reduce over 2 rank(s) on 2 host(s): right" in run.stdout
-        for call in ("state, and why", "follow the first pod", "a shell in it"):
-            (line,) = re.findall(rf"^{call}.*: +(runai .*)$", done.stdout, re.MULTILINE)
-            if "follow" not in call:
-                shown = site.cluster.run("bash", "-c", f"{line} </dev/null", cwd=tmp_path)
-                assert shown.returncode == 0
+        lines = re.findall(r"^(?:state|follow|a shell|delete).*?: +(runai .*)$", done.stdout, re.MULTILINE)
+        calls = [parse(generation, line.split()[1:]) for line in lines]
+        assert [call["command"].split()[-1].replace("job", "") for call in calls] in (
+            ["describe", "logs", "bash", "delete"], ["", "logs", "bash", ""],
+        )  # fmt: skip
+        assert all(call["arguments"] == [name] and call["options"]["project"] == "mlo-jdoe" for call in calls)
+        assert calls[1]["options"]["follow"] is True
+        for line in lines[0], f"{lines[1]} --pod {name}-worker-0".replace("--follow", ""), f"{lines[2]} </dev/null":
+            site.cluster.run("bash", "-c", line, cwd=tmp_path)
+        assert f"--pod {name}-worker-0 after logs or bash; the first is {name}-master-0" in done.stdout
+        assert f"  bash {POD_PROJECT_DIR}/runai/pod.sh check/ranks.py" in done.stdout.splitlines()
         (line,) = re.findall(r"or now: (bash .*)$", done.stdout, re.MULTILINE)
         deleted = site.script(*line.split()[2:], name="interactive.sh")
         assert deleted.returncode == 0, deleted.stdout + deleted.stderr
@@ -418,7 +495,3 @@ def test_waiting_pods_end_by_themselves(site):
     done = site.script("00:00:02", name="interactive.sh", NNODES="1")
     assert done.returncode == 0, done.stdout + done.stderr
     succeeded(site.cluster.wait(site.name(), timeout=20))
-
-
-def test_nothing_of_the_submitting_side_is_touched(site):
-    assert os.path.exists(site.project) and not os.path.exists("/mnt/mlo")

@@ -38,16 +38,13 @@ GPUS_PER_NODE="${GPUS_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
 # Cores and memory of each pod, such as 32 and 256G; empty: what the project has for a default.
 CPUS_PER_NODE="${CPUS_PER_NODE:-}"
 MEMORY_PER_NODE="${MEMORY_PER_NODE:-}"
-# Where the pods may run, the best first.
-#? if cookiecutter.partition
-NODE_POOLS=("{{ cookiecutter.partition }}")
-#? else
-NODE_POOLS=()
-#? endif
+# Node pools where the pods may run, the best first, with commas; empty: the project's own.
+NODE_POOLS="${NODE_POOLS:-{{ cookiecutter.partition }}}"
 # 1: the job may be stopped for others and started anew; 0: it may not; empty: as the cluster has it.
 PREEMPTIBLE="${PREEMPTIBLE:-}"
-# How often a run that failed is started anew.
-BACKOFF_LIMIT="${BACKOFF_LIMIT:-0}"
+# How often a run that failed is started anew. 1, not 0: the operator gives up on a worker, too, if its master's image takes more
+# than 200 seconds longer to arrive.
+RETRIES="${RETRIES:-1}"
 
 IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 # 1: our command is handed to the image's own entry point instead of replacing it.
@@ -82,14 +79,14 @@ RUN_AS_UID="${RUN_AS_UID:-}"
 RUN_AS_GID="${RUN_AS_GID:-}"
 
 # ---- variables in the pods ----------------------------------------------------------------------
-# export lines anywhere in this file reach them (not HOME: runai needs yours where you submit). NAME=value before a command
-# does so for these names:
-FORWARD=(NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_IB_DISABLE NCCL_NET NPROC_PER_NODE OMP_NUM_THREADS
-    CPU_RANKS_PER_NODE RDZV_TIMEOUT RUNTIME VENV ALLOW_CPU)
+# Programs in the pods see what this file exports, from its copy on the volume (not HOME, which runai needs where you submit),
+# and of what is set before a command these names.
+FORWARD=(NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_IB_DISABLE NCCL_NET NCCL_SOCKET_IFNAME NPROC_PER_NODE
+    OMP_NUM_THREADS CPU_RANKS_PER_NODE RDZV_BACKEND RDZV_TIMEOUT RUNTIME VENV PYTHON ALLOW_CPU)
 # Secrets of the cluster, by name, never by value: VARIABLE=SECRET,KEY as in WANDB_API_KEY=wandb,key
 SECRETS=()
 
-# Pods wait for each other so many seconds: an image that is new to one node takes minutes to arrive there.
+# Ranks wait for each other so many seconds: an image that is new to one node takes minutes to arrive there.
 export RDZV_TIMEOUT="${RDZV_TIMEOUT:-1800}"
 
 #? elif not slurm
@@ -376,7 +373,7 @@ activate() {
                 missing "$VENV is still being built; wait until the output of that job ends with 'ready:'" || return
             #? else
             [[ -d $VENV/bin ]] ||
-                missing "no virtual environment at $VENV; make it (see env.sh), set VENV, or RUNTIME={{ bare }}" || return
+                missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or RUNTIME={{ bare }}" || return
             #? endif
             if [[ -d $VENV/conda-meta ]]; then # a conda environment's folder will do as well
                 export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV"

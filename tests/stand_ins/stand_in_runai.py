@@ -133,6 +133,7 @@ COMMANDS = {
         "pvc list": {**V2_PROJECT, **V2_TABLE},
         "nodepool list": {**V2_GLOBAL, **V2_TABLE},
         "project list": {**V2_GLOBAL, **V2_LIST},
+        "workload list": {**V2_WORKLOADS, **options(string="framework type")},
         "workload delete": {**V2_PROJECT, **options(string="framework type", bool="yes,y")},
         "training submit": V2_STANDARD,
         "training standard submit": V2_STANDARD,
@@ -158,6 +159,7 @@ COMMANDS = {
         "list": {**V1_GLOBAL, **options(bool="all-projects,A")},
         "list jobs": {**V1_GLOBAL, **options(bool="all-projects,A")},
         "list projects": V1_GLOBAL,
+        "list nodes": V1_GLOBAL,
         "config project": V1_GLOBAL,
     },
 }  # fmt: skip
@@ -362,7 +364,7 @@ def check_arguments(generation: str, call: dict) -> None:
     elif call["command"] == "workload delete":
         most = 100
     else:
-        most = 0 if verb in ("version", "list", "jobs", "projects") else 1
+        most = 0 if verb in ("version", "list", "jobs", "projects", "nodes") else 1
     if given > most:
         raise Refused(f"accepts at most {most} arg(s), received {given}")
     if verb in ("describe", "job", "logs", "bash", "exec", "delete", "project"):
@@ -468,6 +470,8 @@ def workload(generation: str, call: dict, mangle_quotes: bool = False) -> dict:
         "count": given.get("workers", 0) + 1 if "pytorch" in call["command"] else 1,
         "gpus": gpus * portion,
         "master_gpus": given.get("master-gpu-devices-request", gpus) * given.get("master-gpu-portion-request", portion),
+        "devices": bool(given.get("extended-resource")),
+        "master_devices": bool(given.get("master-" * (v2 and "pytorch" in call["command"]) + "extended-resource")),
         "image": given.get("image", ""),
         "replace_entrypoint": bool(given.get("command")),
         "words": words,
@@ -528,6 +532,9 @@ class Client:
 
     def do_projects(self) -> None:
         self.rows("PROJECT", [[name] for name in self.cluster["projects"]])
+
+    def do_nodes(self) -> None:
+        print(*self.cluster["node_pools"], sep="\n")
 
     def do_project(self) -> None:
         if self.call["arguments"][0] not in self.cluster["projects"]:

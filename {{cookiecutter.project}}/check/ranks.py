@@ -72,7 +72,7 @@ def describe(rank: int, device: torch.device) -> dict:
 
 def given_gpus() -> str:
     """Return what says that this process was given GPUs; '' when nothing does, or when ALLOW_CPU accepts CPUs."""
-    for name, none in (("CUDA_VISIBLE_DEVICES", {"", "-1"}), ("RUNAI_NUM_OF_GPUS", {"", "0", "0.00"})):
+    for name, none in (("CUDA_VISIBLE_DEVICES", {"", "-1"}), ("RUNAI_NUM_OF_GPUS", {"", "0"})):
         if name in os.environ and not os.environ.get("ALLOW_CPU"):
             return "" if os.environ[name] in none else f"{name}={os.environ[name]}"
     return ""
@@ -131,8 +131,9 @@ def without_rdma(rows: list[dict]) -> list[str]:
         if library != "nccl" or network.startswith("Socket") or not network:
             ranks_of[row["host"], row["network"]].append(row["rank"])
     return [
-        f"REQUIRE_RDMA=1, but rank(s) {_listed(ranks)} on {host} talk through {network}: no RDMA device was given, or "
-        "libibverbs, librdmacm or the device's own library are missing where python3 runs (NCCL_DEBUG=INFO tells more)"
+        f"REQUIRE_RDMA=1, but rank(s) {_listed(ranks)} on {host} talk through {network}: no RDMA device was given, "
+        "or libibverbs, librdmacm or the device's own library are missing where python3 runs, or NCCL_IB_DISABLE or "
+        "NCCL_NET wants it so (NCCL_DEBUG=INFO tells more). REQUIRE_RDMA=0 accepts TCP"
         for (host, network), ranks in ranks_of.items()
     ]
 

@@ -22,7 +22,7 @@
 #   PYTHON             the interpreter                (python3)
 set -euo pipefail
 
-host=${SLURMD_NODENAME:-$(hostname)}
+host=${SLURMD_NODENAME:-$(hostname 2>/dev/null || echo "$HOSTNAME")}
 
 die() {
     echo "launch/torchrun.sh on $host: $*" >&2
@@ -39,7 +39,7 @@ ranks_per_node() {
         found=$PET_NPROC_PER_NODE
     elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set, but empty or -1: no GPU for you
         found=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-[:space:]]')
-    elif [[ ${RUNAI_NUM_OF_GPUS:-} =~ ^[1-9][0-9]*$ ]]; then # a part of a GPU is one to the tools below
+    elif [[ ${RUNAI_NUM_OF_GPUS:-} =~ ^[0-9]+$ ]]; then # a part of a GPU is one to the tools below
         found=$RUNAI_NUM_OF_GPUS
     elif command -v nvidia-smi >/dev/null; then
         found=$(nvidia-smi -L | grep -c '^GPU ')
@@ -78,7 +78,7 @@ unset "${!PET_@}"
 [[ $node_rank =~ ^[0-9]+$ ]] || die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die "processes per node '$ranks': expected a whole number of at least 1; set NPROC_PER_NODE"
 [[ -n $address && -n $port ]] || ((nodes == 1)) ||
-    die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set: start through slurm/submit_multinode.sh or set them"
+    die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set: start through the submit script, or set them"
 [[ -n $port ]] || address=''
 command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
 

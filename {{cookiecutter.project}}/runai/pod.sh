@@ -4,11 +4,11 @@
 #   bash runai/pod.sh                              check/ranks.py, then training/train_ddp.py
 #   bash runai/pod.sh pi/pi.py --intervals 1e9     any program, with its arguments
 #
-# Looks at what the pod was given (volume, user, torch, RDMA), then becomes launch/torchrun.sh. Its exit code is the program's. All that
+# Looks at what the pod was given (volume, user, torch, RDMA), then becomes launch/torchrun.sh. Its exit code is torchrun's: 0, or not 0. All that
 # is printed goes to logs/JOB.UUID/podRANK.log on the volume too, which outlives the pod. Settings: env.sh.
 
 die() {
-    echo "runai/pod.sh in $(hostname): $*" >&2
+    echo "runai/pod.sh in $HOSTNAME: $*" >&2
     exit 2
 }
 
@@ -42,16 +42,18 @@ roce_gid_index() {
     echo "$common"
 }
 
-# Runs one program. This script is process 1 of the pod: it has to hand on the signal that ends the pod.
+# Runs one program. This script is process 1 of the pod, to which alone goes the signal that ends a pod.
 run() {
-    local code=0 signalled=
+    local code=0
+    [[ -z $signalled ]] || return 143
     echo "$(date '+%F %T') $*"
     "$PROJECT_DIR/launch/torchrun.sh" "$@" &
-    trap 'signalled=1; kill -TERM $! 2>/dev/null || true' TERM INT
-    wait $! || code=$?
-    while [[ -n $signalled ]]; do # that ended the wait, not yet the program
-        signalled='' code=0
-        wait $! || code=$?
+    child=$!
+    [[ -z $signalled ]] || kill -TERM "$child" # it came just now
+    wait "$child" || code=$?
+    while kill -0 "$child" 2>/dev/null; do # the signal ended the wait, not yet the program
+        code=0
+        wait "$child" || code=$?
     done
     return $code
 }
@@ -70,7 +72,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '/^#!/d; /^$/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
 fi
-PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 export PROJECT_DIR
 pod=${PET_NODE_RANK:-${RANK:-0}}
 rdma_required=${REQUIRE_RDMA:-0} # by the submission, which knows what it asked for; env.sh has its default
@@ -84,33 +86,37 @@ RUN_DIR="$PROJECT_DIR/logs/${RUNAI_JOB_NAME:-${JOB_NAME:-run}}.${RUNAI_JOB_UUID:
 mkdir -p "$RUN_DIR" || die "cannot write below $PROJECT_DIR as user $(id -u), group $(id -g): the volume belongs to others; see RUN_AS_UID in env.sh"
 export RUN_DIR
 log="$RUN_DIR/pod$pod.log"
-exec > >(exec tee -a "$log") 2>&1
+exec > >(trap '' INT TERM && exec tee -a "$log") 2>&1
 tee=$!
 trap finish EXIT
+child='' signalled=''
+trap 'signalled=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' INT TERM
 
-cd "$PROJECT_DIR" || die "cannot enter $PROJECT_DIR"
+cd "$PROJECT_DIR" || exit
 # shellcheck source=/dev/null
-source env.sh && activate || exit
+source env.sh
+activate || exit
 set -euo pipefail
 arguments=()
 for word in "$@"; do
     if [[ $word == base64:* ]]; then # what has characters that some clients would change; x keeps a line's end
-        word=$(base64 -d <<<"${word#base64:}" && echo x) || die "'$word' cannot be decoded"
-        word=${word%x}
+        text=$(base64 -d <<<"${word#base64:}" && echo x) || die "'$word' cannot be decoded"
+        word=${text%x}
     fi
     arguments+=("$word")
 done
 
-echo "$(date '+%F %T') pod $pod: $(hostname) on ${NODE_NAME:-a node}, user $(id -u), ${RUNAI_NUM_OF_GPUS:-no} GPU(s), job ${RUN_DIR##*/}"
+echo "$(date '+%F %T') pod $pod: $HOSTNAME on ${NODE_NAME:-a node}, user $(id -u), ${RUNAI_NUM_OF_GPUS:-no} GPU(s), job ${RUN_DIR##*/}"
 "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
     die "$PYTHON of this image has no torch; set another IMAGE, or RUNTIME=venv with a VENV on the volume (env.sh)"
-rdma=/sys/class/infiniband
-if compgen -G "$rdma/*" >/dev/null; then
-    echo "RDMA: $(cd $rdma && echo *)"
+rdma=/sys/class/infiniband # of the whole node; what a pod may use are the devices below /dev
+if compgen -G "/dev/infiniband/uverbs*" >/dev/null; then
     index=$(roce_gid_index $rdma)
+    echo "RDMA: $(cd $rdma && echo *), GID index ${index:--}, locked memory $(ulimit -l)"
     if [[ -n $index && -z ${NCCL_IB_GID_INDEX:-} ]]; then
         # NCCL before 2.26 looks for the index itself and stops at the first that is another pod's; before 2.21 it takes 0
-        # (https://github.com/NVIDIA/nccl/issues/1573, fixed in 2.26.2; 2026-08-20). Indexes differ from pod to pod.
+        # (https://github.com/NVIDIA/nccl/issues/1573, fixed in 2.26.2; 2026-08-20). Later ones may use several ports that differ,
+        # and are better left alone: worth the second that it takes to ask.
         nccl=$("$PYTHON" -c 'import torch; print(*torch.cuda.nccl.version()[:2])' 2>/dev/null) || nccl="0 0" # none
         read -r major minor <<<"$nccl"
         if ((major == 2 && minor < 26)); then
@@ -119,7 +125,7 @@ if compgen -G "$rdma/*" >/dev/null; then
         fi
     fi
 elif [[ $rdma_required == 1 ]]; then
-    die "no RDMA device in this pod: RDMA_ANNOTATIONS and RDMA_RESOURCES in env.sh are not what this cluster has; RDMA=0 goes without"
+    die "no /dev/infiniband in this pod: RDMA_RESOURCES in env.sh are not what this cluster has; RDMA=0 goes without"
 fi
 
 code=0
@@ -133,5 +139,5 @@ else
         run training/train_ddp.py || code=$?
     fi
 fi
-((code == 0)) || echo "runai/pod.sh in $(hostname): ended with exit code $code; all that was printed: $log"
+((code == 0)) || echo "runai/pod.sh in $HOSTNAME: ended with exit code $code; all that was printed: $log"
 exit $code

@@ -9,7 +9,10 @@
 #   NNODES=4 bash runai/submit_multinode.sh pi/pi.py            a line of env.sh, for one job
 #
 # The program is looked up in the current folder, then in the project; pods run it in the project's folder.
-# Works with both generations of the client (submit-dist, training pytorch submit) and with the bash of macOS. Settings: env.sh.
+# Works with both generations of the client (submit-dist, training pytorch submit) and with the bash of macOS (3.2). Settings: env.sh.
+
+unset CDPATH # cd would go elsewhere, and say so
+PLAIN='^[A-Za-z0-9._/:=@%+,-]+$' # what reaches the pod as it is, whatever hands it on
 
 die() {
     echo "runai/submit_multinode.sh: $*" >&2
@@ -47,7 +50,7 @@ job_name() {
     local name
     name=$(printf %s "$1" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-' | sed 's/^-*//' | cut -c 1-30)
     [[ $name == [a-z]* ]] || name=run-$name
-    echo "${name%-}-$(date +%m%d-%H%M%S)-$((RANDOM % 900 + 100))"
+    echo "${name%-}-$(date +%m%d-%H%M%S)-$((RANDOM % 9000 + 1000))"
 }
 
 # Prints an argument as it can cross the client, of which some versions hand it to a shell on the way; pod.sh reads it.
@@ -58,7 +61,6 @@ encode() {
         echo "base64:$(printf %s "$1" | base64 | tr -d '\n')"
     fi
 }
-PLAIN='^[A-Za-z0-9._/:=@%+,-]+$'
 
 # Finds out which generation of the client is installed, unless RUNAI_CLI says it.
 find_client() {
@@ -82,20 +84,29 @@ prepare() {
     local given name volume claims
     given=$(compgen -e)
     # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh" || exit
+    source "$PROJECT_DIR/env.sh"
     forwarded=() # what was set for this job alone
     for name in "${FORWARD[@]}"; do
         ! grep -qx "$name" <<<"$given" || forwarded+=("$name=${!name}")
     done
     [[ -n $RUNAI_PROJECT ]] || die "RUNAI_PROJECT is empty; set it in env.sh ({{ in_quotes(site.commands.get('accounts', 'runai project list')) }} lists yours)"
     [[ $NNODES =~ ^[1-9][0-9]*$ ]] || die "NNODES='$NNODES': expected a whole number of at least 1"
-    [[ $GPUS_PER_NODE =~ ^[0-9]+$ ]] || die "GPUS_PER_NODE='$GPUS_PER_NODE': expected a whole number of at least 0"
-    [[ $RDMA == 1 && $NNODES != 1 && $GPUS_PER_NODE != 0 ]] || RDMA_ANNOTATIONS=() RDMA_RESOURCES=()
+    for name in GPUS_PER_NODE RETRIES; do
+        [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "$name='${!name}': expected a whole number of at least 0"
+    done
+    for name in RDMA REQUIRE_RDMA LARGE_SHM HOST_IPC KEEP_ENTRYPOINT CHECK_VOLUMES; do
+        [[ ${!name} == [01] ]] || die "$name='${!name}': expected 0 or 1"
+    done
+    for name in "${SECRETS[@]}"; do
+        [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*=[^=,]+,[^=,]+$ ]] || die "SECRETS in env.sh: '$name' is not VARIABLE=SECRET,KEY"
+    done
+    # without GPUs an image of NVIDIA's sees all of the node's (https://github.com/NVIDIA/k8s-device-plugin/issues/61, 2026-11-21)
+    ((GPUS_PER_NODE)) || forwarded+=(NVIDIA_VISIBLE_DEVICES=void)
+    ((RDMA && NNODES > 1 && GPUS_PER_NODE > 0)) || RDMA_ANNOTATIONS=() RDMA_RESOURCES=()
     ((${#RDMA_RESOURCES[@]} == 0)) || forwarded+=("REQUIRE_RDMA=$REQUIRE_RDMA")
-    [[ $BACKOFF_LIMIT =~ ^[0-9]+$ ]] || die "BACKOFF_LIMIT='$BACKOFF_LIMIT': expected a whole number of at least 0"
     ((${#VOLUMES[@]})) || die "VOLUMES in env.sh is empty: name the PVC that holds this project, as CLAIM:/FOLDER ({{ in_quotes(site.commands.get('volumes', 'runai pvc list')) }} lists them)"
     for volume in "${VOLUMES[@]}"; do
-        [[ $volume == ?*:/?* ]] || die "VOLUMES in env.sh: '$volume' is not CLAIM:/FOLDER"
+        [[ $volume =~ ^[^:,]+:/[^:,]*[^:,/]$ ]] || die "VOLUMES in env.sh: '$volume' is not CLAIM:/FOLDER (no / at the end, no :ro)"
     done
     if [[ -z $POD_PROJECT_DIR ]]; then
         on_volume "$PROJECT_DIR" ||
@@ -108,8 +119,9 @@ prepare() {
     [[ ! -d $POD_PROJECT_DIR || -f $POD_PROJECT_DIR/runai/pod.sh ]] ||
         die "there is no runai/pod.sh in POD_PROJECT_DIR='$POD_PROJECT_DIR': copy the project there"
     #? if site.pods.run_as_user
-    if [[ -z $RUN_AS_UID$RUN_AS_GID && $POD_PROJECT_DIR -ef $PROJECT_DIR ]]; then
-        read -r _ _ RUN_AS_UID RUN_AS_GID _ <<<"$(ls -ldn "$PROJECT_DIR")" # the owner's, as the folder is seen from here
+    if [[ -z $RUN_AS_UID$RUN_AS_GID && $POD_PROJECT_DIR -ef $PROJECT_DIR ]]; then # the owner's, as the folder is seen from here
+        [[ -O $PROJECT_DIR ]] || die "$PROJECT_DIR is not yours: submit from a copy of your own, or set RUN_AS_UID and RUN_AS_GID"
+        read -r _ _ RUN_AS_UID RUN_AS_GID _ <<<"$(ls -ldn "$PROJECT_DIR")"
     fi
     [[ $RUN_AS_UID =~ ^[1-9][0-9]*$ && $RUN_AS_GID =~ ^[0-9]+$ ]] ||
         die "RUN_AS_UID='$RUN_AS_UID' RUN_AS_GID='$RUN_AS_GID': expected two numbers, yours (not root's) and your group's, as the volume knows them; see env.sh"
@@ -121,7 +133,7 @@ prepare() {
     # A job whose volume does not exist waits for ever, with CLI v1 unseen.
     if [[ -z $dry && $CHECK_VOLUMES == 1 && $RUNAI_CLI == v2 ]] && claims=$(runai pvc list -p "$RUNAI_PROJECT"); then
         for volume in "${VOLUMES[@]}"; do
-            grep -qwF -e "${volume%%:*}" <<<"$claims" ||
+            awk -v claim="${volume%%:*}" '{ for (i = 1; i <= NF; i++) found += $i == claim } END { exit !found }' <<<"$claims" ||
                 die "VOLUMES names '${volume%%:*}', but 'runai pvc list -p $RUNAI_PROJECT' does not; CHECK_VOLUMES=0 submits all the same"
         done
     fi
@@ -129,82 +141,74 @@ prepare() {
 
 # Fills `submit` with the command that asks for the pods: assemble NAME COMMAND [ARGUMENTS].
 assemble() {
-    local name=$1 pools volume pair policy=Never
+    local name=$1 gpus=gpu cores=cpu memory=memory word
     shift
-    workload="training standard" # what CLI v2 calls it
-    ((NNODES == 1)) || workload="training pytorch"
-    if [[ $RUNAI_CLI == v2 ]]; then
-        # shellcheck disable=SC2206 # two words
-        submit=(runai $workload submit "$name")
-    elif ((NNODES == 1)); then
-        submit=(runai submit --name "$name")
-    else
-        submit=(runai submit-dist pytorch --name "$name")
-    fi
+    case $RUNAI_CLI:$NNODES in
+        v1:1) verb=runai submit=(runai submit --name "$name") ;;
+        v1:*) verb=runai submit=(runai submit-dist pytorch --name "$name") ;;
+        v2:1) verb="runai training standard" submit=(runai training standard submit "$name") ;;
+        v2:*) verb="runai training pytorch" submit=(runai training pytorch submit "$name") ;;
+    esac
+    [[ $RUNAI_CLI == v1 ]] || gpus=gpu-devices-request cores=cpu-core-request memory=cpu-memory-request
     submit+=(--project "$RUNAI_PROJECT" --image "$IMAGE")
     ((NNODES == 1)) || submit+=(--workers $((NNODES - 1)) --clean-pod-policy Running) # the master is a pod more
-    if [[ $RUNAI_CLI == v2 ]]; then
-        ((GPUS_PER_NODE == 0)) || each gpu-devices-request "$GPUS_PER_NODE"
-        each cpu-core-request "$CPUS_PER_NODE"
-        each cpu-memory-request "$MEMORY_PER_NODE"
-        for pair in ${RDMA_RESOURCES[@]+"${RDMA_RESOURCES[@]}"}; do
-            each extended-resource "$pair"
-        done
-        for pair in ${NODE_POOLS[@]+"${NODE_POOLS[@]}"}; do
-            submit+=(--node-pools "$pair")
-        done
-        case $PREEMPTIBLE in
-            "") ;;
-            0) submit+=(--preemptibility non-preemptible) ;;
-            1) submit+=(--preemptibility preemptible) ;;
-            *) die "PREEMPTIBLE='$PREEMPTIBLE': expected 0 or 1, or nothing" ;;
-        esac
-        ((BACKOFF_LIMIT == 0)) || policy=OnFailure
-        each restart-policy $policy
-        for pair in ${SECRETS[@]+"${SECRETS[@]}"}; do
-            submit+=(--env-secret "${pair/,/,key=}")
-        done
-    else
-        ((GPUS_PER_NODE == 0)) || submit+=(--gpu "$GPUS_PER_NODE")
-        [[ -z $CPUS_PER_NODE ]] || submit+=(--cpu "$CPUS_PER_NODE")
-        [[ -z $MEMORY_PER_NODE ]] || submit+=(--memory "$MEMORY_PER_NODE")
-        for pair in ${RDMA_RESOURCES[@]+"${RDMA_RESOURCES[@]}"}; do
-            submit+=(--extended-resource "$pair")
-        done
-        pools=${NODE_POOLS[*]-}
-        [[ -z $pools ]] || submit+=(--node-pools "${pools// /,}")
-        [[ $PREEMPTIBLE =~ ^1?$ ]] || die "PREEMPTIBLE='$PREEMPTIBLE': CLI v1 has no option for it, its jobs are preemptible; leave it empty, or use CLI v2"
-        for pair in ${SECRETS[@]+"${SECRETS[@]}"}; do
-            submit+=(-e "${pair/=/=SECRET:}")
-        done
-    fi
-    for pair in ${RDMA_ANNOTATIONS[@]+"${RDMA_ANNOTATIONS[@]}"}; do
-        submit+=(--annotation "$pair")
+    ((GPUS_PER_NODE == 0)) || each "$gpus" "$GPUS_PER_NODE"
+    each "$cores" "$CPUS_PER_NODE"
+    each "$memory" "$MEMORY_PER_NODE"
+    for word in "${RDMA_RESOURCES[@]}"; do
+        each extended-resource "$word"
     done
-    for volume in "${VOLUMES[@]}"; do
-        submit+=(--existing-pvc "claimname=${volume%%:*},path=${volume#*:}")
+    for word in "${RDMA_ANNOTATIONS[@]}"; do
+        submit+=(--annotation "$word")
     done
-    [[ $LARGE_SHM != 1 ]] || submit+=(--large-shm)
-    [[ $HOST_IPC != 1 ]] || submit+=(--host-ipc)
+    for word in "${VOLUMES[@]}"; do
+        submit+=(--existing-pvc "claimname=${word%%:*},path=${word#*:}")
+    done
+    ((LARGE_SHM == 0)) || submit+=(--large-shm)
+    ((HOST_IPC == 0)) || submit+=(--host-ipc)
     [[ -z $RUN_AS_UID ]] || submit+=(--run-as-uid "$RUN_AS_UID")
     [[ -z $RUN_AS_GID ]] || submit+=(--run-as-gid "$RUN_AS_GID")
-    submit+=(--backoff-limit "$BACKOFF_LIMIT")
-    for pair in ${forwarded[@]+"${forwarded[@]}"}; do
-        submit+=(-e "$pair")
+    # The operator adds up the restarts of all pods (PastBackoffLimit in https://github.com/kubeflow/trainer, release-1.9,
+    # pkg/controller.v1/common/job.go; 2026-11-21). Never would turn a job that is preempted into one that failed.
+    submit+=(--backoff-limit $((RETRIES && NNODES > 1 ? RETRIES * NNODES + 1 : RETRIES)))
+    case $RUNAI_CLI:$PREEMPTIBLE in
+        v1: | v2: | v1:1) ;;
+        v2:0) submit+=(--preemptibility non-preemptible) ;;
+        v2:1) submit+=(--preemptibility preemptible) ;;
+        v1:0) die "PREEMPTIBLE=0: CLI v1 has no option for it, its jobs are preemptible; leave it empty, or use CLI v2" ;;
+        *) die "PREEMPTIBLE='$PREEMPTIBLE': expected 0 or 1, or nothing" ;;
+    esac
+    if [[ $RUNAI_CLI == v1 ]]; then
+        [[ -z $NODE_POOLS ]] || submit+=(--node-pools "$NODE_POOLS")
+        for word in "${SECRETS[@]}"; do
+            submit+=(-e "${word/=/=SECRET:}")
+        done
+    else
+        each restart-policy OnFailure
+        for word in ${NODE_POOLS//,/ }; do
+            submit+=(--node-pools "$word")
+        done
+        for word in "${SECRETS[@]}"; do
+            submit+=(--env-secret "${word/,/,key=}")
+        done
+    fi
+    for word in "${forwarded[@]}"; do
+        submit+=(-e "$word")
     done
-    submit+=(${RUNAI_OPTIONS[@]+"${RUNAI_OPTIONS[@]}"})
-    for pair in "${submit[@]}"; do
-        [[ $pair =~ $PLAIN ]] ||
-            die "'$pair' cannot be handed to runai: letters, digits and ._/:=@%+,- only. Variables with other values go into env.sh on the volume, as export lines"
+    submit+=("${RUNAI_OPTIONS[@]}")
+    for word in "${submit[@]}"; do
+        [[ $word =~ $PLAIN ]] ||
+            die "'$word' cannot be handed to runai: letters, digits and ._/:=@%+,- only. Variables with other values go into env.sh on the volume, as export lines"
     done
-    [[ $KEEP_ENTRYPOINT == 1 ]] || submit+=(--command) # in place of the image's own entry point
+    ((KEEP_ENTRYPOINT)) || submit+=(--command) # in place of the image's own entry point
     submit+=(-- "$@")
 }
 
-# Adds an option of CLI v2 for the workers and, as --master-…, for the master; nothing for an empty value.
+# Adds an option, unless its value is empty; CLI v2 wants it once more for the master.
 each() {
-    [[ -z $2 ]] || submit+=("--$1" "$2")
-    [[ -z $2 ]] || ((NNODES == 1)) || submit+=("--master-$1" "$2")
+    [[ -n $2 ]] || return 0
+    submit+=("--$1" "$2")
+    [[ $RUNAI_CLI == v1 || $NNODES == 1 ]] || submit+=("--master-$1" "$2")
 }
 
 # Prints `submit` so that it can be pasted, an option a line; no word of it needs quotes, assemble and encode have seen to that.
@@ -223,19 +227,14 @@ show() {
 
 # Submits, or shows, and says how to go on.
 hand_over() {
-    local name=$1 verb="runai $workload" job="$1 -p $RUNAI_PROJECT"
+    local job="$1 -p $RUNAI_PROJECT" of='' # v1: describe job NAME, but logs NAME
+    [[ $RUNAI_CLI == v2 ]] || of="job "
     show
     [[ -z $dry ]] || return 0
     "${submit[@]}" || die "runai refused it, see above. Not logged in: {{ in_quotes(site.commands.get('login', 'runai login')) }}; projects: {{ in_quotes(site.commands.get('accounts', 'runai project list')) }}; node pools: {{ in_quotes(site.commands.get('queues', 'runai nodepool list')) }}; another generation of the client: RUNAI_CLI=v1 or v2"
-    echo
-    if [[ $RUNAI_CLI == v2 ]]; then
-        printf '%-26s%s\n' "state, and why it waits:" "$verb describe $job" "follow the first pod:" "$verb logs $job --follow" \
-            "a shell in it:" "$verb bash $job" "delete:" "$verb delete $job"
-    else
-        printf '%-26s%s\n' "state, and why it waits:" "runai describe job $job" "follow the first pod:" "runai logs $job --follow" \
-            "a shell in it:" "runai bash $job" "delete:" "runai delete job $job"
-    fi
-    ((NNODES == 1)) || printf '%-26s%s\n' "another pod:" "--pod $name-worker-0 after logs or bash; the first is $name-master-0"
+    printf '%-26s%s\n' "" "" "state, and why it waits:" "$verb describe $of$job" "follow the first pod:" "$verb logs $job --follow" \
+        "a shell in it:" "$verb bash $job" "delete:" "$verb delete $of$job"
+    ((NNODES == 1)) || printf '%-26s%s\n' "another pod:" "--pod $1-worker-0 after logs or bash; the first is $1-master-0"
 }
 
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) # not realpath: the volume may have another name below
@@ -246,6 +245,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '/^#!/d; /^$/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
 fi
+[[ " $* " != *" # "* ]] || die "'#' is an argument: your shell takes comments for a part of the command, leave them out"
 dry=
 if [[ ${1:-} == --dry-run ]]; then
     dry=1
@@ -258,7 +258,10 @@ case ${1:-} in
         [[ -f $PROJECT_DIR/check/ranks.py && -f $PROJECT_DIR/training/train_ddp.py ]] ||
             die "no program given, and no check/ranks.py and training/train_ddp.py in $PROJECT_DIR to run instead: name one"
         ;;
-    -m) program=("$@") ;;
+    -m)
+        [[ -n ${2:-} ]] || die "-m: name a module, as in -m package.module"
+        program=("$@")
+        ;;
     -*) die "'$1': options for runai go into RUNAI_OPTIONS of env.sh; name a program" ;;
     *)
         program=("$(find_program "$1")") || exit
@@ -266,10 +269,10 @@ case ${1:-} in
         ;;
 esac
 words=()
-for word in ${program[@]+"${program[@]}"}; do
+for word in "${program[@]}"; do
     words+=("$(encode "$word")")
 done
 name=$(job_name "$JOB_PREFIX")
-assemble "$name" bash "$POD_PROJECT_DIR/runai/pod.sh" ${words[@]+"${words[@]}"}
+assemble "$name" bash "$POD_PROJECT_DIR/runai/pod.sh" "${words[@]}"
 hand_over "$name"
 [[ -n $dry ]] || printf '%-26s%s\n' "what each pod printed:" "$POD_PROJECT_DIR/logs/$name.*/"
