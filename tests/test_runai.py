@@ -458,7 +458,7 @@ def test_what_the_client_refuses_is_told(site):
 # ---- waiting pods ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("generation", ["v1", "v2"])
+@pytest.mark.parametrize("generation", [pytest.param("v1", marks=pytest.mark.drill), "v2"])
 def test_waiting_pods_are_entered_used_and_deleted(generation, tmp_path):
     """With the commands that are printed, as they are printed."""
     with Site(tmp_path, generation) as site:
