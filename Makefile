@@ -41,6 +41,7 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 	$(BIN)/python perf/start.py
 	$(BIN)/python perf/launchers.py
 	$(BIN)/python perf/ddp_step.py
+	$(BIN)/python perf/all_reduce.py
 
 sites: .venv/ready ## write the table of README.md from sites/
 	@mkdir -p build

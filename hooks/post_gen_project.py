@@ -14,12 +14,15 @@ IMAGE_SOURCE = "{{ image_source(cookiecutter) }}"
 RUNTIMES = {{site_facts(cookiecutter.site).runtimes}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
 LAUNCHERS = {{site_facts(cookiecutter.site).launchers}}  # noqa: F821
+PUBLISHED = {{site_facts(cookiecutter.site).all_reduce != []}}  # noqa: F821
 
 SLURM, RUNAI = KIND == "slurm", KIND == "runai"
 BUILDS_IMAGE = SLURM and IMAGE_SOURCE != ""
 HOROVOD = SLURM and "mpirun-ranks" in LAUNCHERS
 NEEDED = {
     "requirements.txt": not RUNAI,
+    "benchmark/published.csv": PUBLISHED,
+    "benchmark/scaling.sh": True,
     "local/submit.sh": KIND == "local",
     "launch/rank.sh": SLURM,
     "launch/spawn.py": SLURM,

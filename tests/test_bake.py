@@ -22,6 +22,9 @@ COMMON = {
     "check/ranks.py",
     "pi/pi.py",
     "benchmark/all_reduce.py",
+    "benchmark/pairs.py",
+    "benchmark/report.py",
+    "benchmark/scaling.sh",
     "training/train_ddp.py",
     "training/model.py",
     "training/data.py",
@@ -84,6 +87,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
     image = cluster_options.suggest(answers["site"], "image", answers["runtime"])
     if not cluster_options.image_source({**answers, "image": image}):  # a file that the site keeps ready
         expected -= IMAGE
+    expected |= {"benchmark/published.csv"} if facts["all_reduce"] else set()
     assert files(project) == expected | (HOROVOD if "mpirun-ranks" in facts["launchers"] else set())
     for path in project.rglob("*"):
         assert (path.suffix == ".sh") <= (path.is_dir() or os.access(path, os.X_OK)) or path.name == "env.sh", path

@@ -1,4 +1,4 @@
-"""pi/pi.py and benchmark/all_reduce.py, run as they are: alone, under torchrun, and as ranks that are started by hand.
+"""pi/pi.py, run as it is: alone, under torchrun, and as ranks that are started by hand. What all programs share, too.
 
 An import of torch takes a second or more, so most tests make several checks in one process (`ranks` below).
 """
@@ -16,7 +16,6 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}"
 PI = PROJECT / "pi/pi.py"
-ALL_REDUCE = PROJECT / "benchmark/all_reduce.py"
 RESERVED = ("SLURM_", "PET_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
 CLEAN = {
     name: value
@@ -146,93 +145,6 @@ def test_pi_under_torchrun(tmp_path):
     assert done.stdout.count("\n") == 4
 
 
-def check_rows(result, world_size):
-    factor = 2 * (world_size - 1) / world_size
-    for row in result["results"]:
-        assert set(row) == {
-            *("bytes", "iterations", "time_us", "wrong"),
-            *("algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps"),
-        }
-        assert row["wrong"] == 0
-        assert row["time_us"] > 0 and 5 <= row["iterations"] <= 1000
-        assert row["algbw_GBps"] == pytest.approx(row["bytes"] / row["time_us"] / 1000, rel=1e-12)
-        assert row["busbw_GBps"] == row["algbw_GBps"] * factor
-        assert row["algbw_Gbps"] == 8 * row["algbw_GBps"]
-        assert row["busbw_Gbps"] == 8 * row["busbw_GBps"]
-
-
-def table(out):
-    """Return the cells of the lines below the header."""
-    assert all(len(line) <= 100 for line in out.splitlines())
-    return [line.split() for line in out.splitlines() if not line.startswith("#")]
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_all_reduce(world_size, tmp_path):
-    runs = [
-        ["--min", "1K", "--max", "2M", "--factor", "45", "--json", tmp_path / "0.json"],
-        ["--min", "4", "--max", "9", "--factor", "1.5", "--json", tmp_path / "1.json"],  # 4, 6 -> 4 (gone), 9 -> 8
-        ["--min", "1000", "--max", "1k", "--json", tmp_path / "2.json"],
-        ["--min", "1M", "--max", "512T", "--factor", "1e6", "--json", tmp_path / "3.json"],
-        ["--min", "512T", "--max", "512T"],
-    ]
-    done = ranks(world_size, ALL_REDUCE, runs)
-    assert [[one["code"] for one in rank] for rank in done] == [[0, 0, 0, 0, 1]] * world_size
-    assert not any(one["out"] for rank in done[1:] for one in rank), "only rank 0 prints"
-    results = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(4)]
-    sizes = [[row["bytes"] for row in result["results"]] for result in results]
-    assert sizes == [[1024, 46080, 2073600], [4, 8], [1000], [1048576]]
-    for result, one in zip(results, done[0]):
-        assert set(result) == {"world_size", "hosts", "devices", "backend", "torch", "nccl", "results"}
-        assert result["world_size"] == world_size and result["hosts"] == [socket.gethostname()]
-        assert result["backend"] == "gloo" and result["nccl"] is None
-        check_rows(result, world_size)
-        cells = table(one["out"])
-        assert [int(line[0]) for line in cells] == [row["bytes"] for row in result["results"]]
-        assert {len(line) for line in cells} == {9}
-        assert f"torch {result['torch']}, backend gloo" in one["out"] and f"ranks: {world_size};" in one["out"]
-        assert ("nothing crosses a link" in one["out"]) == (world_size == 1)
-    assert "from 562949953421312 bytes on skipped: no memory for it on rank 0" in done[0][4]["out"]
-    assert "nothing was measured" in done[0][4]["out"]
-
-
-def test_all_reduce_under_torchrun(tmp_path):
-    done = torchrun(2, ALL_REDUCE, "--max", "64K", "--factor", "8", "--json", tmp_path / "two.json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "two.json").read_text())
-    assert [row["bytes"] for row in result["results"]] == [1024, 8192, 65536]
-    check_rows(result, 2)
-
-
-# Rank 1 gets a wrong sum of 512 elements, and all get one of 1024 elements, because rank 1 sends something else.
-BROKEN = """
-import torch.distributed as dist
-def broken(tensor, *args, real=dist.all_reduce, **kwargs):
-    if dist.get_rank() == 1 and tensor.numel() == 1024:
-        tensor[1000] += 1
-    real(tensor, *args, **kwargs)
-    if dist.get_rank() == 1 and tensor.numel() == 512:
-        tensor[7:9] -= 1
-dist.all_reduce = broken
-"""
-
-
-def test_wrong_data_is_named(tmp_path):
-    arguments = ["--min", "1K", "--max", "8K", "--json", tmp_path / "wrong.json"]
-    done = ranks(2, ALL_REDUCE, [arguments], patch=BROKEN)
-    assert [rank[0]["code"] for rank in done] == [1, 1]
-    host = socket.gethostname()
-    lines = [line for line in done[0][0]["out"].splitlines() if "WRONG" in line]
-    assert lines == [
-        f"# WRONG DATA on rank 1 ({host}) at 2048 bytes: 2 of 512 elements",
-        f"# WRONG DATA on rank 0 ({host}) at 4096 bytes: 1 of 1024 elements",
-        f"# WRONG DATA on rank 1 ({host}) at 4096 bytes: 1 of 1024 elements",
-    ]
-    assert "2 of 4 sizes gave wrong data" in done[0][0]["out"]
-    result = json.loads((tmp_path / "wrong.json").read_text())
-    assert [row["wrong"] for row in result["results"]] == [0, 2, 2, 0]
-
-
 BAD = {
     PI: [
         *(
@@ -241,18 +153,6 @@ BAD = {
         ),
         (["--intervals", "1e99999999999"], "is not a whole number from 1 to 2^53; write for example 1e9"),
         (["--intervals", "inf"], "is not a whole number"),
-    ],
-    ALL_REDUCE: [
-        (["--min", "2M", "--max", "1M"], "--min 2097152 bytes is more than --max 1048576 bytes; exchange them"),
-        *(
-            (["--min", value], f"'{value}' is not a size from 4 bytes")
-            for value in ("abc", "0", "3", "-1", "1.5K", "1KB")
-        ),
-        (["--max", "1025T"], "is not a size from 4 bytes (one float32) to 1024T; write for example 4096, 1K or 256M"),
-        *(
-            (["--factor", value], f"'{value}' is not a number from 1.01")
-            for value in ("1", "0.5", "-2", "nan", "inf", "x")
-        ),
     ],
 }
 BAD_EVERYWHERE = [

@@ -1,0 +1,391 @@
+"""benchmark/pairs.py: the schedule, the verdicts on invented figures, and real runs, also with a network slowed by tc.
+
+An import of torch takes a second or more, so what can be tested without starting ranks is tested in this process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from baking import TEMPLATE, bake
+from slurm_cluster import PATH, ClusterError
+
+PROGRAM = TEMPLATE / "benchmark/pairs.py"
+SPEC = importlib.util.spec_from_file_location("pairs", PROGRAM)
+pairs = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(pairs)
+
+# ---- the schedule ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_thread():
+    """Threads of torch, which wait for each other all the time, are slower than one where processors are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_every_pair_meets_exactly_once():
+    for nodes in range(2, 1025):
+        table = pairs.tournament(nodes)
+        node = torch.arange(nodes)
+        assert table.shape == (nodes - 1 + nodes % 2, nodes)
+        idle = table < 0
+        assert (idle.sum(1) == nodes % 2).all() and (idle.sum(0) == nodes % 2).all(), nodes
+        # Disjoint: whom I meet meets me, and so nobody else. Where nobody is met, stand in for it.
+        met = torch.where(idle, node, table)
+        assert torch.equal(met.gather(1, met), node.expand_as(table)), nodes
+        seen = torch.eye(nodes, dtype=torch.bool).scatter_(0, met, True)
+        assert seen.all(), nodes  # n - 1 meetings (the idle round is not counted) with n - 1 others: each once
+
+
+# ---- the verdicts ----------------------------------------------------------------------------------------------------
+
+
+def figures(nodes, speeds=(), links=(), noise=0.05, seed=0, rounds=None):
+    """Return invented bandwidths: 10 GB/s, except for the given nodes and links, with uniform noise.
+
+    speeds: {node: GB/s}. links: {(a, b): GB/s}. rounds: the numbers of those that are played (default: all).
+    """
+    invent = random.Random(seed)
+    speeds, links = dict(speeds), dict(links)
+    table = pairs.tournament(nodes)
+    rates = {}
+    for row in (table if rounds is None else table[rounds]).tolist():
+        for a, b in enumerate(row):
+            if a < b:
+                speed = min(speeds.get(a, 10.0), speeds.get(b, 10.0), links.get((a, b), 10.0))
+                rates[a, b] = speed * invent.uniform(1 - noise, 1 + noise)
+    return rates
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 6, 7, 8, 9, 16, 64, 1024])
+def test_noise_names_nobody(nodes):
+    for seed in range(1 if nodes > 100 else 200):
+        _, slow, links, _ = pairs.judge(figures(nodes, seed=seed), nodes)
+        assert (slow, links) == ([], []), seed
+    if nodes >= 64:  # and normal noise neither, which is beyond the fences for a few of so many
+        invent = random.Random(1)
+        rates = {pair: invent.gauss(10, 0.3) for pair in figures(nodes)}
+        assert pairs.judge(rates, nodes)[1:3] == ([], [])
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 6, 7, 8, 9, 64, 1024])
+def test_a_slow_node_is_found(nodes):
+    for which in range(nodes) if nodes < 10 else (0, 17, nodes - 1):
+        medians, slow, links, _ = pairs.judge(figures(nodes, {which: 5}, seed=which), nodes)
+        assert (slow, links) == ([which], []), which
+        assert medians[which] == pytest.approx(5, rel=0.06)
+        assert nodes == 3 or min(medians[:which] + medians[which + 1 :]) > 9
+
+
+@pytest.mark.parametrize("nodes", [8, 64, 1024])
+def test_a_little_slow(nodes):
+    """Nodes are named from MARGIN on, if the others are alike; few nodes only from WIDE_MARGIN on."""
+    assert pairs.judge(figures(nodes, {1: 8.5}, noise=0.02), nodes)[1] == [1]
+    assert pairs.judge(figures(nodes, {1: 9.5}, noise=0.02), nodes)[1] == []
+    assert pairs.judge(figures(4, {1: 8.5}, noise=0.02), 4)[1] == []
+    assert pairs.judge(figures(4, {1: 7}, noise=0.02), 4)[1] == [1]
+
+
+@pytest.mark.parametrize("nodes", [8, 9, 64, 1024])
+def test_two_slow_nodes(nodes):
+    for slow in ([0, 1], [2, nodes - 1]):
+        assert pairs.judge(figures(nodes, {slow[0]: 5, slow[1]: 3}, seed=nodes), nodes)[1:3] == (slow, [])
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8, 64])
+def test_a_slow_link_is_a_link_and_no_node(nodes):
+    for link in itertools.islice(itertools.combinations(range(nodes), 2), 30):
+        _, slow, links, _ = pairs.judge(figures(nodes, links={link: 4}, seed=sum(link)), nodes)
+        assert (slow, links) == ([], [link])
+
+
+def test_a_slow_node_and_a_slow_link():
+    rates = figures(8, {3: 5}, links={(0, 6): 4})
+    assert pairs.judge(rates, 8)[1:3] == ([3], [(0, 6)])
+
+
+def test_a_sample_of_rounds_is_enough():
+    for seed in range(20):
+        assert pairs.judge(figures(64, {9: 5}, seed=seed, rounds=[0, 21, 42]), 64)[1:3] == ([9], [])
+
+
+def describe(rates, names):
+    found, text = pairs.describe(names, rates)
+    assert all(len(line) <= 100 for line in text.splitlines()), text
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return found, rows, text
+
+
+def test_the_table():
+    names = [f"nid{number:06}" for number in range(8)]
+    found, rows, text = describe(figures(8, {3: 5}, links={(0, 6): 4}), names)
+    assert rows[0][0] == "nid000003" and len(rows) == 8
+    medians = [float(row[1]) for row in rows]
+    assert medians == sorted(medians)
+    assert {row[0]: row[-1] for row in rows} == dict.fromkeys(names, "fine") | {
+        "nid000003": "SLOW", "nid000000": "link", "nid000006": "link"
+    }  # fmt: skip
+    for row in rows:  # GB/s and Gbit/s
+        assert float(row[2]) == pytest.approx(8 * float(row[1]), rel=1e-3)
+        assert float(row[4]) == pytest.approx(8 * float(row[3]), rel=1e-3)
+    partner = {row[0]: row[5] for row in rows}
+    assert partner["nid000000"] == "nid000006" and partner["nid000001"] == "nid000003"
+    assert found["slow_nodes"] == ["nid000003"] and found["slow_links"] == [["nid000000", "nid000006"]]
+    assert [row["node"] for row in found["results"]] == [row[0] for row in rows]
+    assert all(row["median_Gbps"] == 8 * row["median_GBps"] for row in found["results"])
+    assert len(found["pairs_GBps"]) == 28
+    assert re.search(r"^# below \d\.\d+ GB/s \(1\.5 interquartile ranges, and 10% below the median node\)", text, re.M)
+    assert re.search(
+        r"^# SLOW NODE nid000003: [45]\.\d+ GB/s, 3\d\.\d+ Gbit/s, [45]\d% of the median node$", text, re.M
+    )
+    assert re.search(
+        r"^# SLOW LINK nid000000 - nid000006: [34]\.\d+ GB/s, 3\d\.\d+ Gbit/s; both are faster", text, re.M
+    )
+
+
+def test_long_names_and_large_figures_fit():
+    names = [f"a-workload-with-a-very-long-name-indeed-{number}" for number in range(4)]
+    _, rows, _ = describe({pair: 123456.789 for pair in figures(4)}, names)
+    assert {row[0] for row in rows} == {f"..{name[-27:]}" for name in names}
+
+
+def test_what_few_nodes_can_tell():
+    found, rows, text = describe(figures(2, {0: 5}), ["a", "b"])
+    assert (
+        "two nodes are one pair: hold it against the speed of the link" in text and "slow" not in text.split("\n")[-1]
+    )
+    assert {row[-1] for row in rows} == {"-"} and found["slow_nodes"] == []
+    _, _, text = describe(figures(3), list("abc"))
+    assert "both pairs of a slow node are more than 25% below the third" in text and "# no node is slow" in text
+    _, _, text = describe(figures(4, {0: 5, 1: 5}), list("abcd"))  # one pair of six is fast: who is slow?
+    assert "# no node is slow\n# but they differ, 5.006 to 9.905 GB/s" in text and "too many slow ones to tell" in text
+    _, _, text = describe(figures(4), list("abcd"))
+    assert "but they differ" not in text
+
+
+# ---- flags -----------------------------------------------------------------------------------------------------------
+
+BAD = [
+    *(
+        (["--size", value], f"'{value}' is not a size from 1K")
+        for value in ("0", "1023", "65G", "1T", "-1", "1.5M", "x")
+    ),
+    *(
+        (["--rounds", value], f"'{value}' is not a number of rounds from 3 on")
+        for value in ("0", "2", "-3", "1.5", "x")
+    ),
+    *((["--timeout", value], f"'{value}' is not a number of seconds") for value in ("0", "-1", "nan", "inf", "soon")),
+    (["--json", "/no/such/folder/x.json"], "cannot write in folder '/no/such/folder'; create it or name another"),
+    (["--json", "/dev/null"], "'/dev/null' is not a file"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
+]
+
+
+def test_bad_values_are_refused(monkeypatch, capsys):
+    for arguments, message in BAD:
+        monkeypatch.setattr(sys, "argv", ["pairs.py", *arguments])
+        with pytest.raises(SystemExit) as end:
+            pairs.read_flags()
+        assert end.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1], arguments
+    monkeypatch.setattr(sys, "argv", ["pairs.py"])
+    flags = pairs.read_flags()
+    assert (flags.size, flags.rounds, flags.json, flags.timeout) == (64 * 2**20, None, None, 300)
+
+
+# ---- ranks of this machine that give out names of different hosts ----------------------------------------------------
+
+RESERVED = ("SLURM_", "PET_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
+PRETEND = """
+import json, os, runpy, socket, sys, time
+sys.modules["numpy"] = None  # the program needs torch alone
+import torch
+import torch.distributed as dist
+rank, host, calls, real = int(os.environ["RANK"]), sys.argv[1], [], dist.batch_isend_irecv
+socket.gethostname = lambda: host
+def exchange(operations):
+    calls.append(operations[0].peer)
+    if rank == {broken_rank} and len(calls) == {broken_call}:
+        {fault}
+    return real(operations)
+dist.batch_isend_irecv = exchange
+honest = torch.empty
+def empty(size, **options):  # Linux may promise any amount of memory
+    if size == 2**37:
+        raise RuntimeError
+    return honest(size, **options)
+torch.empty = empty
+sys.argv = sys.argv[2:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("met", json.dumps(calls), file=sys.stderr)
+"""
+
+
+def run(hosts, *arguments, errors=None, fault="pass", broken_rank=-1, broken_call=0):
+    """Run the program with a rank on each of these hosts; return (exit code, stdout, stderr) of each.
+
+    errors: a folder for what torchrun would be told. fault: what a rank does instead of its so manieth exchange.
+    """
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED)}
+    clean.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    script = PRETEND.format(fault=fault, broken_rank=broken_rank, broken_call=broken_call)
+    processes = []
+    for rank, host in enumerate(hosts):
+        env = {**clean, "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0"}
+        if errors:
+            env["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{rank}.json")
+        command = [sys.executable, "-W", "ignore", "-c", script, host, PROGRAM, *map(str, arguments)]
+        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    results = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        results.append((process.returncode, out, err))
+    return results
+
+
+def test_each_rank_meets_those_of_its_place(tmp_path):
+    """Two ranks on each of three nodes, given out in turns."""
+    done = run(["a", "b", "c", "a", "b", "c"], "--size", "64K", "--json", tmp_path / "result.json")
+    # Whether somebody is named is left open: six ranks are too many for most machines.
+    assert len({code for code, _, _ in done}) == 1 and done[0][0] in (0, 1), done
+    assert not any(out for _, out, _ in done[1:]), "only rank 0 prints"
+    for rank, (_, _, err) in enumerate(done):
+        met = json.loads(re.search(r"^met (.*)$", err, re.M)[1])
+        expected = {other for other in range(6) if other // 3 == rank // 3 and other != rank}
+        assert set(met) == expected and len(met) == 2 * (pairs.WARM_UP + pairs.EXCHANGES)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["program"], found["hosts"], found["ranks_per_node"]) == ("pairs.py", ["a", "b", "c"], 2)
+    assert (found["nodes"], found["world_size"], found["bytes"], found["rounds"]) == (3, 6, 65536, 3)
+    assert sorted(pair[:2] for pair in found["pairs_GBps"]) == [["a", "b"], ["a", "c"], ["b", "c"]]
+    assert all(0 < pair[2] < 1000 for pair in found["pairs_GBps"])
+    assert done[0][0] == int(bool(found["slow_nodes"]))
+    assert "# 3 nodes with 2 rank(s) each: cpu, gloo" in done[0][1] and not list(tmp_path.glob("*.part"))
+
+
+def test_a_sample_of_rounds(tmp_path):
+    """Five nodes, one of which is idle in each round."""
+    done = run("abcde", "--size", "64K", "--rounds", "3", "--json", tmp_path / "result.json")
+    assert "3 of 5 rounds" in done[0][1], done
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found["rounds"] == 3 and len(found["pairs_GBps"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("hosts", "arguments", "message"),
+    [
+        ("aa", [], "all ranks are on one node, a: start three nodes or more (--nodes 3) to find a slow one"),
+        ("aab", [], "ranks per node differ, 1 on b and 2 on a: each needs a partner, start as many on every node"),
+        ("ab", ["--size", "64G"], "no memory on a for twice --size 68719476736 bytes: choose a smaller --size"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(hosts, arguments, message):
+    done = run(hosts, *arguments)
+    assert [code for code, _, _ in done] == [2] * len(hosts), done
+    assert message in done[0][2] and not any("pairs.py:" in err for _, _, err in done[1:])
+
+
+@pytest.mark.parametrize("what", ["hangs", "dies"])
+def test_a_partner_that_is_lost_is_named(what, tmp_path):
+    """In the second round, of d with b: within the timeout; a and c, who wait for these two, come later."""
+    fault = {"hangs": "time.sleep(30)", "dies": "os._exit(9)"}[what]
+    started = time.monotonic()
+    broken = {"fault": fault, "broken_rank": 3, "broken_call": 14}
+    done = run("abcd", "--size", "64K", "--timeout", "2", errors=tmp_path, **broken)
+    assert time.monotonic() - started < 25
+    assert done[1][0] == 1 and (done[3][0] == 9 or what == "hangs"), done
+    sentence = "round 2 of 3: b (rank 1) and d (rank 3) lost each other or took more than 2 s: leave out one of these"
+    assert sentence in done[1][2] and sentence in json.loads((tmp_path / "1.json").read_text())["message"]["message"]
+    for rank in (0, 2):
+        assert done[rank][0] == 1 and "after 2 of 3 rounds a rank is late or gone" in done[rank][2]
+    if what == "hangs":
+        assert os.stat(tmp_path / "1.json").st_mtime <= os.stat(tmp_path / "0.json").st_mtime
+
+
+# ---- nodes with a network each ---------------------------------------------------------------------------------------
+
+FAST, SLOW = 400, 100  # Mbit/s: far below what the processors can do, so that these do not matter
+LIMIT = "root tbf rate {}mbit burst 128kb latency 50ms"
+
+
+@pytest.fixture
+def tc(cluster):
+    """Runs tc where the cables of the cluster's nodes end: what is said of veth1 is true of all that node1 receives."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    if not shutil.which("tc", path=PATH):
+        pytest.skip("tc is not installed: apt-get install iproute2")
+
+    def tc(command):
+        cluster.run("tc", *command.split())
+
+    try:
+        tc("qdisc replace dev veth1 " + LIMIT.format(FAST))
+        tc("qdisc del dev veth1 root")
+    except ClusterError as error:
+        pytest.skip(f"this kernel cannot limit a rate: {error}")
+    yield tc
+    for number in range(1, 5):
+        cluster.run("tc", "qdisc", "del", "dev", f"veth{number}", "root", check=False)
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    return bake(tmp_path_factory.mktemp("a b") / "pairs", site="slurm", nodes="4", gpus_per_node="0")
+
+
+def test_the_slow_node_of_a_cluster_is_named(cluster, tc, project, tmp_path):
+    """Four nodes with cables of 400 Mbit/s; then one of 100; then only between two nodes."""
+    environment = {"PYTHON": sys.executable, "NPROC_PER_NODE": "1", "LAUNCHER": "srun", "ALLOW_CPU": "1"}
+
+    def measured(name):
+        arguments = ["benchmark/pairs.py", "--size", "1M", "--json", tmp_path / name]
+        job = cluster.submit("--nodes=4", "slurm/submit_multinode.sh", *arguments, cwd=project, env=environment)
+        return job, json.loads((tmp_path / name).read_text())
+
+    for number in range(1, 5):
+        tc(f"qdisc replace dev veth{number} " + LIMIT.format(FAST))
+    job, found = measured("fine")
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert found["hosts"] == ["node1", "node2", "node3", "node4"]
+    assert (found["slow_nodes"], found["slow_links"]) == ([], []) and "# no node is slow" in job.output
+    # Both ways at once, each at full speed: turns would give half of it.
+    assert all(0.7 * FAST < 1000 * row["median_Gbps"] < 1.1 * FAST for row in found["results"]), job.output
+
+    tc("qdisc replace dev veth3 " + LIMIT.format(SLOW))
+    job, found = measured("slow")
+    # All ranks end with 1, but srun ends those that are not the first to: 1 or 143.
+    assert job.state == "FAILED" and job.exit_code, job.output
+    assert "Exited with exit code 1" in job.output
+    assert (found["slow_nodes"], found["slow_links"]) == (["node3"], []), job.output
+    assert found["results"][0]["node"] == "node3" and 1000 * found["results"][0]["median_Gbps"] < 1.1 * SLOW
+    assert "# SLOW NODE node3: " in job.output
+
+    # What node3 receives from node1 (10.77.0.11) has SLOW, the rest FAST.
+    tc("qdisc replace dev veth3 root handle 1: htb default 1")
+    tc(f"class add dev veth3 parent 1: classid 1:1 htb rate {FAST}mbit")
+    tc(f"class add dev veth3 parent 1: classid 1:2 htb rate {SLOW}mbit")
+    tc("filter add dev veth3 parent 1: protocol ip u32 match ip src 10.77.0.11/32 flowid 1:2")
+    job, found = measured("link")
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert (found["slow_nodes"], found["slow_links"]) == ([], [["node1", "node3"]]), job.output

@@ -1,0 +1,230 @@
+"""benchmark/scaling.sh: a measurement for each number of nodes, locally, on a real Slurm, and in pods."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baking import bake
+from runai_cluster import RunaiCluster
+from test_runai import Site
+
+TINY = ["--", "--min", "1K", "--max", "4K"]
+SITES = {"local": "", "mn5": "abc", "rcp": "mlo-jdoe"}
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory):
+    """One of each kind, in folders with a space in their names."""
+    folder = tmp_path_factory.mktemp("a b")
+    return {site: bake(folder / site, site=site, account=account) for site, account in SITES.items()}
+
+
+def scaling(project: Path, *arguments, code=0, **environment):
+    done = subprocess.run(
+        ["bash", project / "benchmark/scaling.sh", *map(str, arguments)], cwd="/", timeout=120,
+        env={"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHON": sys.executable, **environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def measured(folder: Path) -> dict[str, int]:
+    """The JSON files of a run, and how many ranks each is of."""
+    return {file.stem: json.loads(file.read_text())["world_size"] for file in folder.glob("*.json")}
+
+
+def lines(said: str) -> list[str]:
+    return [line for line in said.splitlines() if re.match("nodes |report", line)]
+
+
+# ---- this machine ----------------------------------------------------------------------------------------------------
+
+
+def test_locally_one_after_the_other(projects):
+    project = projects["local"]
+    settings = {"NPROC_PER_NODE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    scaling(project, "2", "1", "--name", "tiny", *TINY, **settings)
+    folder = project / "benchmark/results/tiny"
+    assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
+    kept = (folder / "nodes-2.json").stat().st_mtime_ns
+    (folder / "nodes-1.json").unlink()
+    said = scaling(project, "1", "2", "--name", "tiny", *TINY, **settings)
+    assert lines(said) == [
+        "nodes 2: benchmark/results/tiny/nodes-2.json is there",
+        f"report, in {project}: python3 benchmark/report.py benchmark/results/tiny",
+    ]
+    assert measured(folder) == {"nodes-1": 1, "nodes-2": 2} and (folder / "nodes-2.json").stat().st_mtime_ns == kept
+    command = [sys.executable, "benchmark/report.py", "benchmark/results/tiny", "--text"]
+    report = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert report.returncode == 0, report.stdout + report.stderr
+    assert report.stdout.startswith("### tiny: all_reduce of float32, in place, 4 KiB\n")
+    assert re.findall(r"^\| +(\d) +\| +(\d) +\|", report.stdout, re.MULTILINE) == [("1", "1"), ("2", "2")]
+
+
+def test_a_failure_is_named_and_does_not_stop_the_others(projects):
+    project = projects["local"]
+    program = project / "benchmark/all_reduce.py"
+    text = program.read_text()
+    program.write_text("import os, sys\nsys.exit(os.environ['WORLD_SIZE'] == '2')\n")
+    try:
+        said = scaling(project, "2", "3", "--name", "bad", code=1, NPROC_PER_NODE="1", CUDA_VISIBLE_DEVICES="")
+    finally:
+        program.write_text(text)
+    assert said.splitlines()[-1] == "benchmark/scaling.sh: failed with 2 nodes, see above; call it again for these"
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ([], "no number of nodes: write for example bash benchmark/scaling.sh 1 2 4 8"),
+    (["0"], "'0' is no number of nodes: write 1 2 4 8"),
+    (["2", "four"], "'four' is no number of nodes"),
+    (["1-4"], "'1-4' is no number of nodes"),
+    (["--max", "4G", "2"], "'--max' is no number of nodes: write 1 2 4 8, and options of all_reduce.py after --"),
+    (["1", "2", "1"], "1 is there twice"),
+    (["1", "--name"], "--name '': expected letters, digits and ._- only"),
+    (["1", "--name", "a/b"], "--name 'a/b': expected letters"),
+    (["1", "--name", "-x"], "--name '-x': expected letters"),
+    (["1", "--", "--json", "x"], "--json is what this script sets: leave it out"),
+    (["1", "--", "--json=x"], "--json is what this script sets"),
+]
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_wrong_use(site, projects):
+    before = sorted(projects[site].rglob("*"))
+    for arguments, expected in REFUSED:
+        assert expected in scaling(projects[site], *arguments, code=2)
+    if site == "mn5":
+        said = scaling(projects[site], "1", code=2, SLURM_JOB_ID="5")
+        assert "this shell is inside job 5: call it from a login node" in said
+    else:
+        assert "'--parallel' is no number of nodes" in scaling(projects[site], "--parallel", "1", code=2)
+    assert sorted(projects[site].rglob("*")) == before
+
+
+def test_help_is_the_head_of_the_file(projects):
+    for site, project in projects.items():
+        said = scaling(project, "--help")
+        assert said.startswith("Measures all-reduce on several numbers of nodes") and said.endswith(
+            "Settings: env.sh.\n"
+        )
+        assert ("--parallel" in said) == (site == "mn5") and ("Run:ai" in said) == (site == "rcp")
+        script = (project / "benchmark/scaling.sh").read_text()
+        assert ("squeue" in script, "runai" in script, "local/submit.sh" in script) == (
+            site == "mn5", site == "rcp", site == "local"
+        )  # fmt: skip
+
+
+# ---- Slurm -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slurm(cluster, tmp_path_factory):
+    """The cluster and a project on it."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", site="slurm", nodes="2", gpus_per_node="2")
+
+
+def submit(slurm, *arguments, check=True):
+    cluster, project = slurm
+    environment = {"PYTHON": sys.executable, "ALLOW_CPU": "1", "NPROC_PER_NODE": "1"}
+    command = ["bash", project / "benchmark/scaling.sh", *arguments]
+    return cluster.run(*command, cwd=cluster.home, env=environment, check=check)
+
+
+def dependency(cluster, job):
+    return re.search(r"Dependency=(\S+)", cluster.run("scontrol", "show", "job", job).stdout)[1]
+
+
+def test_on_slurm_in_a_chain(slurm):
+    cluster, project = slurm
+    folder = project / "benchmark/results/chain"
+    said = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
+    first, second = (re.fullmatch(rf"nodes {nodes}: job (\d+)", line)[1] for nodes, line in zip("12", said))
+    assert dependency(cluster, second).startswith(f"afterany:{first}")
+    again = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
+    assert again[1] == f"nodes 2: job {second} waits or runs"
+    for job in (first, second):
+        done = cluster.wait(int(job))
+        assert (done.state, done.exit_code) == ("COMPLETED", 0), done.output
+    assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
+    assert (folder / f"nodes-2-{second}.out").exists() and "busbw" in (folder / f"nodes-2-{second}.out").read_text()
+    (folder / "nodes-1.json").unlink()  # as if the job had failed
+    said = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
+    third = re.fullmatch(r"nodes 1: job (\d+)", said[0])[1]
+    assert int(third) > int(second) and dependency(cluster, third) == "(null)"
+    assert said[1:] == [
+        "nodes 2: benchmark/results/chain/nodes-2.json is there",
+        f"report, in {project}: python3 benchmark/report.py benchmark/results/chain",
+    ]
+    assert cluster.wait(int(third)).state == "COMPLETED"
+    assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
+
+
+def test_on_slurm_behind_a_job_that_waits(slurm):
+    """Of a chain that was submitted before, the last job that is left is what new ones wait for."""
+    cluster, _ = slurm
+    blocker = cluster.sbatch("--exclusive", f"--nodes={len(cluster.nodes)}", "--wrap=sleep 600", cwd=cluster.home)
+    try:
+        waiting = re.search(r"job (\d+)", submit(slurm, "--name", "behind", "2", *TINY).stdout)[1]
+        said = submit(slurm, "--name", "behind", "2", "1", *TINY).stdout
+        assert f"nodes 2: job {waiting} waits or runs" in said
+        last = re.search(r"nodes 1: job (\d+)", said)[1]
+        assert dependency(cluster, last).startswith(f"afterany:{waiting}")
+        free = re.search(r"nodes 1: job (\d+)", submit(slurm, "--parallel", "--name", "free", "2", "1", *TINY).stdout)[
+            1
+        ]
+        assert dependency(cluster, free) == "(null)"
+    finally:
+        cluster.run("scancel", f"--user={cluster.user}")
+        cluster.wait(blocker)
+
+
+def test_on_slurm_what_is_refused_is_named(slurm):
+    """More nodes than there are; the others are submitted all the same."""
+    cluster, _ = slurm
+    done = submit(slurm, "--name", "large", "999", "1", *TINY, check=False)
+    assert done.returncode == 1
+    job = re.search(r"nodes 1: job (\d+)", done.stdout)[1]
+    assert "failed with 999 nodes, see above" in done.stderr and "sbatch: error" in done.stderr
+    assert cluster.wait(int(job)).state == "COMPLETED"
+
+
+# ---- Run:ai ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(bool(RunaiCluster.missing()), reason=f"no pods: {RunaiCluster.missing()}")
+@pytest.mark.parametrize("generation", [pytest.param("v1", marks=pytest.mark.drill), "v2"])
+def test_in_pods(generation, tmp_path):
+    with Site(tmp_path, generation) as site:
+        folder = site.project / "benchmark/results/pods"
+        folder.mkdir(parents=True)
+        site.own()
+
+        def call(*counts):
+            done = site.script(*counts, "--name", "pods", *TINY, name="../benchmark/scaling.sh")
+            assert done.returncode == 0, done.stdout + done.stderr
+            return lines(done.stdout)
+
+        jobs = [re.fullmatch(r"nodes \d: job (\S+)", line)[1] for line in call("1", "2")[:2]]
+        assert len({*jobs}) == 2
+        for name in jobs:
+            job = site.cluster.wait(name, timeout=60)
+            assert job.state == "Succeeded", job.output
+        assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
+        (folder / "nodes-2.json").unlink()
+        said = call("1", "2")
+        assert said[0] == "nodes 1: benchmark/results/pods/nodes-1.json is there"
+        again = re.fullmatch(r"nodes 2: job (\S+)", said[1])[1]
+        assert again not in jobs and call("2")[0] == f"nodes 2: job {again} waits or runs"
+        assert site.cluster.wait(again, timeout=60).state == "Succeeded"
+        assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}

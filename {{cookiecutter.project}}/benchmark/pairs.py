@@ -1,0 +1,431 @@
+"""Which node is slow? Every node exchanges data with every other, and those that stand out are named.
+
+    sbatch --nodes 8 slurm/submit_multinode.sh benchmark/pairs.py        (of many nodes: benchmark/pairs.py --rounds 32)
+
+The nodes play a round-robin tournament: in each round disjoint pairs of nodes exchange data, all pairs at once and both
+ways at once, and after n - 1 rounds (n if n is odd) every node has met every other. The bandwidth of a pair is what one
+node sends, all its ranks together, while as much comes back (1 GB/s = 1e9 bytes/s = 8 Gbit/s); that of a node is the
+median over its pairs, so that a slow partner does not count. A slow node makes the exit code 1.
+
+A node is slow if it is more than 1.5 interquartile ranges below the lower quartile of the nodes (Tukey's inner fence,
+https://www.itl.nist.gov/div898/handbook/prc/section1/prc16.htm) and more than MARGIN below the median node, because
+somebody is often beyond the fence where all are well. So at most a quarter of the nodes can be named. Three nodes are
+too few for quartiles: there, the slow one is in both slow pairs. Two are one pair, and nothing to compare it with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+WARM_UP, EXCHANGES = 2, 10  # per pair; the first of the warm-up connects
+FEWEST_ROUNDS = 3  # with fewer, the partner of a slow node has no other pairs to outvote that one
+# Of nodes that are all well, normal noise of 5 or 10 % in each pair puts one beyond the fence in a quarter of the runs.
+# A margin of 0.1 makes that 0 and 5 % of the runs for 8 nodes, 0.4 and 9 % for 4; 0.25 next to none (simulated).
+MARGIN = 0.1
+FEW, WIDE_MARGIN = 8, 0.25  # for fewer nodes than FEW, and for links, each of which is measured only once
+GRACE = 5.0  # seconds for which the others wait longer than a pair that hangs, so that it speaks first
+TITLES = ("# node", "median", "median", "slowest", "pair", "  with", "verdict")
+IN_UNITS = ("#", "GB/s", "Gbit/s", "GB/s", "Gbit/s", "", "")
+
+
+def setup(timeout: float) -> tuple[int, int, torch.device]:
+    """Join the process group that the launcher described; return rank, world size and this process's device.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from launch/ or torchrun
+    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables); without RANK the process is alone.
+    A collective that a peer never joins fails after `timeout` seconds.
+    """
+    started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+    if "RANK" not in os.environ and started != "1":
+        sys.exit(f"started {started} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    device = torch.device("cpu")
+    if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+def gather(number: float, world_size: int) -> list[float]:
+    """Return every rank's number (as float64), in the order of the ranks.
+
+    It runs on the CPU and ends for nobody before everybody has joined it: a barrier, too.
+    """
+    mine = torch.tensor([number], dtype=torch.float64)
+    rows = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(rows, mine)
+    return torch.cat(rows).tolist()
+
+
+def gather_text(text: str, world_size: int) -> list[str]:
+    """Return every rank's `text` (at most 256 bytes), in the order of the ranks.
+
+    all_gather_object() would do, but it needs numpy.
+    """
+    mine = torch.tensor(list(text.encode()[:256].ljust(256, b"\0")), dtype=torch.uint8)
+    rows = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(rows, mine)
+    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def tournament(nodes: int) -> torch.Tensor:
+    """Return whom each node meets in each round, shape [rounds, nodes]; -1: nobody, which happens if `nodes` is odd.
+
+    The circle method (https://en.wikipedia.org/wiki/Round-robin_tournament#Circle_method): one node stands still, the
+    `last` others, an odd number, sit in a ring. In round r those of the ring meet whose numbers add up to 2r modulo
+    `last`, which is true of any two in exactly one round; node r meets the one that stands still, if there is one.
+    """
+    last = nodes + nodes % 2 - 1
+    turn, node = torch.arange(last).unsqueeze(1), torch.arange(nodes)
+    met = (2 * turn - node) % last
+    met = torch.where(node == turn, last, met)
+    met = torch.where(node == last, turn, met)
+    return torch.where(met == nodes, -1, met)
+
+
+def has_room(size: int, device: torch.device) -> bool:
+    """Return whether so many bytes can be had."""
+    try:
+        torch.empty(size, dtype=torch.uint8, device=device)
+    except RuntimeError:  # torch.cuda.OutOfMemoryError is one as well
+        return False
+    return True
+
+
+def give_up(sentence: str) -> None:
+    """End this process at once, with a sentence for the reader and for torchrun."""
+    get_error_handler().record_exception(RuntimeError(sentence))
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(1)  # the main thread is inside NCCL or gloo and cannot be interrupted
+
+
+@contextlib.contextmanager
+def within(timeout: float, sentence: str) -> Iterator[None]:
+    """Do something in `timeout` seconds; if that takes longer or fails, end with `sentence`.
+
+    By a thread, because NCCL connects to a new peer inside the call, where no timeout of the process group reaches.
+    """
+    timer = threading.Timer(timeout, give_up, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(sentence) from error
+    finally:
+        timer.cancel()
+
+
+def exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, times: int) -> None:
+    """Send one tensor to rank `partner` and receive the other from it, both at once, so many times.
+
+    In a batch and in the group of all ranks: so none of the n (n - 1) / 2 pairs needs a group or a communicator of its
+    own. torch runs a batch on the one NCCL communicator of all ranks, where a lone isend would make one for the two
+    (ProcessGroupNCCL::pointToPoint), and NCCL has one pool of buffers for all remote peers of a rank
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net-shared-buffers, 2026-11). Gloo connects
+    all with all anyway. And unlike an all-reduce of two nothing is added up: what takes the time is the link.
+
+    The receive comes first because gloo tells the partner of it in the stream in which the data goes: told behind the
+    data of a send, the partner would start only when that is through, and the two ways would take turns (measured: 0.20
+    instead of 0.38 Gbit/s each way on a link of 0.4). NCCL does not mind.
+    """
+    both = [dist.P2POp(dist.irecv, receive, partner), dist.P2POp(dist.isend, send, partner)]
+    for _ in range(times):
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+
+
+def seconds_for(send: torch.Tensor, receive: torch.Tensor, partner: int) -> float:
+    """Return the seconds that EXCHANGES exchanges take this rank, after the warm-up."""
+    exchange(send, receive, partner, WARM_UP)
+    if send.device.type == "cpu":
+        started = time.perf_counter()
+        exchange(send, receive, partner, EXCHANGES)
+        return time.perf_counter() - started
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()  # the events stand in the current stream, which wait() makes wait for NCCL's
+    exchange(send, receive, partner, EXCHANGES)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000  # ms
+
+
+def fence(values: list[float], ranges: float) -> float:
+    """Return the lower quartile less so many interquartile ranges; quartiles between two values are interpolated."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low - ranges * (high - low)
+
+
+def judge(rates: dict[tuple[int, int], float], nodes: int) -> tuple[list[float], list[int], list[tuple[int, int]], str]:
+    """Return the median of each node, the slow nodes, the slow links, and by which rule.
+
+    rates: bandwidth of each pair (a, b), a < b, in GB/s. A slow link joins nodes that are not slow. There are many more
+    links than nodes, so they have to be beyond the outer fence, 3 interquartile ranges, and below by WIDE_MARGIN; what
+    counts is the share of what both their nodes reach, lest the links of a mixed network stand out.
+    """
+    of_node: list[list[float]] = [[] for _ in range(nodes)]
+    for pair, rate in rates.items():
+        for node in pair:
+            of_node[node].append(rate)
+    medians = [statistics.median(own) for own in of_node]
+    margin = WIDE_MARGIN if nodes < FEW else MARGIN
+    if nodes < 3:
+        return medians, [], [], "two nodes are one pair: hold it against the speed of the link, or take three nodes"
+    if nodes == 3:
+        low, middle, high = sorted(rates, key=rates.__getitem__)
+        rule = f"both pairs of a slow node are more than {margin:.0%} below the third, {rates[high]:.4g} GB/s"
+        if rates[middle] < (1 - margin) * rates[high]:
+            return medians, sorted({*low} & {*middle}), [], rule
+        return medians, [], [low] if rates[low] < (1 - margin) * rates[middle] else [], rule
+    limit = min(fence(medians, 1.5), (1 - margin) * statistics.median(medians))
+    slow = [node for node, median in enumerate(medians) if median < limit]
+    rule = f"below {limit:.4g} GB/s (1.5 interquartile ranges, and {margin:.0%} below the median node) a node is slow"
+    shares = {(a, b): rate / min(medians[a], medians[b]) for (a, b), rate in rates.items() if not {a, b} & {*slow}}
+    least = min(fence([*shares.values()], 3), 1 - WIDE_MARGIN)
+    return medians, slow, [pair for pair, share in shares.items() if share < least], rule
+
+
+def describe(names: list[str], rates: dict[tuple[int, int], float]) -> tuple[dict, str]:
+    """Return the results for --json, and the table and the sentences below it."""
+    medians, slow, links, rule = judge(rates, len(names))
+    slowest = {}
+    for (a, b), rate in sorted(rates.items(), key=lambda item: -item[1]):  # the last that is written stays
+        slowest[a], slowest[b] = (rate, b), (rate, a)
+    rows, lines = [], [in_columns(TITLES), in_columns(IN_UNITS)]
+    for node in sorted(range(len(names)), key=medians.__getitem__):
+        least, partner = slowest[node]
+        verdict = "SLOW" if node in slow else "link" if any(node in link for link in links) else "fine"
+        verdict = verdict if len(names) > 2 else "-"
+        figures = {"median_GBps": medians[node], "median_Gbps": 8 * medians[node]}
+        figures.update(slowest_GBps=least, slowest_Gbps=8 * least)
+        rows.append({"node": names[node], **figures, "slowest_with": names[partner], "verdict": verdict})
+        cells = [f"{figure:.4g}" if figure < 1000 else f"{figure:.0f}" for figure in figures.values()]
+        lines.append(in_columns((short(names[node], 30), *cells, "  " + short(names[partner], 22), verdict)))
+    lines.append(f"# {rule}")
+    middle = statistics.median(medians)
+    for node in slow:
+        share = f"{medians[node] / middle:.0%} of the median node"
+        lines.append(f"# SLOW NODE {names[node]}: {in_both(medians[node])}, {share}")
+    for a, b in sorted(links, key=rates.__getitem__):
+        lines.append(f"# SLOW LINK {names[a]} - {names[b]}: {in_both(rates[a, b])}; both are faster with other nodes")
+    if len(names) > 2 and not slow:
+        lines.append("# no node is slow")
+        best = max(rates.values() if len(names) < FEW else medians)  # where two of four are slow, all medians are
+        if min(medians) < (1 - WIDE_MARGIN) * best and not links:
+            extremes = f"{min(medians):.4g} to {best:.4g} GB/s"
+            lines.append(f"# but they differ, {extremes}: noise (run it again), or too many slow ones to tell")
+    found = {"results": rows, "slow_nodes": [names[node] for node in slow]}
+    found.update(slow_links=[[names[a], names[b]] for a, b in links], rule=rule)
+    return {**found, "pairs_GBps": [[names[a], names[b], rate] for (a, b), rate in rates.items()]}, "\n".join(lines)
+
+
+def in_both(rate: float) -> str:
+    """Return a bandwidth in both units."""
+    return f"{rate:.4g} GB/s, {8 * rate:.4g} Gbit/s"
+
+
+def in_columns(cells: tuple[str, ...]) -> str:
+    """Return the cells of a line side by side: 96 characters."""
+    node, *figures, partner, verdict = cells
+    return f"{node:<30}{''.join(f'{figure:>8}' for figure in figures)}{partner:<26}{verdict}".rstrip()
+
+
+def short(name: str, width: int) -> str:
+    """Return a name that fits; its end, which is where names of nodes differ."""
+    return name if len(name) < width else ".." + name[3 - width :]
+
+
+def byte_count(text: str) -> int:
+    """Read a size in bytes, 1K to 64G; K, M and G are powers of 1024."""
+    match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
+    size = int(match[1]) * UNITS[match[2]] if match else 0
+    if not UNITS["K"] <= size <= 64 * UNITS["G"]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1K (1024 bytes) to 64G; write for example 64M")
+    return size
+
+
+def round_count(text: str) -> int:
+    """Read a number of rounds."""
+    if not text.isdecimal() or int(text) < FEWEST_ROUNDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of rounds from {FEWEST_ROUNDS} on: a node is judged by its median round"
+        )
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a time in seconds, from 1 to 1e6."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 1 <= number <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 1e6; write for example 300")
+    return number
+
+
+def new_file(text: str) -> Path:
+    """Read the name of a file that rank 0 will write at the end; find out now whether it can."""
+    path = Path(text)
+    if os.environ.get("RANK", "0") == "0":  # the other ranks may not even see that file system
+        if path.exists() and not path.is_file():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a file; name a file in an existing folder")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise argparse.ArgumentTypeError(f"cannot write in folder {str(path.parent)!r}; create it or name another")
+    return path
+
+
+def write_json(path: Path, result: dict) -> None:
+    """Write `result` so that a reader finds a whole file or none."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(result) + "\n")  # in one line: of 1024 nodes there are half a million pairs
+    os.replace(part, path)
+
+
+def group_by_node(hosts: list[str]) -> tuple[list[str], list[list[int]], str]:
+    """Return the nodes' names, the ranks of each in order, and what is wrong with them, '' if nothing is.
+
+    hosts: name of each rank's host, in the order of ranks. A rank's partners are those of its place on other nodes.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks_of.setdefault(host, []).append(rank)
+    names = sorted(ranks_of, key=lambda host: len(ranks_of[host]))
+    problem = ""
+    if len(names) == 1:
+        problem = f"all ranks are on one node, {names[0]}: start three nodes or more (--nodes 3) to find a slow one"
+    elif len(ranks_of[names[0]]) != len(ranks_of[names[-1]]):
+        counts = " and ".join(f"{len(ranks_of[name])} on {name}" for name in (names[0], names[-1]))
+        problem = f"ranks per node differ, {counts}: each needs a partner, start as many on every node (NPROC_PER_NODE)"
+    return [*ranks_of], [*ranks_of.values()], problem
+
+
+def play(
+    rounds: list[list[int]], groups: list[list[int]], hosts: list[str], size: int, device: torch.device, timeout: float
+) -> dict[tuple[int, int], float]:
+    """Play the rounds; return, on rank 0, the bandwidth of each pair of nodes in GB/s.
+
+    rounds: whom each node meets, as in tournament(). groups: the ranks of each node. size: of a message, in bytes.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    node, place = next((node, group.index(rank)) for node, group in enumerate(groups) if rank in group)
+    send, receive = torch.zeros([2, size], dtype=torch.uint8, device=device)
+    rates: dict[tuple[int, int], float] = {}
+    elapsed = math.nan
+    for number in range(len(rounds) + 1):
+        try:  # one collective between two rounds: it collects the times and lets all start together
+            times = gather(elapsed, world_size)
+        except RuntimeError as error:
+            late = f"after {number} of {len(rounds)} rounds a rank is late or gone: see what its partner says"
+            raise RuntimeError(late) from error
+        if rank == 0 and number:
+            for a, b in enumerate(rounds[number - 1]):
+                if a < b:
+                    longest = max(times[r] for r in groups[a] + groups[b])
+                    rates[a, b] = len(groups[a]) * size * EXCHANGES / longest / 1e9
+        if number < len(rounds) and rounds[number][node] >= 0:
+            partner = groups[rounds[number][node]][place]
+            us, them = (f"{hosts[one]} (rank {one})" for one in (rank, partner))
+            sentence = f"round {number + 1} of {len(rounds)}: {us} and {them} lost each other or took more than "
+            sentence += f"{timeout:g} s: leave out one of these nodes, then the other"
+            with within(timeout, sentence):
+                elapsed = seconds_for(send, receive, partner)
+    return rates
+
+
+def read_flags() -> argparse.Namespace:
+    """Return the flags of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    size_help = "bytes that a rank sends at a time; K, M, G = powers of 1024 (default: 64M)"
+    parser.add_argument("--size", type=byte_count, default="64M", help=size_help)
+    rounds_help = f"play so many of the n - 1 rounds, at least {FEWEST_ROUNDS} (default: all)"
+    parser.add_argument("--rounds", type=round_count, metavar="N", help=rounds_help)
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the results there too (rank 0)")
+    timeout_help = "give up when a pair takes longer for its round (default: 300)"
+    parser.add_argument("--timeout", type=seconds, default=300.0, metavar="SECONDS", help=timeout_help)
+    return parser.parse_args()
+
+
+@record
+def main() -> None:
+    """Play the tournament and say who is slow."""
+    args = read_flags()
+    # Where a peer is gone, torch's watchdog would end this process before it can say with whom it was paired; torchrun
+    # sets 1 (https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html, 2026-11).
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    rank, world_size, device = setup(args.timeout + GRACE)
+    hosts = gather_text(socket.gethostname(), world_size)
+    names, groups, problem = group_by_node(hosts)
+    if not problem:
+        fits = gather(has_room(2 * args.size, device), world_size)
+        lacking = [host for host, enough in zip(hosts, fits) if not enough]
+        if lacking:
+            problem = f"no memory on {lacking[0]} for twice --size {args.size} bytes: choose a smaller --size"
+    if problem:
+        if rank == 0:
+            print(f"pairs.py: {problem}", file=sys.stderr, flush=True)
+        dist.destroy_process_group()
+        sys.exit(2)
+
+    table = tournament(len(names))
+    count = min(args.rounds or len(table), len(table))
+    rounds = [table[k * len(table) // count].tolist() for k in range(count)]  # spread out: partners near and far
+    on_gpu = device.type == "cuda"
+    facts = {
+        "program": "pairs.py",
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "job": next(filter(None, map(os.environ.get, ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME"))), ""),
+        "world_size": world_size,
+        "nodes": len(names),
+        "hosts": names,
+        "ranks_per_node": len(groups[0]),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "backend": "nccl" if on_gpu else "gloo",
+        "torch": torch.__version__,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        "bytes": args.size,
+        "exchanges": EXCHANGES,
+        "rounds": count,
+    }
+    if rank == 0:
+        print("# {nodes} nodes with {ranks_per_node} rank(s) each: {device}, {backend}, torch {torch}".format(**facts))
+        print(f"# {count} of {len(table)} rounds; {EXCHANGES} exchanges of {args.size} bytes per rank and pair")
+        print("# figures: what one node of a pair sends, all its ranks together, while as much comes back", flush=True)
+    if on_gpu:  # all ranks have to take part in a group's first call (documentation of batch_isend_irecv)
+        dist.all_reduce(torch.zeros(1, device=device))
+    rates = play(rounds, groups, hosts, args.size, device, args.timeout)
+
+    found = {}
+    if rank == 0:
+        found, text = describe(names, rates)
+        print(text, flush=True)
+        if args.json:
+            write_json(args.json, {**facts, **found})
+    code = int(gather(bool(found.get("slow_nodes")), world_size)[0])
+    dist.destroy_process_group()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+#? set kind = site_facts(cookiecutter.site).kind
+# Measures all-reduce on several numbers of nodes: benchmark/results/NAME/nodes-N.json, for benchmark/report.py.
+#
+#   bash benchmark/scaling.sh 1 2 4 8                   a run of benchmark/all_reduce.py on each number of nodes
+#   bash benchmark/scaling.sh 1 2 4 8 -- --max 4G       what follows -- goes to benchmark/all_reduce.py
+#   bash benchmark/scaling.sh --name before 1 2 4 8     another NAME than today's date
+#? if kind == "slurm"
+#   bash benchmark/scaling.sh --parallel 1 2 4 8        all jobs at once: where they share links, they disturb each other
+#
+# Otherwise each job waits for the end of the one before, however that ends. Called again, it submits what is missing: not
+# where the JSON file is there, nor where the job still waits or runs. What jobs print lies beside the JSON files.
+#? elif kind == "runai"
+#
+# All jobs are submitted at once, as Run:ai cannot let one wait for another: where they share links, they disturb each
+# other. Call it with one number at a time to avoid that. Called again, it submits what is missing: not where the JSON
+# file is there, nor where the job still waits or runs. Pods write to their copy of the project, which is best this one.
+#? else
+#
+# One after the other, all on this machine. Called again, it runs what is missing: not where the JSON file is there.
+#? endif
+# Settings: env.sh.
+
+die() {
+    echo "benchmark/scaling.sh: $*" >&2
+    exit 2
+}
+
+#? if kind != "local"
+# Whether a job has not come to its end.
+unfinished() {
+    #? if kind == "slurm"
+    [[ -n $(squeue --noheader --jobs="$1" --states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING 2>/dev/null) ]]
+    #? else
+    local row
+    row=$(grep -wF -e "$1" <<<"$jobs") && ! grep -qwiE 'completed|succeeded|failed|stopped|deleting|terminating' <<<"$row"
+    #? endif
+}
+
+# Submits a job for $1 nodes that writes $2; prints its number or name.
+submit() {
+    #? if kind == "slurm"
+    local options=(--parsable --nodes="$1" --output="$PWD/$folder/nodes-$1-%j.out")
+    [[ -z $chain || -z $last ]] || options+=(--dependency="afterany:$last")
+    bash slurm/submit_multinode.sh "${options[@]}" -- benchmark/all_reduce.py "${flags[@]}" --json "$PWD/$2" | tail -n 1
+    #? else
+    local said # pods start in the project's folder, whatever its name there
+    said=$(NNODES=$1 bash runai/submit_multinode.sh benchmark/all_reduce.py ${flags[@]+"${flags[@]}"} --json "$2") || return
+    sed -n 's|.*/logs/\(.*\)\.\*/$|\1|p' <<<"$said"
+    #? endif
+}
+
+#? endif
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+    sed -n '/^#!/d; /^$/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    exit
+fi
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+name=$(date +%F) counts=() flags=()
+#? if kind == "slurm"
+chain=1 last=''
+#? endif
+while (($#)); do
+    case $1 in
+        --name) name=${2:-} && shift $(($# > 1)) ;;
+        #? if kind == "slurm"
+        --parallel) chain='' ;;
+        #? endif
+        --) flags=("${@:2}") && break ;;
+        *)
+            [[ $1 =~ ^[1-9][0-9]{0,4}$ ]] || die "'$1' is no number of nodes: write 1 2 4 8, and options of all_reduce.py after --"
+            [[ " ${counts[*]-} " != *" $1 "* ]] || die "$1 is there twice: a NAME has one result for each number of nodes"
+            counts+=("$1")
+            ;;
+    esac
+    shift
+done
+((${#counts[@]})) || die "no number of nodes: write for example bash benchmark/scaling.sh 1 2 4 8"
+[[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "--name '$name': expected letters, digits and ._- only, as in --name before"
+[[ " ${flags[*]-}" != *" --json"* ]] || die "--json is what this script sets: leave it out"
+#? if kind == "slurm"
+[[ -z ${SLURM_JOB_ID:-} ]] || die "this shell is inside job $SLURM_JOB_ID: call it from a login node"
+#? endif
+folder=benchmark/results/$name
+mkdir -p "$folder"
+#? if kind == "runai"
+if compgen -G "$folder/*.job" >/dev/null; then # set +u: env.sh may read what is not set
+    # shellcheck source=/dev/null disable=SC2034 # prepare reads $dry
+    jobs=$(set +u && dry='' && source runai/submit_multinode.sh && prepare &&
+        if [[ $RUNAI_CLI == v2 ]]; then runai training list -p "$RUNAI_PROJECT"; else runai list jobs -p "$RUNAI_PROJECT"; fi) || exit
+fi
+#? endif
+failed=()
+for nodes in "${counts[@]}"; do
+    file=$folder/nodes-$nodes.json
+    #? if kind == "local"
+    if [[ -f $file ]]; then
+        echo "nodes $nodes: $file is there"
+    else
+        NNODES=$nodes bash local/submit.sh benchmark/all_reduce.py "${flags[@]}" --json "$file" || failed+=("$nodes")
+    fi
+    #? else
+    job=$(cat "$folder/nodes-$nodes.job" 2>/dev/null) || job=''
+    if [[ -n $job ]] && unfinished "$job"; then # asked before the file is looked for, as it may end in between
+        echo "nodes $nodes: job $job waits or runs"
+    elif [[ -f $file ]]; then
+        echo "nodes $nodes: $file is there"
+        continue
+    elif job=$(submit "$nodes" "$file") && [[ -n $job ]]; then
+        echo "$job" >"$folder/nodes-$nodes.job"
+        echo "nodes $nodes: job $job"
+    else
+        failed+=("$nodes")
+        continue
+    fi
+    #? if kind == "slurm"
+    last=${job%%;*} # --parsable adds the name of a cluster
+    #? endif
+    #? endif
+done
+echo "report, in $PWD: python3 benchmark/report.py $folder"
+((${#failed[@]} == 0)) || { echo "benchmark/scaling.sh: failed with ${failed[*]} nodes, see above; call it again for these" >&2 && exit 1; }
