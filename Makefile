@@ -3,6 +3,7 @@ PYTHON ?= python3
 # Options for pip, for example on a public machine: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+PYTEST := .venv/bin/pytest -n 2 --dist loadfile
 BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, a Debian 13 with its newer Slurm.
@@ -28,12 +29,12 @@ demo: .venv/ready ## write a project for this machine and run it: 2 nodes x 2 ra
 	@echo "  make test                                                  all of it on a real Slurm, started here"
 
 test: .venv/ready packages ## every test but the slow drills
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-all: PACKAGES += $(DRILL_PACKAGES)
 test-all: TOOLS += mpicxx cmake g++
 test-all: .venv/ready packages ## every test, drills included
-	$(BIN)/pytest -m "drill or not drill" $(PYTEST_ARGS)
+	$(PYTEST) -m "drill or not drill" $(PYTEST_ARGS)
 
 perf: .venv/ready ## ratios against other ways to do the same; for a quiet machine
 	$(BIN)/pip install --quiet $(PIP_ARGS) -r perf/requirements.txt

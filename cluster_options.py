@@ -314,10 +314,19 @@ SCHEMA = _record(
         "pods": _record(
             {},
             {
-                "volumes": _list(_record({"claim": _text, "path": _like("/.+", "an absolute path")})),
+                "volumes": _list(
+                    _record(
+                        {
+                            "claim": _like(r"[\w.{}-]+", "the name of a PVC"),
+                            "path": _like(r"/[\w.{}/-]*[\w.{}-]", "an absolute path of letters, digits and ._-"),
+                        }
+                    )
+                ),
                 "run_as_user": _flag,  # the volumes belong to users: pods have to run as one
-                "annotations": _list(_like(r"[^=\s]+=\S+", "NAME=VALUE")),  # what it takes to have RDMA between pods
-                "extended_resources": _list(_like(r"[^=\s]+=\d+", "RESOURCE=QUANTITY")),
+                "annotations": _list(
+                    _like(r"[\w./-]+=[\w./:@%+,-]+", "NAME=VALUE")
+                ),  # what it takes to have RDMA between pods
+                "extended_resources": _list(_like(r"[\w./-]+=\d+", "RESOURCE=QUANTITY")),
             },
         ),
         # folders that containers should see; variables in braces, as EDF files want them

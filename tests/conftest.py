@@ -1,7 +1,9 @@
 """Fixtures that several test files share."""
 
+import fcntl
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,15 @@ from container_root import make_base_archive, make_container_root, make_sif, pyt
 from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@contextmanager
+def alone():
+    """What is kept in build/ is made by one of the processes that run tests, while the others wait."""
+    (REPOSITORY / "build").mkdir(exist_ok=True)
+    with open(REPOSITORY / "build/.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +35,11 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="session")
 def debian13():
     """The root directory of a Debian 13, with Apptainer and podman where these can be had."""
-    root, _ = make_container_root(REPOSITORY / "build/containers13")
-    reason = ""
-    if not root:
-        root, reason = make_debian13_root(REPOSITORY / "build/debian13")
+    with alone():
+        root, _ = make_container_root(REPOSITORY / "build/containers13")
+        reason = ""
+        if not root:
+            root, reason = make_debian13_root(REPOSITORY / "build/debian13")
     if not root:
         pytest.skip(f"no Debian 13 to run its Slurm: {reason}")
     return root
@@ -50,7 +62,8 @@ def cluster24(debian13, tmp_path_factory):
 @pytest.fixture(scope="session")
 def archive():
     """A small Debian 13 with Python, as `docker save` writes it."""
-    archive, reason = make_base_archive(REPOSITORY / "build/base13.tar")
+    with alone():
+        archive, reason = make_base_archive(REPOSITORY / "build/base13.tar")
     return archive or pytest.skip(f"no image: {reason}")
 
 
@@ -67,4 +80,5 @@ def containers(cluster24):
 @pytest.fixture(scope="session")
 def sif(containers, archive):
     """The same as an Apptainer image."""
-    return make_sif(containers, archive, REPOSITORY / "build/base13.sif")
+    with alone():
+        return make_sif(containers, archive, REPOSITORY / "build/base13.sif")

@@ -202,9 +202,10 @@ BROKEN_SITES = [
     ("kind: slurm", "kind: slurm\npods: {run_as_user: true}", ["pods: only a site with kind: runai has them"]),
     (
         "kind: slurm",
-        "kind: runai\npods: {volumes: [{claim: a, path: scratch}], extended_resources: [rdma], annotations: [x]}",
+        "kind: runai\npods: {volumes: [{claim: 'a b', path: scratch}], extended_resources: [rdma], annotations: [x]}",
         [
-            "pods.volumes[0].path: expected an absolute path, got 'scratch'",
+            "pods.volumes[0].claim: expected the name of a PVC, got 'a b'",
+            "pods.volumes[0].path: expected an absolute path of letters, digits and ._-, got 'scratch'",
             "pods.extended_resources[0]: expected RESOURCE=QUANTITY, got 'rdma'",
             "pods.annotations[0]: expected NAME=VALUE, got 'x'",
         ],

@@ -327,10 +327,15 @@ def test_tcp_is_refused_where_rdma_was_asked_for(tmp_path):
 @pytest.mark.parametrize("generation", ["v1", "v2"])
 def test_a_volume_that_does_not_exist(generation, tmp_path):
     with Site(tmp_path, generation, volumes={"other-scratch": tmp_path / "volume"}) as site:
-        if generation == "v2":  # which lists them
-            done = site.script("pi/pi.py")
-            assert done.returncode == 2
-            assert "VOLUMES names 'mlo-scratch', but 'runai pvc list -p mlo-jdoe' does not" in done.stderr
+        listed = "runai pvc list -p mlo-jdoe"
+        if generation == "v1":  # a stand-in for kubectl, which lists one volume
+            listed = "kubectl get pvc --namespace runai-mlo-jdoe"
+            says = f'[[ "kubectl $*" == "{listed}" ]] && printf "%s\\n" "NAME STATUS" "home-mlo-scratch Bound"'
+            (tmp_path / "kubectl").write_text(f"#!/bin/bash\n{says}\n")
+            (tmp_path / "kubectl").chmod(0o755)
+        done = site.script("pi/pi.py", PATH=f"{tmp_path}:{site.cluster.environment['PATH']}")
+        assert done.returncode == 2
+        assert f"VOLUMES names 'mlo-scratch', but '{listed}' does not" in done.stderr
         job = site.run("pi/pi.py", CHECK_VOLUMES="0")
         assert job.state == "Pending"
         assert 'persistentvolumeclaim "mlo-scratch" not found' in job.output

@@ -67,7 +67,7 @@ VOLUMES=()
 #? endif
 # This project's folder as pods see it. Empty: the folder that it has here, which is right where a volume has the same name here.
 POD_PROJECT_DIR="${POD_PROJECT_DIR:-}"
-# 1: before submission 'runai pvc list' has to name each of them (CLI v2).
+# 1: before submission 'runai pvc list' (CLI v1: 'kubectl get pvc', if it is there) has to name each of them.
 CHECK_VOLUMES="${CHECK_VOLUMES:-1}"
 #? if site.pods.run_as_user
 # Who the pods are: root has no access to the volumes. Numbers: your own (id -u) and your group's, as the volumes know them.

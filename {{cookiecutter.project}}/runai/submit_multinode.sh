@@ -130,11 +130,13 @@ prepare() {
     #? endif
 
     find_client
-    # A job whose volume does not exist waits for ever, with CLI v1 unseen.
-    if [[ -z $dry && $CHECK_VOLUMES == 1 && $RUNAI_CLI == v2 ]] && claims=$(runai pvc list -p "$RUNAI_PROJECT"); then
+    # A job whose volume does not exist waits for ever, with CLI v1 unseen; who lists volumes depends on the generation.
+    local list=(runai pvc list -p "$RUNAI_PROJECT")
+    [[ $RUNAI_CLI == v2 ]] || list=(kubectl get pvc --namespace "runai-$RUNAI_PROJECT")
+    if [[ -z $dry && $CHECK_VOLUMES == 1 ]] && claims=$("${list[@]}" 2>/dev/null); then
         for volume in "${VOLUMES[@]}"; do
             awk -v claim="${volume%%:*}" '{ for (i = 1; i <= NF; i++) found += $i == claim } END { exit !found }' <<<"$claims" ||
-                die "VOLUMES names '${volume%%:*}', but 'runai pvc list -p $RUNAI_PROJECT' does not; CHECK_VOLUMES=0 submits all the same"
+                die "VOLUMES names '${volume%%:*}', but '${list[*]}' does not; CHECK_VOLUMES=0 submits all the same"
         done
     fi
 }
