@@ -13,6 +13,14 @@ from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+LONGEST = ("test_slurm", "test_launchers", "test_bake", "test_runai")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the longest files: two run at a time, and the last one alone would keep everybody waiting."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
 @contextmanager
 def alone():
     """What is kept in build/ is made by one of the processes that run tests, while the others wait."""
