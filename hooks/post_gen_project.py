@@ -23,6 +23,7 @@ NEEDED = {
     "requirements.txt": not RUNAI,
     "benchmark/published.csv": PUBLISHED,
     "benchmark/scaling.sh": True,
+    "benchmark/pairs.py": KIND != "local",
     "local/submit.sh": KIND == "local",
     "launch/rank.sh": SLURM,
     "launch/spawn.py": SLURM,
