@@ -1,153 +1,259 @@
-"""How much of a bare DDP loop's speed the training example keeps, on 2 CPU ranks of one thread.
+"""What the training example's loop costs: its speed beside a bare loop's, Lightning's, Accelerate's and one rank's.
 
-    python perf/ddp_step.py                  about a minute
+    python perf/ddp_step.py                  about two minutes, on 2 CPU ranks of one thread
     python perf/ddp_step.py --rounds 100     for a noisy machine
 
-Three ways to train the example's model on the example's text take turns, a block of steps each, in one process group,
-so that whatever else the machine does meets all of them:
+Five ways to train the example's model on the example's text take turns, a block of steps each, in one process group,
+so that whatever else the machine does meets all:
 
-- ours: what training/train_ddp.py does for each step (its order of samples, schedule, accumulation code, reduced loss);
-- bare: the shortest loop one would write by hand, below. It has the same DDP options and optimizer, so that the
-  difference is the loop and nothing else;
-- solo: the bare loop without DDP on rank 0, while rank 1 sleeps: the speed that two ranks should double.
+- ours: train() of training/train_ddp.py itself with its defaults, but for evaluations and checkpoints;
+- bare: the shortest loop one would write by hand, which logs nothing;
+- lightning: its Trainer, in the mode that it has for such comparisons (nothing is logged, saved or shown);
+- accelerate: the loop of its documentation, which logs nothing;
+- solo: train() of training/train_single.py on rank 0, while rank 1 sleeps. A step has the sequences of one rank's
+  share: with those of two it would be slower on a CPU, which would flatter us.
+
+The same are: model, windows of text, batch, AdamW, clipping, DDP's buckets, and that no other process reads ahead.
 
 Two ratios are given, because other work on the machine disturbs both in its own way: the median over the rounds of the
 ratio within a round, and the ratio of the speeds that each way exceeds in a tenth of its rounds, the quiet ones. The
-exit code is 0 whatever they are.
+exit code is 0 whatever they are, and 1 if a way did not train.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
+import io
+import json
+import logging
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from contextlib import nullcontext
+import traceback
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 TRAINING = Path(__file__).resolve().parents[1] / "{{cookiecutter.project}}" / "training"
 sys.path.insert(0, str(TRAINING))
 sys.dont_write_bytecode = True  # beside these sources it would become part of every project written from them
 
-from data import count, cut, read_corpus, step_order  # noqa: E402
-from model import GPT, Config  # noqa: E402
-from train_ddp import learning_rate_at, make_optimizer, over_ranks, setup, train_step  # noqa: E402
+import common  # noqa: E402
+import train_ddp  # noqa: E402
+import train_single  # noqa: E402
+from data import Windows, read_corpus  # noqa: E402
+from model import GPT  # noqa: E402
 
 RANKS = 2
-BATCH = 32  # sequences per step, over all ranks: the example's default
-LOG_EVERY = 10  # steps: likewise
-PEAK = 3e-3  # learning rate: likewise
-WARM_UP = 5  # steps of each way before the first round
-RATIOS = {"ours / bare": ("ours", "bare", 1, 0.98), "ours / (2 x solo)": ("ours", "solo", RANKS, 0.90)}
+WARM_UP = 10  # steps of each way before the first round, in which it also gets ready: a line of our log
+# the peer of ours, how often its speed is meant, and the least that the ratio should be
+TARGETS = {"bare": (1, 0.98), "lightning": (1, 0.97), "accelerate": (1, 0.97), "solo": (RANKS, 0.90)}
 
 
-class Ours:
-    """The loop of train_ddp.py, a block at a time."""
+class Way(threading.Thread):
+    """A way to train. Its loop runs in a thread of its own, which stands still between blocks of steps."""
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        """Make model and optimizer as train_ddp.py does."""
-        self.config, self.corpus, self.step = config, read_corpus(None), 0
-        self.windows = count(self.corpus.train, config.context)
-        model = GPT(config).to(device)
-        self.optimizer = make_optimizer(model, PEAK)
-        self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    def __init__(self, loop: Callable[[Way], None], args: argparse.Namespace) -> None:
+        """Take a loop that calls step_done() after every step, and the flags of train_ddp.py."""
+        super().__init__(daemon=True)
+        self.loop, self.args, self.model, self.losses = loop, args, None, []
+        self.left, self.go, self.stands = 0, threading.Semaphore(0), threading.Semaphore(0)
+        self.start()
 
-    def run(self, steps: int) -> None:
-        """Train for `steps`, the losses reduced every LOG_EVERY as train_ddp.py does for its log."""
-        losses, rank = [], dist.get_rank()
-        for _ in range(steps):
-            mine = step_order(self.step, self.windows, BATCH, seed=0)[rank::RANKS]
-            tokens, targets = cut(self.corpus.train, mine, self.config.context)
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate_at(self.step, 10_000, PEAK)
-            losses.append(train_step(self.ddp, self.optimizer, tokens, targets, BATCH // RANKS, nullcontext()))
-            self.step += 1
-            if self.step % LOG_EVERY == 0:
-                losses = over_ranks(losses) and []
+    def run(self) -> None:
+        """Train; whatever ends the loop is an error, since it has more steps than blocks ask for."""
+        self.go.acquire()
+        torch.manual_seed(dist.get_rank())  # differs, so that ranks that do not train together end up apart
+        try:
+            self.loop(self)
+            print(f"{self.loop.__name__} ended too early", file=sys.stderr, flush=True)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)  # torchrun then ends the other rank
+
+    def block(self, steps: int) -> None:
+        """Do so many steps."""
+        self.left = steps
+        self.go.release()
+        self.stands.acquire()
+
+    def step_done(self, *loss: torch.Tensor) -> None:
+        """Keep the loss of a step, if given, and wait for the next block after the last of one."""
+        self.losses += loss
+        self.left -= 1
+        if not self.left:
+            self.stands.release()
+            self.go.acquire()
+
+    def paced(self, loader: Callable[..., DataLoader], *given: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the batches of one of our programs: when it asks for the next one, a step is done."""
+        for batch in loader(*given):
+            yield batch
+            self.step_done()
+
+    def new_model(self) -> tuple[GPT, torch.optim.Optimizer]:
+        """Return what train_ddp.py trains, and with what."""
+        self.model = GPT(self.args.config)
+        return self.model, common.make_optimizer(self.model, self.args.learning_rate)
+
+    def new_loader(self) -> DataLoader:
+        """Return a loader as users of the frameworks have it; the frameworks share it out among the ranks."""
+        windows = Windows(read_corpus(None).train, self.args.context)
+        windows.__getitems__ = windows.__getitem__  # DataLoader then asks for a batch at once, as ours does
+        return DataLoader(windows, self.args.micro_batch, shuffle=True, collate_fn=tuple)
 
 
-class Bare:
-    """A loop written by hand: random windows, loss, backward, clip, step; nothing reduced, nothing scheduled."""
-
-    def __init__(self, config: Config, device: torch.device, parallel: bool) -> None:
-        """Make the same model and optimizer; `parallel`: inside DDP."""
-        self.context, self.text = config.context, read_corpus(None).train
-        self.model = GPT(config).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
-        if parallel:
-            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-
-    def run(self, steps: int) -> None:
-        """Train for `steps` on BATCH / RANKS windows per rank."""
-        for step in range(steps):
-            starts = torch.randint(len(self.text) - self.context - 1, (BATCH // RANKS,)).tolist()
-            tokens = torch.stack([self.text[i : i + self.context] for i in starts]).long()
-            targets = torch.stack([self.text[i + 1 : i + 1 + self.context] for i in starts]).long()
-            loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
-            self.optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            if step % LOG_EVERY == 0:
-                loss.item()
+def ours(way: Way) -> None:
+    """Run train_ddp.py."""
+    train_ddp.loader = partial(way.paced, train_ddp.loader)
+    train_ddp.train(way.args, dist.get_rank(), RANKS, torch.device("cpu"))
 
 
-def measure(rounds: int, steps: int) -> None:
+def solo(way: Way) -> None:
+    """Run train_single.py, on rank 1 too for a first block: it asks the process group that it finds for agreement."""
+    way.args.global_batch = way.args.micro_batch
+    train_single.loader = partial(way.paced, train_single.loader)
+    train_single.train(way.args, torch.device("cpu"))
+
+
+def bare(way: Way) -> None:
+    """Cut random windows out of the text; loss, backward, clip, step."""
+    text, context = read_corpus(None).train, way.args.context
+    windows = text.read(0, len(text)).unfold(0, context + 1, context)
+    model, optimizer = way.new_model()
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    while True:
+        batch = windows[torch.randint(len(windows), (way.args.micro_batch,))].long()
+        optimizer.zero_grad()
+        loss = ddp(batch[:, :-1], batch[:, 1:]).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), train_ddp.CLIP)
+        optimizer.step()
+        way.step_done(loss.detach())
+
+
+def accelerate(way: Way) -> None:
+    """Do as https://huggingface.co/docs/accelerate/basic_tutorials/migration; DDP's option is not the default."""
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])
+    model, optimizer, loader = accelerator.prepare(*way.new_model(), way.new_loader())
+    while True:  # an epoch
+        for tokens, targets in loader:
+            optimizer.zero_grad()
+            loss = model(tokens, targets).mean()
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), train_ddp.CLIP)
+            optimizer.step()
+            way.step_done(loss.detach())
+
+
+def lightning(way: Way) -> None:
+    """Call Trainer.fit(); neither `barebones` nor DDP's option is the default."""
+    from lightning import LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.optimizer = way.new_model()
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _index: int) -> torch.Tensor:
+            return self.model(*batch).mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return self.optimizer
+
+        def on_train_batch_end(self, outputs: dict[str, torch.Tensor], *_given: Any) -> None:
+            way.step_done(outputs["loss"])
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # not its advice
+    options = {"accelerator": "cpu", "devices": RANKS, "strategy": DDPStrategy(gradient_as_bucket_view=True)}
+    Trainer(**options, barebones=True, max_epochs=-1, gradient_clip_val=train_ddp.CLIP).fit(Module(), way.new_loader())
+
+
+def measure(rounds: int, steps: int, folder: str) -> None:
     """Run the blocks on this rank; rank 0 prints the table."""
-    rank, _, device = setup(timeout=600)
-    torch.manual_seed(0)
-    config = Config()
-    ways = {"ours": Ours(config, device), "bare": Bare(config, device, True), "solo": Bare(config, device, False)}
+    rank, _, _ = common.setup(timeout=600)
+    whole = str(WARM_UP + rounds * steps + 1)  # one more than are asked for: the last would evaluate and save
+    never, ways = ["--steps", whole, "--eval-every", whole, "--save-every", whole], {}
+    for loop in (ours, bare, lightning, accelerate, solo):
+        name = loop.__name__
+        sys.argv[1:] = ["--out", f"{folder}/{name}{rank}", *never]
+        if loop not in (lightning, accelerate) or importlib.util.find_spec(name):
+            ways[name] = Way(loop, common.parse_arguments("", RANKS))
     speed: dict[str, list[float]] = {name: [] for name in ways}  # tokens/s of each round
-    for number in range(-1, rounds):
-        names = list(ways) if number % 2 else list(ways)[::-1]  # so that nobody always comes after the same one
-        for name in names:
-            dist.barrier()
-            begin = time.perf_counter()
-            if rank == 0 or name != "solo":
-                ways[name].run(WARM_UP if number < 0 else steps)
-            seconds = time.perf_counter() - begin
-            dist.barrier()  # a rank that has nothing to do sleeps here
-            if number >= 0:
-                speed[name].append(steps * BATCH * config.context / (RANKS if name == "solo" else 1) / seconds)
-    if rank == 0 and rounds > 1:
-        report(speed, rounds, steps)
-    del ways
-    dist.destroy_process_group()
+    with contextlib.redirect_stdout(io.StringIO()):  # lines of progress
+        for number in range(-1, rounds):
+            for name in list(ways) if number % 2 else list(ways)[::-1]:  # nobody always comes after the same one
+                dist.barrier()
+                begin = time.perf_counter()
+                if rank == 0 or name != "solo" or number < 0:
+                    ways[name].block(WARM_UP if number < 0 else steps)
+                seconds = time.perf_counter() - begin
+                dist.barrier()  # a rank that has nothing to do sleeps here
+                if number >= 0:
+                    speed[name].append(steps * ways[name].args.global_batch * ways[name].args.context / seconds)
+    weights = torch.stack([sum(p.detach().sum() for p in way.model.parameters()) for way in ways.values() if way.model])
+    if not torch.equal(*common.gather_rows(weights[None])):
+        sys.exit("no ratio: the weights of a way's ranks differ, they did not train together")
+    if rank == 0:
+        for way in (ways["ours"], ways["solo"]):
+            lines = Path(way.args.out, "metrics.jsonl").read_text().splitlines()
+            way.losses = [json.loads(line)["loss"] for line in lines]
+        report(speed, {name: way.losses for name, way in ways.items()})
 
 
-def report(speed: dict[str, list[float]], rounds: int, steps: int) -> None:
-    """Print speeds [tokens/s per round] and their ratios beside the targets."""
-    print(f"{rounds} rounds of {steps} steps, {RANKS} ranks x 1 thread, {BATCH // RANKS} sequences per rank and step")
+def report(speed: dict[str, list[float]], losses: dict[str, list[float]]) -> None:
+    """Print speeds [tokens/s of each round], first and last of the losses, and the ratios beside their targets."""
     print(f"{'':20}{'median':>12}{'best tenth':>12}")
     best = {name: statistics.quantiles(values, n=10)[-1] for name, values in speed.items()}
     for name, values in speed.items():
-        print(f"{name:20}{statistics.median(values):12,.0f}{best[name]:12,.0f}   tokens/s")
-    for name, (way, peer, times, target) in RATIOS.items():
-        middle = statistics.median(a / b / times for a, b in zip(speed[way], speed[peer]))
-        print(f"{name:20}{middle:12.3f}{best[way] / best[peer] / times:12.3f}   target {target:.2f} or more")
+        first, last = float(losses[name][0]), float(losses[name][-1])
+        middle = statistics.median(values)
+        print(f"{name:20}{middle:12,.0f}{best[name]:12,.0f}   tokens/s, loss {first:.2f} -> {last:.2f}")
+        if last > first - 0.5:  # nats; it falls by more in ten steps
+            sys.exit(f"no ratio: {name} did not learn")
+    for peer, (times, target) in TARGETS.items():
+        name = f"ours / {peer}" if times == 1 else f"ours / ({times} x {peer})"
+        if peer not in speed:
+            print(f"{name:20}{peer} is not installed, see perf/requirements.txt")
+            continue
+        middle = statistics.median(a / b / times for a, b in zip(speed["ours"], speed[peer]))
+        print(f"{name:20}{middle:12.3f}{best['ours'] / best[peer] / times:12.3f}   target {target:.2f} or more")
 
 
 def main() -> None:
     """Start the two ranks, or be one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=24, help="blocks of each way (default: 24)")
-    parser.add_argument("--steps", type=int, default=4, help="steps per block (default: 4)")
+    parser.add_argument("--rounds", type=int, default=24, help="blocks of each way (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=5, help="steps per block (default: %(default)s)")
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if "RANK" in os.environ:
-        measure(args.rounds, args.steps)
-        return
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]
-    given = [f"--rounds={args.rounds}", f"--steps={args.steps}"]
-    if subprocess.run([*run, *given], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode:
-        print("no ratio: the ranks failed, see above")
+    if args.rounds < 2 or args.steps < 1:
+        parser.error(f"--rounds {args.rounds} --steps {args.steps}: choose at least 2 rounds of 1 step")
+    if args.folder:
+        measure(args.rounds, args.steps, args.folder)
+        common.leave()
+    # One heap for all threads: each way finds the same memory, whichever thread it runs in.
+    env = dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="1", CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]
+        run += [f"--rounds={args.rounds}", f"--steps={args.steps}", f"--folder={folder}"]
+        print(f"{args.rounds} rounds of {args.steps} steps on {RANKS} ranks of one thread", flush=True)
+        sys.exit(subprocess.run(run, env=env, check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,8 @@ COMMON = {
     "benchmark/pairs.py",
     "benchmark/report.py",
     "benchmark/scaling.sh",
-    "training/train_ddp.py",
-    "training/model.py",
-    "training/data.py",
+    *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "common", "checkpoint", "model")),
+    *(f"training/{name}" for name in ("data.py", "compare.py", "plot.py", "README.md")),
     "tests/test_project.py",
 }
 SLURM = COMMON | {

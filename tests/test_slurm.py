@@ -87,7 +87,7 @@ def test_first_job(cluster, project, tmp_path):
     metrics = [json.loads(line) for line in (tmp_path / "runs/train/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in metrics if "loss" in line]
     assert losses[0] > 5 and losses[-1] < 2.6
-    assert (tmp_path / "runs/train/checkpoint.pt").exists()
+    assert (tmp_path / "runs/train/latest").exists()
     assert (tmp_path / f"demo-{job.id}.out").read_text() == job.output
     logs = project / f"logs/{job.id}.0"
     assert {path.name for path in logs.iterdir()} == {"node0-node1", "node1-node2"}
@@ -154,7 +154,7 @@ def test_all_reduce_and_training(either, project, tmp_path):
     for row in reduced["results"]:
         assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 2 * 3 / 4)
         assert row["wrong"] == 0
-    assert (tmp_path / "out put/checkpoint.pt").exists()
+    assert (tmp_path / "out put/checkpoint-00000005.pt").exists()
 
 
 def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_path):

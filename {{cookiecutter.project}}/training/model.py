@@ -1,7 +1,11 @@
 """A small GPT over bytes: the model that the training programs train.
 
-To train your own, replace `GPT` and `Config`. The programs need a module that maps tokens [batch, time] to logits
-[batch, time, vocabulary], and a dataclass whose fields are written into the checkpoint.
+To train your own, replace `GPT` and `Config`. What the programs ask of them:
+
+- `Config` is a dataclass of numbers: its fields become flags, and are compared with those in a checkpoint;
+- `GPT(config)` maps what data.py yields, inputs and targets, to losses of any shape [batch, ...], each of equal weight;
+- `GPT.flops()`, the floating-point operations of a step per token, serves the figure MFU alone; 0 leaves it out;
+- `GPT.blocks` are the layers that train_fsdp.py gathers and frees one by one.
 """
 
 from __future__ import annotations
@@ -21,7 +25,13 @@ class Config:
     context: int = 128  # tokens that the model sees at once
     layers: int = 4
     heads: int = 4
-    width: int = 128  # of the residual stream; a multiple of heads
+    width: int = 128  # of the residual stream
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, in words for the user, where the numbers do not fit together."""
+        if self.width % self.heads:
+            fits = self.width // self.heads * self.heads or self.heads
+            raise ValueError(f"--width {self.width} is no multiple of --heads {self.heads}: choose --width {fits}")
 
 
 class Block(nn.Module):
@@ -72,9 +82,24 @@ class GPT(nn.Module):
                 residual = name.endswith(("attention_out.weight", "mlp_out.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5 if residual else 0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map tokens [batch, time] (int64, time <= context) to the logits of the next one [batch, time, vocabulary]."""
         x = self.token(tokens) + self.position.weight[: tokens.size(1)]
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.token.weight)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss [nats] of each target, [batch, time]; both arguments are int64 [batch, time]."""
+        # The loss is part of the model so that torch.compile sees it: over a large vocabulary it is a large part.
+        losses = F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view_as(targets).clone()  # FSDP wants to return no view of a tensor
+
+    def flops(self) -> float:
+        """Return the floating-point operations of a training step per token: 6 N + 12 L W T.
+
+        N parameters but those of positions, L layers of width W, T tokens of context; attention is counted as if not
+        causal (PaLM, https://arxiv.org/abs/2204.02311, appendix B, as nanoGPT counts).
+        """
+        weights = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
+        return 6 * weights + 12 * len(self.blocks) * self.token.weight.size(1) * self.position.weight.size(0)
