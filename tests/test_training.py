@@ -477,8 +477,8 @@ def test_the_batch_is_the_same_for_any_number_of_ranks_and_any_first_step(module
     ("words", "expected"),
     [
         (["--ranks", "0"], "a whole number of at least 1"),
-        (["--ranks", "3"], "--global-batch 8 has to be a multiple of --ranks 3, and not above the 50 windows"),
-        (["--global-batch", "52"], "not above the 50 windows"),
+        (["--ranks", "3"], "--global-batch 8 is no multiple of --ranks 3: make it one"),
+        (["--global-batch", "52"], "is more than the 50 windows of"),
         (["--data", "/nowhere"], "--data /nowhere: no such file or folder"),
     ],
 )
@@ -809,16 +809,14 @@ def test_what_the_other_kind_left_half_written_is_in_nobodys_way(program, train,
 @pytest.mark.parametrize("program", ["train_single", "train_fsdp"])
 def test_a_new_run_moves_the_one_before_aside(program, half, train, tmp_path):
     folder = half("train_ddp" if program == "train_single" else program)
-    (folder / "previous").mkdir()
-    (folder / "previous" / "older").touch()
+    aside = folder / "previous-10"
+    (folder / "previous-9").mkdir()
     before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     run = train(folder, 1, program, "--steps", 1)
-    assert f"start   at step 0; the run before is now in {folder / 'previous'} (--resume continues one)" in run.out
-    moved = {path.relative_to(folder / "previous"): path for path in (folder / "previous").rglob("*")}
-    assert Path("older") not in moved
+    assert f"before  the run that was in {folder} is now in {aside}; --resume would have continued it" in run.out
+    moved = {path.relative_to(aside): path for path in aside.rglob("*")}
     for name, content in before.items():
-        if name.parts[0] not in ("previous", "latest"):
-            assert moved[name].read_bytes() == content
+        assert moved[name].read_bytes() == content
     assert checkpoints(folder) == ["01"]
     assert [line["step"] for line in metrics(folder)] == [1, 1]  # a loss, an evaluation; of the second run
 
@@ -827,7 +825,7 @@ def test_latest_leads_somewhere_after_a_new_start(modules, half):
     folder = half("train_ddp")
     assert modules.checkpoint.Checkpoints(folder, 3, {}).set_aside()
     assert not os.path.lexists(folder / "latest")
-    assert modules.checkpoint.Checkpoints(folder, 3, {}).set_aside() is False
+    assert modules.checkpoint.Checkpoints(folder, 3, {}).set_aside() is None
 
 
 def test_resume_without_a_checkpoint_says_so(text, solo, capsys):
@@ -1101,6 +1099,129 @@ def test_it_learns(solo):
     assert abs(figures["losses"][0] - math.log(256)) < 0.5
     assert figures["final_loss"] < 3.6
     assert figures["val_loss"] < 3.6
+
+
+def test_gradients_are_averaged_and_not_added_up(train, driver, tmp_path):
+    """AdamW and clipping would hide a factor: plain SGD, unclipped, on all programs."""
+    plain = "; ".join(
+        (
+            f"sys.path.insert(0, {str(TRAINING)!r})",
+            "import common, torch",
+            "torch.nn.utils.clip_grad_norm_ = lambda *_: None",
+            "common.make_optimizer = lambda model, rate: torch.optim.SGD(model.parameters(), lr=rate)",
+        )
+    )
+    words = ["--steps", 5, "--learning-rate", 0.5]
+    runs = [
+        train(tmp_path / f"{program}-{ranks}", ranks, program, *words, *more, driver=driver(plain)).figures["losses"]
+        for program, ranks, more in (
+            ("train_single", 1, ()),
+            ("train_ddp", 2, ("--micro-batch", 2)),
+            ("train_fsdp", 2, ("--micro-batch", 2)),
+        )
+    ]
+    assert runs[0][-1] < runs[0][0] - 0.1
+    assert max(largest_difference(runs[0], run) for run in runs[1:]) <= EXACT
+
+
+def test_sharded_layers_keep_no_copy_of_their_weights_for_the_backward_pass(train, driver, tmp_path):
+    """Autocast would keep a bfloat16 copy of each gathered weight alive, and with them the whole model."""
+    watch = f"""
+sys.path.insert(0, {str(TRAINING)!r})
+import model, torch
+alive, forward = [], model.GPT.forward
+def keep(tensor):
+    alive.append(tensor)
+    return tensor
+def watched(self, *batch):
+    alive.clear()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = forward(self, *batch)
+    parts = {{t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive if t.dtype == torch.bfloat16}}
+    weights = {{tuple(p.shape) for block in self.blocks for p in block.parameters() if p.dim() == 2}}
+    shapes = weights | {{shape[::-1] for shape in weights}}
+    whole = {{t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive if tuple(t.shape) in shapes}}
+    print("weights kept:", sum(whole.values()), "of", len(parts), flush=True)
+    return losses
+model.GPT.forward = watched
+"""
+    run = train(tmp_path / "run", 2, "train_fsdp", "--steps", 1, "--dtype", "bfloat16", driver=driver(watch))
+    kept = [int(size) for size in re.findall(r"weights kept: (\d+) of [1-9]", run.out)]
+    assert kept and set(kept) == {0}
+
+
+OWN_MODEL = """
+from dataclasses import dataclass
+import torch
+@dataclass(frozen=True)
+class Config:
+    context: int = 1
+    classes: int = 4
+    dropout: float = 0.25
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([torch.nn.Conv2d(1, 4, 3), torch.nn.Conv2d(4, 4, 3)])
+        self.drop, self.last = torch.nn.Dropout(config.dropout), torch.nn.Linear(64, config.classes)
+    def forward(self, images, labels):
+        x = images.to(self.last.weight.dtype)
+        for block in self.blocks:
+            x = block(x).relu()
+        return torch.nn.functional.cross_entropy(self.last(self.drop(x.flatten(1))), labels, reduction="none")
+    def flops(self):
+        return 0
+"""
+OWN_DATA = """
+class Images(list):
+    pass
+def read_corpus(path):
+    made = torch.Generator().manual_seed(0)
+    labels = torch.arange(96) % 4
+    images = torch.rand(96, 1, 8, 8, generator=made) * 0.1
+    for image, label in zip(images, labels):
+        image[0, int(label) * 2] = 1.0
+    pairs = Images(zip(images, labels))
+    return Corpus("stripes", Images(pairs[:64]), Images(pairs[64:]), "stripes, 1")
+class Windows(Dataset):
+    def __init__(self, pairs, context):
+        self.pairs = pairs
+    def __len__(self):
+        return len(self.pairs)
+    def __getitem__(self, numbers):
+        images, labels = zip(*(self.pairs[number] for number in numbers))
+        return torch.stack(images), torch.stack(labels)
+"""
+
+
+def test_a_model_and_data_of_ones_own(tmp_path):
+    """An image classifier with dropout in place of the two files; nothing else is touched."""
+    folder = shutil.copytree(TRAINING, tmp_path / "training", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "model.py").write_text(OWN_MODEL)
+    (folder / "data.py").write_text((folder / "data.py").read_text().replace("\ndef main", f"{OWN_DATA}\n\ndef main"))
+    words = ["--steps", 30, "--learning-rate", 0.02, "--dropout", 0.1]
+    for program, ranks in (("train_single", 1), ("train_ddp", 2), ("train_fsdp", 2)):
+        line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--"]
+        figures = tmp_path / f"{program}.json"
+        line += [folder / f"{program}.py", *words, "--out", tmp_path / program, "--json", figures]
+        done = subprocess.run([str(w) for w in line], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "corpus  stripes: 64 samples to train on, 32 to validate; steps per epoch: 2" in done.stdout
+        assert json.loads(figures.read_text())["val_loss"] < 0.5 < json.loads(figures.read_text())["losses"][0]
+
+
+def test_a_validation_loss_that_is_no_number_is_not_saved(refused, text, tmp_path):
+    words = [*TINY, "--data", text, "--learning-rate", 1e30, "--steps", 5, "--save-every", 1, "--eval-every", 1]
+    end = re.match(r"the (?:validation )?loss is nan at step (\d): lower --learning-rate 1e\+30$", refused(*words))
+    assert all(int(step) < int(end[1]) for step in checkpoints(tmp_path / "run"))
+
+
+def test_no_default_makes_products_less_exact(tmp_path):
+    """A variable that some containers set turns TF32 on; --dtype float32 means float32."""
+    look = "import common, torch; common.precision('float32', torch.device('cpu')); "
+    look += "print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)"
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(TRAINING), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    done = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "highest False\n"
 
 
 @pytest.mark.drill

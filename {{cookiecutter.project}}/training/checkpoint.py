@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 FORMAT = "training, 2"  # stands in each checkpoint: what does not have it was written by something else
 PATTERN = "checkpoint-" + 8 * "[0-9]"
-ASIDE = "previous"  # folder for an earlier run's files, when a new one starts in its place
 
 
 class Foreign(ValueError):
@@ -69,15 +68,17 @@ class Checkpoints:
             os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
         self._publish(path)
 
-    def set_aside(self) -> bool:
-        """Move what an earlier run left into the folder `previous`, in place of what is there; True if it left some."""
-        left = [*self.there(), *self.folder.glob("latest"), *self.folder.glob("metrics.jsonl")]
-        if left:
-            shutil.rmtree(self.folder / ASIDE, ignore_errors=True)
-            (self.folder / ASIDE).mkdir()
-            for path in left:
-                os.replace(path, self.folder / ASIDE / path.name)
-        return bool(left)
+    def set_aside(self) -> Path | None:
+        """Move an earlier run's files into a folder previous-1, -2, …, and return it; None if there is none to move."""
+        left = self.there()
+        if not left:
+            return None
+        taken = [int(name) for name in (path.name[9:] for path in self.folder.glob("previous-*")) if name.isdigit()]
+        aside = self.folder / f"previous-{max(taken, default=0) + 1}"
+        aside.mkdir()
+        for path in (*left, *self.folder.glob("latest"), *self.folder.glob("metrics.jsonl")):
+            os.replace(path, aside / path.name)
+        return aside
 
     def _read(self, path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         if path.is_dir():

@@ -20,7 +20,7 @@ from typing import Any, Callable, NoReturn
 
 import torch
 import torch.distributed as dist
-from checkpoint import ASIDE, Checkpoints, Foreign
+from checkpoint import Checkpoints, Foreign
 from data import Corpus, Windows, read_corpus
 from model import Config
 
@@ -179,7 +179,8 @@ def flags(doc: str) -> argparse.ArgumentParser:
     add("--keep", type=n, default=3, help="checkpoints on the disk (default: %(default)s)")
     add("--log-every", type=n, default=10, help="steps per line of progress (default: %(default)s)")
     for name, value in asdict(Config()).items():
-        add(f"--{name}", type=n, default=value, help="of the model (default: %(default)s)")
+        kind = n if isinstance(value, int) else number(float)
+        add(f"--{name}", type=kind, default=value, help="of the model (default: %(default)s)")
     return parser
 
 
@@ -208,6 +209,10 @@ def parse_arguments(doc: str, world: int) -> argparse.Namespace:
         Path(args.out).mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         fail(str(error) if isinstance(error, ValueError) else f"--out {args.out} cannot be a folder ({error})")
+    if args.seed >= 2**32:
+        fail(f"--seed {args.seed} is too large: give one below 2**32")
+    if args.json and Path(args.json).is_dir():
+        fail(f"--json {args.json} is a folder: name a file")
     if args.json and not Path(args.json).resolve().parent.is_dir():
         fail(f"--json {args.json}: there is no folder {Path(args.json).resolve().parent}; make it first")
     return args
@@ -254,8 +259,8 @@ def open_run(
         except Foreign as error:
             fail(str(error))
         agree("checkpoint to start from", f"step {state['step']}" if state else "none", shared, gather)
-    elif rank == 0:
-        checkpoints.set_aside()
+    elif rank == 0 and (aside := checkpoints.set_aside()):
+        print(f"before  the run that was in {args.out} is now in {aside}; --resume would have continued it", flush=True)
     return {name: state[name] if state else value for name, value in (("step", 0), ("loss", None), ("val_loss", None))}
 
 
@@ -263,10 +268,11 @@ def precision(dtype: str | None, device: torch.device) -> tuple[str, AbstractCon
     """Return the type of products by name, what to compute the loss in, and the type of weights."""
     ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     dtype = dtype or ("bfloat16" if ampere else "float32")
-    if dtype == "tf32":
-        if not ampere or torch.version.hip:
-            fail("--dtype tf32 is for NVIDIA's GPUs since Ampere: choose float32 or bfloat16")
-        torch.set_float32_matmul_precision("high")
+    if dtype == "tf32" and (not ampere or torch.version.hip):
+        fail("--dtype tf32 is for NVIDIA's GPUs since Ampere: choose float32 or bfloat16")
+    # Said, and not left to defaults: cuDNN's is TF32, and a variable in some containers makes it that of matrices too.
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = dtype == "tf32"
     autocast = torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
     return dtype, autocast, torch.float64 if dtype == "float64" else torch.float32
 
@@ -279,14 +285,11 @@ def workers(args: argparse.Namespace, device: torch.device) -> int:
 
 
 def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.AdamW:
-    """Return AdamW, as one fused kernel where this torch has one for the device; matrices are decayed."""
+    """Return AdamW, as one fused kernel; matrices are decayed."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-    try:
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
-    except RuntimeError:  # on the CPU before torch 2.4
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
 
 
 def learning_rate_at(step: int, steps: int, peak: float) -> float:
@@ -364,14 +367,14 @@ class Log:
         # mpirun gives ranks a terminal even where its own output is a file.
         if tqdm and sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ:
             self.bar = tqdm(total=args.steps, initial=self.first, unit="step", file=sys.stdout, dynamic_ncols=True)
-        per_epoch = len(Windows(corpus.train, args.context)) // args.global_batch
+        samples, held_out = (len(Windows(part, args.context)) for part in (corpus.train, corpus.validation))
         scaled = f" x {args.rate_factor:g} ({args.scale_learning_rate})" if args.scale_learning_rate else ""
         shape = ", ".join(f"{name} {value:,}" for name, value in asdict(args.config).items())
         self.say(
             f"ranks   {world} ({device.type}, {dtype}{', compiled' if args.compile else ''})\n"
             f"model   {sum(p.numel() for p in model.parameters()):,} parameters ({shape})\n"
-            f"corpus  {corpus.name}: {len(corpus.train):,} bytes to train on, {len(corpus.validation):,} to validate; "
-            f"steps per epoch: {per_epoch:,}\n"
+            f"corpus  {corpus.name}: {samples:,} samples to train on, {held_out:,} to validate; "
+            f"steps per epoch: {samples // args.global_batch:,}\n"
             f"batch   {args.global_batch} sequences = {world} (ranks) x {args.micro_batch} (micro batch) x "
             f"{args.accumulation} (accumulation), {self.tokens_per_step:,} tokens a step\n"
             f"rate    {args.learning_rate:g}{scaled}, after a rise over "
@@ -409,15 +412,14 @@ class Log:
         else:
             self.say(f"{self._step(step)}  {text}")
         self.pending, self.rates = [], []
-        if not math.isfinite(losses[-1]):  # on all ranks alike; the checkpoint on the disk is older, and good
-            self.close()
-            fail(f"the loss is {losses[-1]} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
+        self._demand_numbers("loss", dict(enumerate(losses, start=step - len(losses) + 1)))
 
     def evaluated(self, step: int, loss: float) -> None:
         """Note the loss on the validation text after `step`."""
         self.state["val_loss"] = loss
         self._write({"step": step, "val_loss": loss})
         self.say(f"{self._step(step)}  validation loss {loss:.4f}")
+        self._demand_numbers("validation loss", {step: loss})
 
     def resume_clock(self) -> None:
         """Begin to count the time of steps again, after an evaluation or a checkpoint."""
@@ -447,6 +449,13 @@ class Log:
             self.bar.close()
             self.bar = None
 
+    def _demand_numbers(self, what: str, losses: dict[int, float]) -> None:
+        """Fail, on all ranks alike, if a step has none: before a checkpoint is written from which none comes again."""
+        for step, loss in losses.items():
+            if not math.isfinite(loss):
+                self.close()
+                fail(f"the {what} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
+
     def _keep_metrics_up_to(self, first: int) -> None:
         path, kept = Path(self.args.out, "metrics.jsonl"), ""
         for line in path.read_text().splitlines() if first and path.exists() else []:
@@ -465,8 +474,7 @@ class Log:
             return f"at step {self.first}, from the checkpoint in {self.args.out}"
         if self.args.resume:
             return f"at step 0, there is no checkpoint in {self.args.out} yet"
-        before = Path(self.args.out, ASIDE)
-        return f"at step 0{f'; the run before is now in {before} (--resume continues one)' if before.exists() else ''}"
+        return "at step 0"
 
     def _step(self, step: int) -> str:
         return f"step {step:{len(str(self.args.steps))}}/{self.args.steps}"

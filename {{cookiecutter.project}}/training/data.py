@@ -3,8 +3,9 @@
     python training/data.py --ranks 4 --global-batch 8        which samples each rank reads in the first steps
 
 To train on your own text, give the programs `--data FILE_OR_FOLDER`. For something that is not text, replace
-`read_corpus` (what there is) and `Windows` (what the model is fed with); what decides which rank reads which sample,
-`step_order`, needs to know the number of samples and nothing else.
+`read_corpus`, which returns a Corpus of whatever has a length, and `Windows`, a dataset of one part of it that returns
+inputs and targets for a list of numbers. What decides which rank reads which sample, `step_order`, needs to know the
+number of samples and nothing else.
 """
 
 from __future__ import annotations
@@ -117,12 +118,12 @@ def _read_folder(
         with file.open("rb") as opened:
             if b"\0" in opened.read(PROBE_BYTES):
                 continue
+        size += file.stat().st_size
         if file.stat().st_size < MAPPED_BYTES:
             small += file.read_bytes()
         else:
             pieces += [memoryview(small), _map(file)] if small else [_map(file)]
             small = bytearray()
-        size = sum(map(len, pieces)) + len(small)
         if limit and size >= limit:
             break
     pieces += [memoryview(small)] if small else []
@@ -253,11 +254,10 @@ def main() -> None:
         parser.error(str(error))
     windows = Windows(corpus.train, args.context)
     per_epoch = len(windows) // args.global_batch
-    if not per_epoch or args.global_batch % args.ranks:
-        parser.error(
-            f"--global-batch {args.global_batch} has to be a multiple of --ranks {args.ranks}, and not above the "
-            f"{len(windows):,} windows of {corpus.name}"
-        )
+    if args.global_batch % args.ranks:
+        parser.error(f"--global-batch {args.global_batch} is no multiple of --ranks {args.ranks}: make it one")
+    if not per_epoch:
+        parser.error(f"--global-batch {args.global_batch} is more than the {len(windows):,} windows of {corpus.name}")
     print(f"{corpus.name}: {len(windows):,} windows of {args.context} bytes, {per_epoch:,} steps per epoch")
     print("step  epoch  rank  windows")
     first = args.first_step - 1

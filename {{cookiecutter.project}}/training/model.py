@@ -2,8 +2,10 @@
 
 To train your own, replace `GPT` and `Config`. What the programs ask of them:
 
-- `Config` is a dataclass of numbers: its fields become flags, and are compared with those in a checkpoint;
-- `GPT(config)` maps what data.py yields, inputs and targets, to losses of any shape [batch, ...], each of equal weight;
+- `Config` is a dataclass of numbers: its fields become flags, and are compared with those in a checkpoint. `context` is
+  the number of tokens in a sample; 1 where there are no tokens;
+- `GPT(config)` maps what data.py yields, inputs and targets, to losses of any shape [batch, ...], each of equal weight.
+  Inputs come as they are; what is not whole numbers, it converts to the type of its weights;
 - `GPT.flops()`, the floating-point operations of a step per token, serves the figure MFU alone; 0 leaves it out;
 - `GPT.blocks` are the layers that train_fsdp.py gathers and frees one by one.
 """
@@ -29,13 +31,15 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise ValueError, in words for the user, where the numbers do not fit together."""
+        if self.vocabulary < 256:
+            raise ValueError(f"--vocabulary {self.vocabulary} is too small: data.py has 256 tokens, one for each byte")
         if self.width % self.heads:
             fits = self.width // self.heads * self.heads or self.heads
             raise ValueError(f"--width {self.width} is no multiple of --heads {self.heads}: choose --width {fits}")
 
 
 class Block(nn.Module):
-    """One transformer layer: attention, then a perceptron, each added to its own input."""
+    """One transformer layer: attention, then an MLP, each added to its own input."""
 
     def __init__(self, config: Config) -> None:
         """Make the layers; weights are set by GPT."""
@@ -61,7 +65,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only transformer, norm before each half layer, output weights tied to the token embedding.
+    """Decoder-only transformer, norm before each sub-layer, output weights tied to the token embedding.
 
     There is no dropout and no batch statistic, so the loss depends on nothing but weights and batch: this is what lets
     N ranks be compared with one, digit by digit.

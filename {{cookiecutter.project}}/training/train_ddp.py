@@ -80,7 +80,7 @@ def evaluate(model: torch.nn.Module, windows: Windows, size: int, autocast: Abst
     for batch in evaluation(windows, size, dist.get_rank(), dist.get_world_size()):
         tokens, targets, weights = (part.to(device) for part in batch)
         with autocast:
-            losses = model(tokens, targets).double().flatten(1)
+            losses = model(tokens, targets).double().view(len(weights), -1)
         sums += torch.stack([(losses.mean(1) * weights).sum(), weights.sum()])
     model.train()
     dist.all_reduce(sums)  # and not means: a rank may have one window fewer

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 training/train_fsdp.py   two, as any launcher starts them
 
 Weights, gradients and optimizer are divided among the ranks; the whole of a layer exists only while it is computed.
-Same flags and losses as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer.
+Same flags and losses as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer, and NumPy.
 
 Which text is read is decided in data.py, the model is in model.py. What a run writes into --out: checkpoints (--resume
 continues from the newest) and metrics.jsonl (one line per step, one per evaluation). Exit code 2: something that you
@@ -24,7 +24,7 @@ from checkpoint import ShardedCheckpoints
 from data import Share, Windows, evaluation, loader
 from model import GPT
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 CLIP = 1.0  # largest norm of the gradient
 
@@ -80,7 +80,7 @@ def evaluate(model: torch.nn.Module, windows: Windows, size: int, autocast: Abst
     for batch in evaluation(windows, size, dist.get_rank(), dist.get_world_size()):
         tokens, targets, weights = (part.to(device) for part in batch)
         with autocast:
-            losses = model(tokens, targets).double().flatten(1)
+            losses = model(tokens, targets).double().view(len(weights), -1)
         sums += torch.stack([(losses.mean(1) * weights).sum(), weights.sum()])
     model.train()
     dist.all_reduce(sums)  # and not means: a rank may have one window fewer
@@ -93,11 +93,13 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     dtype, autocast, weights_in = common.precision(args.dtype, device)
     torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
     model = GPT(args.config).to(weights_in)  # in the host's memory
+    # Rounded before they are gathered: of whole float32 weights autocast would keep a rounded copy of each layer's.
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bfloat16" else MixedPrecisionPolicy()
     for layer in model.blocks:
         if args.compile:
             layer.compile()
-        fully_shard(layer)  # this rank's part of it goes to the GPU
-    fully_shard(model)
+        fully_shard(layer, mp_policy=policy)  # this rank's part of it goes to the GPU
+    fully_shard(model, mp_policy=policy)
     optimizer = common.make_optimizer(model, args.learning_rate)
     checkpoints = ShardedCheckpoints(args.out, args.keep, settings, common.writers())
     state = common.open_run(args, corpus, checkpoints, model, optimizer, rank)

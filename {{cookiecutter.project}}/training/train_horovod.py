@@ -116,7 +116,7 @@ def evaluate(model: torch.nn.Module, windows: Windows, size: int, autocast: Abst
     for batch in evaluation(windows, size, hvd.rank(), hvd.size()):
         tokens, targets, weights = (part.to(device) for part in batch)
         with autocast:
-            losses = model(tokens, targets).double().flatten(1)
+            losses = model(tokens, targets).double().view(len(weights), -1)
         sums += torch.stack([(losses.mean(1) * weights).sum(), weights.sum()])
     model.train()
     sums = hvd.allreduce(sums, name="evaluation", op=hvd.Sum)  # and not means: a rank may have one window fewer

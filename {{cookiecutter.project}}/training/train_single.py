@@ -69,7 +69,7 @@ def evaluate(model: torch.nn.Module, windows: Windows, size: int, autocast: Abst
     for batch in evaluation(windows, size):
         tokens, targets, weights = (part.to(device) for part in batch)
         with autocast:
-            losses = model(tokens, targets).double().flatten(1)
+            losses = model(tokens, targets).double().view(len(weights), -1)
         sums += torch.stack([(losses.mean(1) * weights).sum(), weights.sum()])
     model.train()
     return (sums[0] / sums[1]).item()
