@@ -1193,6 +1193,15 @@ class Windows(Dataset):
 """
 
 
+@pytest.mark.parametrize("program", ["train_single", "train_ddp", "train_fsdp", "data", "plot", "compare"])
+def test_help(program):
+    """Which @record would take for the good end of a run."""
+    line = [sys.executable, TRAINING / f"{program}.py", "--help"]
+    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {program}.py")
+
+
 def test_a_model_and_data_of_ones_own(tmp_path):
     """An image classifier with dropout in place of the two files; nothing else is touched."""
     folder = shutil.copytree(TRAINING, tmp_path / "training", ignore=shutil.ignore_patterns("__pycache__"))

@@ -65,6 +65,8 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
 
 def leave() -> None:
     """Leave the process group, and end this process: the last call of a program."""
+    if not dist.is_initialized():  # after --help
+        return
     dist.barrier()  # nobody leaves while rank 0 still writes
     dist.destroy_process_group()
     # DDP leaves gloo's threads behind. One that gives back a tensor while Python shuts down aborts the process, though
