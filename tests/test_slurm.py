@@ -157,6 +157,26 @@ def test_all_reduce_and_training(either, project, tmp_path):
     assert (tmp_path / "out put/checkpoint-00000005.pt").exists()
 
 
+def test_one_device_and_sharded_on_two_nodes_learn_the_same(cluster, project, tmp_path):
+    """As training/README.md submits them; the second half of the sharded run is resumed from its checkpoint."""
+    tiny = ["--layers", "1", "--width", "32", "--context", "32", "--dtype", "float64", "--decay-steps", "6"]
+    script = project / "slurm/submit_multinode.sh"
+    runs = [
+        ("single", ["--nodes=1", "--gpus-per-node=1"], ["--steps", "6"], {"NPROC_PER_NODE": "1"}),
+        ("fsdp", ["--nodes=2", "--gpus-per-node=2"], ["--steps", "3"], {}),
+        ("fsdp", ["--nodes=2", "--gpus-per-node=2"], ["--steps", "6", "--resume"], {}),
+    ]
+    for name, options, more, settings in runs:
+        words = [*tiny, *more, "--out", tmp_path / name, "--json", tmp_path / f"{name}.json"]
+        command = [*options, script, f"training/train_{name}.py", *words]
+        job = cluster.wait(cluster.sbatch(*command, cwd=tmp_path, env=python(**settings)))
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    single, fsdp = result(tmp_path, "single.json"), result(tmp_path, "fsdp.json")
+    assert (single["world_size"], fsdp["world_size"], fsdp["first_step"]) == (1, 4, 3)
+    assert max(abs(a - b) for a, b in zip(single["losses"][3:], fsdp["losses"])) <= 1e-14
+    assert len(fsdp["losses"]) == 3
+
+
 def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_path):
     """env.sh, launch/ and slurm/ are all that has to be copied; quotes and spaces in arguments survive."""
     mine = tmp_path / "my work"
