@@ -16,6 +16,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
-MODULES = ("model", "data", "checkpoint", "common", "train_single", "train_ddp", "train_fsdp")
+MODULES = ("model", "data", "checkpoint", "stop", "common", "train_single", "train_ddp", "train_fsdp")
 STEPS, HALF = 40, 20
 TO_HALF = ("--steps", HALF, "--save-every", 10)
 SHAPE = ["--context", "32", "--layers", "2", "--heads", "2", "--width", "32", "--dtype", "float64"]
@@ -54,6 +55,7 @@ def modules():
     torch.set_num_threads(1)  # on a tiny model more only wait for each other
     yield argparse.Namespace(**{name: __import__(name) for name in MODULES})
     torch.set_num_threads(threads)
+    sys.modules["stop"].Stop._forget()  # of the programs that ran in this process
     for name in MODULES:
         del sys.modules[name]
     patch.undo()
@@ -116,14 +118,14 @@ def be_a_rank(program: str, words: list[str], environment: dict[str, str], log: 
 class Launch:
     """Ranks that are running; the store through which they meet is in this process, as in torchrun's."""
 
-    def __init__(self, log, ranks, program, *words):
+    def __init__(self, log, ranks, program, *words, **more):
         self.log, self.store = log, torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port, "WORLD_SIZE": ranks}
         shared |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
         self.processes = []
         for rank in range(ranks):
             environment = {**shared, "RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {}
-            environment = {name: str(value) for name, value in environment.items()}
+            environment = {name: str(value) for name, value in {**environment, **more}.items()}
             arguments = (str(program), [str(word) for word in words], environment, f"{log}.{rank}")
             self.processes.append(FORKING.Process(target=be_a_rank, args=arguments))
             self.processes[-1].start()
@@ -594,17 +596,22 @@ def test_resumed_is_uninterrupted(before, program, ranks, half, train, whole):
     assert run.err == ""
 
 
+def await_steps(folder, steps, launch):
+    """Wait until a run has noted so many."""
+    end = time.monotonic() + DEADLINE
+    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < steps:
+        assert launch.processes[0].is_alive(), "ended by itself"
+        assert time.monotonic() < end, "no progress"
+        time.sleep(0.002)
+
+
 @pytest.mark.parametrize(("program", "ranks"), [("train_single", 1), ("train_ddp", 2), ("train_fsdp", 2)])
 def test_killed_in_the_middle(program, ranks, train, text, tmp_path, whole):
     folder = tmp_path / "run"
     words = [*TINY, "--data", text, "--out", folder, "--save-every", 1, "--steps", 100_000]
     launch = Launch(tmp_path / "killed", ranks, TRAINING / f"{program}.py", *words)
     try:
-        end = time.monotonic() + DEADLINE
-        while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < 5:
-            assert launch.processes[0].is_alive(), "ended by itself"
-            assert time.monotonic() < end, "no progress"
-            time.sleep(0.002)
+        await_steps(folder, 5, launch)
     finally:
         launch.kill()
     assert launch.wait().codes == [-9] * ranks
@@ -668,7 +675,7 @@ def test_the_newest_are_kept(program, ranks, end, train, tmp_path):
     run = train(tmp_path / "run", ranks, program, "--steps", 10, "--save-every", 3, "--keep", 2)
     assert checkpoints(run.folder) == ["09", "10"]
     assert os.readlink(run.folder / "latest") == f"checkpoint-00000010{end}"
-    names = {"checkpoint-00000009" + end, "checkpoint-00000010" + end, "latest", "metrics.jsonl"}
+    names = {"checkpoint-00000009" + end, "checkpoint-00000010" + end, "latest", "metrics.jsonl", ".in-use"}
     assert {path.name for path in run.folder.iterdir()} == names
 
 
@@ -788,11 +795,10 @@ def test_a_full_disk_costs_no_checkpoint(program, ranks, train, driver, text, tm
     assert done.codes == [1] * ranks
     assert "No space left on device" in done.err
     assert os.readlink(folder / "latest").startswith("checkpoint-00000005")
-    assert checkpoints(folder) == ["05", "10"]
-    assert (folder / "checkpoint-00000010.tmp").exists()
+    assert checkpoints(folder) == ["05"]  # what did not fit was removed
     run = train(folder, ranks, program, "--resume", "--steps", 12)
     assert (run.figures["first_step"], run.err) == (5, "")
-    assert checkpoints(folder) == ["05", "12"]  # what was half written is gone
+    assert checkpoints(folder) == ["05", "12"]
     assert_same(folder, whole.folder, last=12)
 
 
@@ -811,7 +817,8 @@ def test_a_new_run_moves_the_one_before_aside(program, half, train, tmp_path):
     folder = half("train_ddp" if program == "train_single" else program)
     aside = folder / "previous-10"
     (folder / "previous-9").mkdir()
-    before = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".in-use")
+    before = {path.relative_to(folder): path.read_bytes() for path in files}
     run = train(folder, 1, program, "--steps", 1)
     assert f"before  the run that was in {folder} is now in {aside}; --resume would have continued it" in run.out
     moved = {path.relative_to(aside): path for path in aside.rglob("*")}
@@ -840,7 +847,7 @@ def test_save_minutes(text, solo, tmp_path):
     solo(*words, "--save-minutes", 60)
     assert checkpoints(tmp_path / "run") == ["07"]
     solo(*words, "--save-minutes", 1e-9)
-    assert checkpoints(tmp_path / "run") == ["01", "03", "06", "07"]  # when the losses are read, and so the clocks
+    assert checkpoints(tmp_path / "run") == ["01", "02", "03", "06", "07"]  # when losses are read, and so the clocks
 
 
 def test_ranks_wait_for_a_slow_checkpoint_beyond_their_timeout(server, driver, text, tmp_path):
@@ -861,7 +868,102 @@ if rank == 0:
     for program, launch in launches.items():
         done = launch.wait()
         assert (done.codes, done.out.count("sleeps")) == ([0, 0], 1), done.err
-        assert checkpoints(tmp_path / program) == ["01", "03"]
+        assert checkpoints(tmp_path / program) == ["01", "02", "03"]
+
+
+# Asked to stop
+
+
+@pytest.mark.parametrize(("program", "ranks"), [("train_single", 1), ("train_ddp", 2), ("train_fsdp", 2)])
+@pytest.mark.parametrize("how", ["file", "signal", "time"])
+def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(program, ranks, how, train, text, tmp_path, whole):
+    """At a step that nobody knows beforehand, all ranks after the same; the last rank alone hears the signal."""
+    folder, asked = tmp_path / "run", {"STOP_FILE": tmp_path / "stop", "REQUEUE_FILE": tmp_path / "requeue"}
+    asked |= {"STOP_TIME": time.time() + 1} if how == "time" else {}
+    words = [*TINY, "--data", text, "--out", folder, "--save-every", 100_000, "--steps", 100_000, "--log-every", 3]
+    launch = Launch(tmp_path / "stopped", ranks, TRAINING / f"{program}.py", *words, "--eval-every", 10, **asked)
+    if how != "time":
+        await_steps(folder, 5, launch)
+    if how == "file":
+        (tmp_path / "stop").touch()
+    elif how == "signal":
+        os.kill(launch.processes[-1].pid, signal.SIGUSR1)
+    done = launch.wait()
+    assert done.codes == [0] * ranks, done.err
+    assert (tmp_path / "requeue").exists()
+    stopped = int(re.search(rf"stopped at step (\d+) of 100000, and saved in {folder}; --resume goes on", done.out)[1])
+    assert checkpoints(folder) == [f"{stopped:08d}"[-2:]]
+    last = max(12, stopped + 2)
+    run = train(folder, ranks, program, "--resume", "--steps", last)
+    assert run.figures["first_step"] == stopped
+    if last > STEPS:
+        whole = train(tmp_path / "whole", 1, "train_single", "--steps", last)
+    assert largest_difference(run.figures["losses"], whole.figures["losses"][stopped:last]) <= EXACT
+    assert_same(folder, whole.folder, last=last)
+
+
+def test_a_run_that_is_done_has_nothing_to_requeue(text, solo, tmp_path, monkeypatch):
+    """Asked after its last step, or so late that this is the last."""
+    for name in ("STOP_FILE", "REQUEUE_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (tmp_path / "STOP_FILE").touch()
+    solo(*TINY, "--data", text, "--steps", 1)
+    assert not (tmp_path / "REQUEUE_FILE").exists()
+    solo(*TINY, "--data", text, "--steps", 2)
+    assert (tmp_path / "REQUEUE_FILE").exists()
+
+
+def test_a_job_that_is_started_again_resumes_without_being_told(text, solo, tmp_path, monkeypatch):
+    solo(*TINY, "--data", text, "--steps", 3)
+    monkeypatch.setenv("RESTART_COUNT", "1")
+    assert solo(*TINY, "--data", text, "--steps", 5)["first_step"] == 3
+    monkeypatch.setenv("RESTART_COUNT", "0")
+    assert solo(*TINY, "--data", text, "--steps", 5)["first_step"] == 0
+
+
+def test_slow_steps_are_looked_at_one_by_one(modules):
+    """So that the ranks hear within seconds that they have to stop; quick ones only with the lines of progress."""
+    args = argparse.Namespace(log_every=10, save_every=1000, save_minutes=None, steps=10_000)
+    log = argparse.Namespace(first=0, speaks=True, seconds_per_step=modules.common.LOOK)
+    for seconds, most in ((60.0, 1), (2.0, 2), (0.01, 10)):
+        pace, looks = modules.common.Pace(args, log), []
+        for step in range(1, 61):
+            if pace.due(step):
+                looks.append(step)
+                pace.decide(step, [0.0, 0.0, seconds])
+        assert max(b - a for a, b in zip(looks, looks[1:])) == most
+
+
+def hold(folder, run, ready):
+    os.environ["TORCHELASTIC_RUN_ID"] = run
+    assert __import__("checkpoint").occupied(folder, 0) == ""
+    ready.set()
+    time.sleep(DEADLINE)
+
+
+def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path, monkeypatch):
+    """But an attempt of the same job is not kept out by the one before, whose lock may outlive its node."""
+    (tmp_path / "run").mkdir()
+    ready = FORKING.Event()
+    holder = FORKING.Process(target=hold, args=(str(tmp_path / "run"), "77.1.12345", ready))
+    holder.start()
+    assert ready.wait(DEADLINE)
+    host = json.loads((tmp_path / "run/.in-use").read_text())["host"]
+    for run, expected in (
+        ("", f"job 77 on {host}"),
+        ("none", f"job 77 on {host}"),
+        ("78.2.1", f"job 77 on {host}"),
+        ("77.1.2", f"job 77 on {host}"),  # two at once in one allocation
+        ("77.2.3", ""),
+    ):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
+        assert modules.checkpoint.occupied(str(tmp_path / "run"), 0) == expected, run
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    expected = f"--out {tmp_path}/run is in use by job 77 on {host}: give another --out, or wait for the end of that"
+    assert refused(*TINY, "--data", text, "--timeout", 1) == expected
+    holder.kill()
+    holder.join()
+    assert modules.checkpoint.occupied(str(tmp_path / "run"), 0) == ""
 
 
 # Refusals
@@ -1269,7 +1371,7 @@ def test_plain_python_from_anywhere_without_numpy(program, tmp_path):
     else:
         assert done.returncode == 0, done.stderr
         assert "step 2/2  validation loss" in done.stdout
-        names = {"checkpoint-00000002.pt", "latest", "metrics.jsonl"}
+        names = {"checkpoint-00000002.pt", "latest", "metrics.jsonl", ".in-use"}
         assert {path.name for path in (tmp_path / "runs/train").iterdir()} == names
 
 

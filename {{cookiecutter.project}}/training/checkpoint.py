@@ -6,10 +6,14 @@ A checkpoint is `checkpoint-00000200.pt`, a file that torch.load reads; of train
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
+import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,33 @@ PATTERN = "checkpoint-" + 8 * "[0-9]"
 
 class Foreign(ValueError):
     """There are checkpoints that this run cannot go on from; the message is in words for the user."""
+
+
+def occupied(folder: str, patience: float) -> str:
+    """Take a folder for this process, until that ends; return '', or who still has it after `patience` seconds.
+
+    An earlier attempt of the same job does not count: its node may be dead, and nobody have told the file server yet.
+    """
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "").split(".")  # JOBID.ATTEMPT.PORT, by launch/
+    job, attempt = (run[0], int(run[1])) if len(run) == 3 and run[0].isdigit() else ("", 0)
+    file = os.open(Path(folder, ".in-use"), os.O_RDWR | os.O_CREAT, 0o666)  # for good: closing it gives the folder back
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
+                return ""
+        holder = {"host": "?", "job": "", "attempt": 0} | json.loads(os.pread(file, 1000, 0) or "{}")
+        if job and holder["job"] == job and holder["attempt"] < attempt:
+            return ""
+        if time.monotonic() > end:
+            return f"{'job ' + holder['job'] if holder['job'] else 'a process'} on {holder['host']}"
+        time.sleep(0.5)
+    os.ftruncate(file, 0)
+    os.pwrite(file, json.dumps({"host": socket.gethostname(), "job": job, "attempt": attempt}).encode(), 0)
+    return ""
 
 
 def _remove(path: Path) -> None:
@@ -58,14 +89,23 @@ class Checkpoints:
         return None
 
     def save(self, state: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Write all, as state["step"]; whenever the power fails, the file is whole or has another name."""
+        """Write all, as state["step"]; whenever the power fails, the file is whole or has another name.
+
+        Raises OSError if the disk does not take it; what was written of it is removed.
+        """
         path = self.folder / f"checkpoint-{state['step']:08d}.pt"
+        temporary = path.with_suffix(".tmp")
         whole = {"format": FORMAT, "settings": self.settings, **state}
-        _remove(path.with_suffix(".tmp"))  # a folder, of train_fsdp.py
-        with path.with_suffix(".tmp").open("wb") as file:
-            torch.save({**whole, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-            file.flush()
-            os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
+        _remove(temporary)  # a folder, of train_fsdp.py
+        try:
+            with temporary.open("wb") as file:
+                torch.save({**whole, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+                file.flush()
+                os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
+        except (OSError, RuntimeError) as error:
+            _remove(temporary)
+            reason = error.__context__ if isinstance(error.__context__, OSError) else error  # torch fails once more
+            raise OSError(f"{path} could not be written ({reason}); the checkpoints before it are whole") from None
         self._publish(path)
 
     def set_aside(self) -> Path | None:
@@ -140,7 +180,12 @@ class ShardedCheckpoints(Checkpoints):
             whole = {"format": FORMAT, "settings": self.settings, **state}
             (temporary / "run.json").write_text(json.dumps(whole, indent=1) + "\n")
         dist.barrier(self.group)
-        self.dcp.save(self._parts(model, optimizer), checkpoint_id=temporary, process_group=self.group)  # with fsync
+        try:  # with fsync
+            self.dcp.save(self._parts(model, optimizer), checkpoint_id=temporary, process_group=self.group)
+        except self.dcp.CheckpointException:  # on all ranks alike
+            if dist.get_rank() == 0:
+                _remove(temporary)
+            raise
         if dist.get_rank() == 0:
             self._publish(path)
 

@@ -20,9 +20,10 @@ from typing import Any, Callable, NoReturn
 
 import torch
 import torch.distributed as dist
-from checkpoint import Checkpoints, Foreign
+from checkpoint import Checkpoints, Foreign, occupied
 from data import Corpus, Windows, read_corpus
 from model import Config
+from stop import Stop
 
 try:
     from tqdm import tqdm
@@ -37,6 +38,8 @@ MOST_WORKERS = 4  # processes that read ahead, for each rank that has a GPU
 SPEAK_FIRST = 2.0  # seconds that the other ranks of a node leave to the one that prints an error
 SAVE_TIMEOUT = 7200  # seconds that ranks wait for the one that writes a checkpoint
 AGREE_BYTES = 192  # of a fact and a host name, when ranks compare what they found
+LOOK = 5.0  # seconds, or one step if that takes longer, until all ranks know that one was asked to stop
+OCCUPIED = 60  # seconds to wait for a folder in use: a file server learns late that a node is dead
 # Largest rate of dense bfloat16 products [FLOP/s] by a part of the GPU's name, the first that fits: from the makers'
 # data sheets as torchtitan/tools/utils.py lists them (https://github.com/pytorch/torchtitan, read 2026-11-21).
 PEAKS = (("A100", 312e12), ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12), ("H200", 989e12))  # and GH200
@@ -119,13 +122,21 @@ def gather_rows(mine: torch.Tensor) -> torch.Tensor:
     return torch.cat(rows)
 
 
+def to_row(text: str) -> torch.Tensor:
+    """Return ASCII as a row to gather: a tensor of bytes, because all_gather_object needs NumPy."""
+    return torch.tensor([list(text.encode()[:AGREE_BYTES].ljust(AGREE_BYTES, b"\0"))], dtype=torch.uint8)
+
+
+def to_text(row: torch.Tensor) -> str:
+    """Return what to_row() was given."""
+    return bytes(row.tolist()).rstrip(b"\0").decode()
+
+
 def agree(what: str, fact: str, fix: str, gather: Callable[[torch.Tensor], torch.Tensor] = gather_rows) -> None:
     """Fail on all ranks, naming the hosts, unless `fact` (ASCII, short) is the same on each of them."""
-    # A tensor of bytes, because all_gather_object needs NumPy.
-    mine = f"{fact}\0{socket.gethostname()}".encode()[:AGREE_BYTES].ljust(AGREE_BYTES, b"\0")
     sides: dict[str, dict[str, list[str]]] = {}  # fact -> host -> ranks
-    for rank, row in enumerate(gather(torch.tensor([list(mine)], dtype=torch.uint8))):
-        seen, host = bytes(row.tolist()).rstrip(b"\0").decode().split("\0")
+    for rank, row in enumerate(gather(to_row(f"{fact}\0{socket.gethostname()}"))):
+        seen, host = to_text(row).split("\0")
         sides.setdefault(seen, {}).setdefault(host, []).append(str(rank))
     if len(sides) > 1:
         told = []
@@ -159,7 +170,9 @@ def flags(doc: str) -> argparse.ArgumentParser:
     add("--steps", type=n, default=200, help="updates of the weights, counted from step 0 (default: %(default)s)")
     add("--data", metavar="PATH", help="text file, or folder of them (default: the sources of Python's own library)")
     add("--out", metavar="DIR", default="runs/train", help="for checkpoints and metrics (default: %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in DIR, if any")
+    again = os.environ.get("RESTART_COUNT", "0") != "0"  # this job was requeued
+    resume = "continue from the newest checkpoint in DIR, if any (a job that was requeued always does)"
+    parser.add_argument("--resume", action="store_true", default=again, help=resume)
     add("--json", metavar="FILE", help="write losses, validation loss and tokens/s into this file too")
     add("--timeout", type=positive, default=600, metavar="SECONDS", help="of waiting for a rank (default: %(default)s)")
     add("--global-batch", type=n, default=32, help="sequences per step, over all ranks (default: %(default)s)")
@@ -249,9 +262,13 @@ def open_run(
 ) -> dict[str, Any]:
     """Fill model and optimizer from the checkpoint to go on from, and return its step and losses, or those of a start.
 
-    Fails if the ranks find different ones. What is in the way of a new run is moved aside.
+    Fails if the ranks find different ones, or if another job is at work there. What is in the way of a new run is moved
+    aside.
     """
     shared = f"Put --out {args.out} on a file system that all nodes share"
+    holder = to_text(gather(to_row(occupied(args.out, min(OCCUPIED, args.timeout / 2)) if rank == 0 else ""))[0])
+    if holder:
+        fail(f"--out {args.out} is in use by {holder}: give another --out, or wait for the end of that")
     agree("corpus", f"checksum {corpus.checksum}", "Give --data a path that all nodes share", gather)
     state = None
     if args.resume:
@@ -330,6 +347,38 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+class Pace:
+    """When the ranks look at their losses, save and stop: all after the same step, as they decide together."""
+
+    def __init__(self, args: argparse.Namespace, log: Log) -> None:
+        """Begin; from now on signals do not end the process."""
+        self.args, self.log, self.stop_request = args, log, Stop(0 if log.speaks else 1)
+        self.look, self.saved = log.first + 1, time.monotonic()
+        self.save = self.stop = False
+
+    def due(self, step: int) -> bool:
+        """Return whether the losses are to be read after this step, for which the device has to be waited for."""
+        return step >= self.look or step % self.args.log_every == 0 or due(step, self.args.save_every, self.args)
+
+    def wishes(self) -> list[float]:
+        """Return what this rank has to say: whether to save (0 or 1), whether to stop, the seconds of a step."""
+        minutes = self.args.save_minutes or math.inf
+        return [time.monotonic() - self.saved > 60 * minutes, self.stop_request.asked(), self.log.seconds_per_step]
+
+    def decide(self, step: int, wishes: list[float]) -> None:
+        """Set `save` and `stop` from the mean of all ranks' wishes."""
+        save, stop, seconds = wishes
+        self.look = step + max(1, min(self.args.log_every, int(LOOK / max(seconds, 1e-9))))
+        self.stop = stop > 0 and step < self.args.steps
+        self.save = save > 0 or self.stop or due(step, self.args.save_every, self.args)
+
+    def has_saved(self) -> None:
+        """Count the minutes to the next checkpoint from here."""
+        self.saved = time.monotonic()
+        if self.stop:
+            self.stop_request.obey()
+
+
 class Log:
     """What a run tells: metrics.jsonl, lines of progress, the figures for --json. Silent on all ranks but 0."""
 
@@ -361,6 +410,7 @@ class Log:
         self.pending: list[torch.Tensor] = []  # losses and learning rates of the steps since the last line: they are
         self.rates: list[float] = []  # read together, so that the device is seldom waited for
         self.tokens, self.seconds = 0, 0.0  # without the first step, which pays for memory, buckets and kernels
+        self.seconds_per_step = LOOK  # not known yet
         self.clock = time.perf_counter()
         self.bar = None
         if not self.speaks:
@@ -399,6 +449,7 @@ class Log:
         seconds, tokens = time.perf_counter() - self.clock, self.tokens_per_step * len(losses)
         if self.figures["losses"]:
             self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+        self.seconds_per_step = seconds / len(losses)
         self.figures["losses"] += losses
         self.state.update(step=step, loss=losses[-1])
         measured = {"tokens_per_second": round(tokens / seconds, 1)}
@@ -411,7 +462,7 @@ class Log:
         if self.bar:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(len(losses))
-        else:
+        elif step % self.args.log_every == 0 or step in (self.first + 1, self.args.steps):
             self.say(f"{self._step(step)}  {text}")
         self.pending, self.rates = [], []
         self._demand_numbers("loss", dict(enumerate(losses, start=step - len(losses) + 1)))
@@ -433,7 +484,10 @@ class Log:
         mfu = self.mfu_per_speed * speed if self.mfu_per_speed and speed else None
         self.close()
         losses = self.figures["losses"]
-        if losses:
+        if self.state["step"] < self.args.steps:
+            told = f"{self.state['step']} of {self.args.steps}, and saved in {self.args.out}"
+            self.say(f"stopped at step {told}; --resume goes on from there")
+        elif losses:
             told = f"loss {losses[0]:.4f} -> {losses[-1]:.4f}, validation {self.state['val_loss']:.4f}"
             told += f", {speed:,.0f} tokens/s" if speed else ""
             told += f", mfu {mfu:.1%}" if mfu else ""

@@ -14,7 +14,6 @@ asked for cannot be done, and the message says what would be.
 from __future__ import annotations
 
 import argparse
-import time
 from contextlib import AbstractContextManager, nullcontext
 
 import common
@@ -63,12 +62,12 @@ def train_step(
     return mean_loss
 
 
-def collect(losses: list[torch.Tensor], flag: bool) -> tuple[list[float], bool]:
-    """Return the losses as numbers, means over the ranks, and whether any has the flag; this waits for the device."""
-    numbers = torch.stack([*losses, losses[0].new_tensor(flag)]).double()
+def collect(losses: list[torch.Tensor], wishes: list[float]) -> tuple[list[float], list[float]]:
+    """Return the losses as numbers, and the wishes, means over the ranks; this waits for the device."""
+    numbers = torch.cat([torch.stack(losses), losses[0].new_tensor(wishes)]).double()
     dist.all_reduce(numbers)
     numbers /= dist.get_world_size()
-    return numbers[:-1].tolist(), numbers[-1].item() > 0
+    return numbers[: len(losses)].tolist(), numbers[len(losses) :].tolist()
 
 
 @torch.no_grad()
@@ -103,24 +102,26 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     log = common.Log(args, corpus, model, dtype, device, state, rank, world)
     windows, validation = Windows(corpus.train, args.context), Windows(corpus.validation, args.context)
     share = Share(len(windows), args.global_batch, args.seed, log.first, args.steps, rank, world)
-    saved = time.monotonic()
+    pace = common.Pace(args, log)
     for step, batch in enumerate(loader(windows, share, common.workers(args, device), device), start=log.first + 1):
         tokens, targets = (part.to(device, non_blocking=True) for part in batch)
         rate = common.prepare_step(step, rank, args, optimizer)
         log.add(train_step(ddp, optimizer, tokens, targets, args.micro_batch, autocast), rate)
-        evaluate_now, save_now = common.due(step, args.eval_every, args), common.due(step, args.save_every, args)
-        if not (evaluate_now or save_now or step == log.first + 1 or step % args.log_every == 0):
+        evaluate_now = common.due(step, args.eval_every, args)
+        if not (evaluate_now or pace.due(step)):
             continue
-        overdue = args.save_minutes is not None and time.monotonic() - saved > 60 * args.save_minutes
-        losses, overdue = collect(log.pending, overdue)
+        losses, wishes = collect(log.pending, pace.wishes())
         log.trained(step, losses)
+        pace.decide(step, wishes)
         if evaluate_now:
             log.evaluated(step, evaluate(model, validation, args.micro_batch, autocast))
-        if save_now or overdue:
+        if pace.save:
             if rank == 0:
                 checkpoints.save(log.state, model, optimizer)
             dist.barrier(others_wait)
-            saved = time.monotonic()
+            pace.has_saved()
+        if pace.stop:
+            break
         log.resume_clock()
     log.finish()
 

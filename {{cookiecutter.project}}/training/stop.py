@@ -1,0 +1,71 @@
+"""When a run has to end before it is done: it is asked by a file, a signal or the clock. For any program.
+
+    stop = Stop(rank)                              # once, before the first step
+    ...
+    asked = torch.tensor(float(stop.asked()))      # now and then, on all ranks after the same step
+    dist.all_reduce(asked)                         # if one has heard of it, all end here: the others would wait for it
+    if asked:
+        save()
+        stop.obey()                                # there is more to do: the job goes back into the queue
+        sys.exit(0)
+
+slurm/submit_multinode.sh sets STOP_FILE, STOP_TIME and REQUEUE_FILE. Without them the signals are left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of a preemption; of schedulers that warn each process
+STUCK = 15  # seconds after SIGTERM in which a rank that waits for a dead one has not come back to Python
+
+
+class Stop:
+    """Notes that the run shall end.
+
+    No single way of asking is sure: few launchers pass on every signal, and file and time somebody has to set.
+    """
+
+    def __init__(self, rank: int) -> None:
+        """Listen from now on; rank 0 also looks for the file. In the main thread only."""
+        self.rank, self.signalled = rank, False
+        self.file, self.time = os.environ.get("STOP_FILE", ""), float(os.environ.get("STOP_TIME") or "inf")
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+        # Python calls _note once a collective has returned, which that with a dead rank may never do. The byte that is
+        # written when the signal arrives is there at once.
+        source, sink = os.pipe()
+        os.set_blocking(sink, False)
+        signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+        threading.Thread(target=self._end_if_stuck, args=(source,), daemon=True).start()
+        os.register_at_fork(after_in_child=self._forget)  # processes that read data are to die of a signal
+
+    def asked(self) -> bool:
+        """Return whether this rank has been asked to stop; looks at the disk, so not after every millisecond."""
+        looked_for = self.rank == 0 and self.file
+        return self.signalled or time.time() >= self.time or bool(looked_for and os.path.exists(self.file))
+
+    def obey(self) -> None:
+        """Tell the submit script that all is saved, and that there is more to do."""
+        if self.rank == 0 and "REQUEUE_FILE" in os.environ:
+            Path(os.environ["REQUEUE_FILE"]).touch()
+
+    def _note(self, *_: object) -> None:
+        self.signalled = True
+
+    def _end_if_stuck(self, source: int) -> None:
+        while number := os.read(source, 1):
+            if number[0] == signal.SIGTERM:
+                time.sleep(STUCK)
+                if not self.signalled:
+                    os._exit(128 + signal.SIGTERM)
+
+    @staticmethod
+    def _forget() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
