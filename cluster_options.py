@@ -949,6 +949,11 @@ def _minutes(text: str) -> float | None:
     return (days * 24 + hours) * 60 + minutes + seconds / 60
 
 
+def warning(answers) -> int:
+    """Return how many seconds before its walltime is over a job is warned: a tenth of it, 30 s to 5 min."""
+    return min(300, max(30, int((_minutes(answers["time_limit"]) or 0) * 6)))
+
+
 def walltime(minutes: int) -> str:
     """Return whole minutes as HH:MM:SS."""
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
@@ -1225,6 +1230,7 @@ class ClusterOptions(Extension):
             interactive_answers,
             build_answers,
             resources,
+            warning,
             example_nodes,
             nodes_of,
             for_tests,

@@ -28,6 +28,8 @@ NEEDED = {
     "launch/rank.sh": SLURM,
     "launch/spawn.py": SLURM,
     "slurm/submit_multinode.sh": SLURM,
+    "slurm/preflight.sh": SLURM,
+    "slurm/doctor.sh": SLURM,
     "slurm/interactive.sh": SLURM,
     "slurm/interactive.rc": SLURM,
     "slurm/build_venv.sh": SLURM and "venv" in RUNTIMES,

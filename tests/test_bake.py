@@ -30,9 +30,9 @@ COMMON = {
     "tests/test_project.py",
 }
 SLURM = COMMON | {
-    f"slurm/{name}" for name in ("submit_multinode.sh", "interactive.sh", "interactive.rc", "build_venv.sh")
+    f"slurm/{name}.sh" for name in ("submit_multinode", "preflight", "doctor", "interactive", "build_venv")
 }
-SLURM |= {"launch/rank.sh", "launch/spawn.py"}
+SLURM |= {"slurm/interactive.rc", "launch/rank.sh", "launch/spawn.py"}
 RUNAI = {"runai/submit_multinode.sh", "runai/interactive.sh", "runai/pod.sh", "container/Dockerfile"}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/requirements.txt"}
 FILES = {"local": COMMON - {"benchmark/pairs.py"} | {"local/submit.sh"}, "slurm": SLURM, "runai": RUNAI}
@@ -124,6 +124,10 @@ def test_the_header_follows_the_answers(tmp_path):
     # mn5 shares nodes: two of four GPUs come with half of the 80 cores
     for option in ("--account=abc@h100", "--nodes=3", "--gres=gpu:2", "--cpus-per-task=40", "--time=01:00:00"):
         assert option in options
+    # early enough for a checkpoint, late enough to be worth the wait before
+    for limit, signal in (("00:02:00", 30), ("00:30:00", 180), ("1-00:00:00", 300)):
+        header = (bake(tmp_path / limit, site="slurm", time_limit=limit) / "slurm/submit_multinode.sh").read_text()
+        assert f"#SBATCH --signal=B:USR1@{signal} " in header
     cpu = (bake(tmp_path / "cpu", site="slurm", gpus_per_node="0") / "slurm/submit_multinode.sh").read_text()
     assert not re.search(r"^#SBATCH.*gpu", cpu, re.MULTILINE)
     # where a whole node has to be asked for, pip takes a part of it
@@ -216,7 +220,8 @@ def test_a_site_file_may_leave_out_what_it_likes(case, tmp_path):
         shown = (project / "README.md").read_text()
         for row in re.findall(r"^\|.*", shown, re.MULTILINE):
             assert len(re.findall(r"(?<!\\)\|", row)) in (3, 4, 5), row
-    times = {path.name: re.findall(r"--time=([\d:]+)", path.read_text())[-1] for path in project.glob("slurm/*.sh")}
+    times = {path.name: re.findall(r"--time=([\d:]+)", path.read_text()) for path in project.glob("slurm/*.sh")}
+    times = {name: found[-1] for name, found in times.items() if found}
     if case == "partitions alone":  # p takes no job of one node, q no longer one
         assert times["interactive.sh"] == times["build_venv.sh"] == times["build_container.sh"] == "00:05:00"
     if case == "QoS alone, and modules":

@@ -248,8 +248,13 @@ def test_threads_of_a_rank(call):
 
 def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
     _, seen, _ = call({**TASK, "RUN_DIR": str(tmp_path / "a b")}, "x.py", wrapper=RANK)
-    assert seen["TORCHELASTIC_ERROR_FILE"] == f"{tmp_path}/a b/node2-n3/rank5.json"
-    assert (tmp_path / "a b/node2-n3").is_dir()
+    assert seen["TORCHELASTIC_ERROR_FILE"] == f"{tmp_path}/a b/node2-n3/1/error.json"
+    (tmp_path / "fails.py").write_text("1 / 0\n")
+    environment = {**ELSEWHERE, "RUN_DIR": str(tmp_path), "PATH": os.environ["PATH"], "PYTHON": sys.executable}
+    done = subprocess.run([RANK, tmp_path / "fails.py"], env=environment, capture_output=True, text=True, check=False)
+    logs = list(tmp_path.glob("node0-*/0/stderr.log"))
+    assert done.returncode == 1
+    assert [log.read_text() for log in logs] == [done.stderr] and "ZeroDivisionError" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -329,14 +334,14 @@ def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
     program = tmp_path / "x.py"
     for failure, code, said in (
         ("sys.exit(7)", 7, ""),
-        ("os.kill(os.getpid(), 9)", 137, ""),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by signal 9"),
         ("1 / 0", 1, "ZeroDivisionError"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     ):
         program.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {failure}\ntime.sleep(60)\n")
         done = spawn({"NPROC_PER_NODE": "3", **ELSEWHERE}, program, cwd=tmp_path, timeout=20)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
-        assert "runpy" not in done.stderr and "spawn.py" not in done.stderr, done.stderr
+        assert "runpy" not in done.stderr and 'spawn.py", line' not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 5)])

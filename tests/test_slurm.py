@@ -408,7 +408,7 @@ def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
     (tmp_path / "srun").write_text('#!/bin/sh\necho "srun $*"\nMASTER_ADDR=${MASTER_ADDR%i} exec /usr/bin/srun "$@"\n')
     (tmp_path / "srun").chmod(0o755)
     (tmp_path / "own.py").write_text("import os\nprint([os.environ[f'LAB_{n}'] for n in ('FORCED', 'JOB', 'OWN')])\n")
-    surroundings = {**python(), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
+    surroundings = {**python(PREFLIGHT="0"), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
     for launcher, ranks, wanted in (("torchrun", "", "node"), ("srun", "", "rank"), ("srun", "1", "always")):
         environment = {**surroundings, "LAUNCHER": launcher, "NPROC_PER_NODE": ranks}
         job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)

@@ -204,6 +204,10 @@ CONTAINER_EXEC=()
 #? endif
 # {{ site.launchers | join(", ") }}: README.md says which starts what.
 LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
+# 1: first each node is looked at, a second or less; 0: it is not.
+PREFLIGHT="${PREFLIGHT:-1}"
+# How often a job that saved before its walltime was over goes back into the queue by itself.
+MAX_REQUEUES="${MAX_REQUEUES:-20}"
 
 # ---- network and libraries ----------------------------------------------------------------------
 #? if not (site.partitions or site.qos)

@@ -12,7 +12,7 @@
 #   MASTER_ADDR, MASTER_PORT   where rank 0 listens          (slurm/submit_multinode.sh sets them)
 #   NPROC_PER_NODE             ranks that each node must have (else its GPUs; else as many as were started)
 #   OMP_NUM_THREADS            threads of each rank           (else the cores it may use)
-#   RUN_DIR                    folder for each rank's error file
+#   RUN_DIR                    folder for what each rank prints as an error
 #   PYTHON                     the interpreter                (python3)
 set -euo pipefail
 
@@ -64,7 +64,9 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
 export TORCHELASTIC_RUN_ID=${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$MASTER_PORT
 export PYTHONUNBUFFERED=1 # into a pipe Python would keep its lines back
 if [[ -n ${RUN_DIR:-} ]]; then
-    mkdir -p "$RUN_DIR/node$GROUP_RANK-$host"
-    export TORCHELASTIC_ERROR_FILE=$RUN_DIR/node$GROUP_RANK-$host/rank$RANK.json
+    folder=$RUN_DIR/node$GROUP_RANK-$host/$LOCAL_RANK
+    mkdir -p "$folder"
+    export TORCHELASTIC_ERROR_FILE=$folder/error.json
+    exec 2> >(trap '' INT TERM && exec tee "$folder/stderr.log" >&2)
 fi
 exec "$PYTHON" "$@"

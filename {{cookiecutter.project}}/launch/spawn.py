@@ -120,19 +120,23 @@ def relay(source: int, sink, label: bytes, log: Path | None) -> None:
 def supervise(processes: list) -> int:
     """Wait for all ranks; after the first failure end the others. Return the exit code: 0, or the first failure's."""
     code, deadline = 0, None
-    while alive := [process for process in processes if process.exitcode is None]:
-        failed = [process for process in processes if process.exitcode]
+    while True:
+        alive = [process for process in processes if process.exitcode is None]
+        failed = next((process for process in processes if process.exitcode), None)
         if failed and deadline is None:
-            code, deadline = failed[0].exitcode, time.monotonic() + GRACE
+            code, deadline = failed.exitcode, time.monotonic() + GRACE
+            if code < 0:  # it had no time to say so itself
+                rank = int(os.environ["GROUP_RANK"]) * len(processes) + processes.index(failed)
+                print(f"launch/spawn.py on {HOST}: rank {rank} was ended by signal {-code}", file=sys.stderr)
             for process in alive:
                 process.terminate()
+        if not alive:
+            return code if code >= 0 else 128 - code
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             for process in alive:
                 process.kill()
         wait([process.sentinel for process in alive], left if left is None or left > 0 else 1)
-    code = code or next((process.exitcode for process in processes if process.exitcode), 0)
-    return code if code >= 0 else 128 - code
 
 
 def forward(sent: int, pids: list[int]) -> None:

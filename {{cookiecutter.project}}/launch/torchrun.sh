@@ -107,6 +107,8 @@ if [[ -n ${RUN_DIR:-} ]]; then
 fi
 # shellcheck disable=SC2016 # ${rank} is torchrun's, which fills it in
 export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[$host:"'${rank}] '
+# Told to end, torchrun tells its processes and kills them after 30 s (torch 2.12 and later read this): time to save.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
 export PYTHONUNBUFFERED=1 # --tee writes through files, where Python would keep lines back
 
 if [[ $1 == -m ]]; then

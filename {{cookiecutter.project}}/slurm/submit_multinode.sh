@@ -11,9 +11,14 @@
 #   sbatch --nodes=4 slurm/submit_multinode.sh -m package.module     options before the file win over the lines below
 #   bash slurm/submit_multinode.sh [--nodes=4 --] pi/pi.py           first checks what would fail after hours of waiting
 #   salloc --nodes=2 …, then bash slurm/submit_multinode.sh pi/pi.py inside an allocation it runs there
+#   sbatch --array=0-3 slurm/submit_multinode.sh program.py --seed %a  %a in an argument becomes the index of an array job
 #
 # The program is looked up in the current folder, then in the project. Its exit code is the job's: 0, or not 0.
 # Settings: env.sh; LAUNCHER=srun sbatch … takes another of its values for one job. Logs: logs/JOBID.ATTEMPT/ in the project.
+#
+# Before its walltime is over a program is asked to save and to end: the file STOP_FILE appears. If it creates REQUEUE_FILE,
+# and ends with exit code 0, the job goes back into the queue, and is started again with RESTART_COUNT=1, 2, …
+# Never after scancel. 'scancel --signal=USR1 --batch JOBID' asks for it now; 'touch logs/latest/stop' without going on.
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -21,6 +26,8 @@
 #? for option, why in resources(cookiecutter)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
+#SBATCH {{ pad("--requeue") }} # back into the queue after the failure of a node, a preemption, or the warning
+#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # this warning, so many seconds (or a minute more) before the walltime is over
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission: into one that does not exist, all output is lost
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
@@ -131,16 +138,65 @@ gpus_per_node() {
     smallest "${counts//$'\n'/,}"
 }
 
+# USR1 came: asks the ranks to save and to end.
+# shellcheck disable=SC2329 # called by the trap
+on_warning() {
+    # A walltime of minutes: Slurm may have sent it at the start. Then STOP_TIME has to do.
+    ((left >= 600 || SECONDS >= left / 2)) || return 0
+    warned=1
+    touch "$STOP_FILE"
+    echo "$(date '+%F %T') the walltime is almost over: the program is asked to save and to end"
+}
+
+# Runs a command, in a batch job in the background: bash does not hear a signal while it waits for a foreground process.
+follow() {
+    if [[ -z $batch ]]; then
+        "$@"
+        return
+    fi
+    "$@" &
+    while kill -0 $! 2>/dev/null; do # a signal ends the wait, not yet the command
+        wait $! || true
+    done
+    wait $!
+}
+
+# Whether the job shall go on later: its program has saved and has more to do, and was not asked to end for good.
+goes_on() {
+    local job
+    [[ -n $batch && -e $REQUEUE_FILE ]] || return
+    job=$(scontrol show job "$SLURM_JOB_ID")
+    [[ $job == *JobState=RUNNING* ]] || return # else scancel has come since
+    # Of a preemption this script may not hear, and Slurm puts back into the queue what still runs when the grace is over.
+    [[ $job == *PreemptTime=[0-9]* ]] || [[ -z $cancelled && (-n $warned || $(date +%s) -ge STOP_TIME) ]]
+}
+
+# Puts the job back into the queue.
+requeue() {
+    local attempt=${SLURM_RESTART_COUNT:-0}
+    if ((attempt >= MAX_REQUEUES)); then
+        echo "saved, but not done: MAX_REQUEUES=$MAX_REQUEUES is reached. Submit the same again, with --resume"
+    else # said first: it ends this script too
+        echo "$(date '+%F %T') saved, but not done: back into the queue as attempt $((attempt + 1)), which will go on"
+        scontrol requeue "$SLURM_JOB_ID" ||
+            echo "this cluster does not requeue; submit the same again, with --resume (README: Longer than the walltime)"
+    fi
+}
+
 # Runs one program on all nodes.
 run() {
-    MASTER_PORT=$(free_port)
+    MASTER_PORT=$(free_port) || return
     export MASTER_PORT
+    if [[ $PREFLIGHT != 0 ]]; then
+        "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
+        PREFLIGHT=0
+    fi
     echo "$(date '+%F %T') $* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     #? if mpi
     if [[ $LAUNCHER == mpirun* ]]; then
         # Open MPI starts its daemons with an srun of its own, which takes these: all variables, and all cores (srun 22.05 to
         # 23.02 would give it one). The header's one task per node would be one slot.
-        SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK=$cores SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})" \
+        follow env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})" \
             mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none \
             "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
         return
@@ -149,7 +205,7 @@ run() {
     # The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
     # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
     # shell, which is a step itself and holds what this one needs. No --gpu-bind: each rank sees all GPUs of its node.
-    srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) \
+    follow srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) \
         --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${step[@]}" \
         "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
@@ -157,6 +213,11 @@ run() {
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
+fi
+batch=''
+if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
+    batch=$SLURM_JOB_ID
+    trap '' USR1 # which would end this shell, until there is a program to be warned
 fi
 PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
 export PROJECT_DIR
@@ -198,13 +259,19 @@ if [[ -z ${SLURM_JOB_ID:-} ]]; then
     exit $code
 fi
 
+set -- "${@//%a/${SLURM_ARRAY_TASK_ID:-%a}}"
 prepare || exit
 set -euo pipefail # only now: modules and virtual environments read variables that are not set
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 ((${#hosts[@]} == SLURM_JOB_NUM_NODES)) || die "scontrol names ${#hosts[@]} hosts for $SLURM_JOB_NUM_NODES nodes"
 export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
-export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
+export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
+export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
+export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue"
+mkdir -p "$RUN_DIR"
+ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest"
+rm -f "$STOP_FILE" "$REQUEUE_FILE" # of a run before this one in the same allocation
 #? if cores
 cores=${SLURM_CPUS_PER_TASK:-$(smallest "$SLURM_JOB_CPUS_PER_NODE")} # of each node; salloc may not have been told
 #? else
@@ -235,9 +302,42 @@ else
 #? endif
 fi
 
-if [[ -n ${1:-} ]]; then
-    run "$program" "${@:2}"
-else
-    run "$PROJECT_DIR/check/ranks.py"
-    run "$PROJECT_DIR/training/train_ddp.py"
+needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
+[[ $program == -m ]] || needed+=("$(realpath "$program")")
+#? if container
+if ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]} == 0)); then
+    needed+=("$(command -v "$PYTHON")")
+elif [[ ${IMAGE:-} == /* ]]; then
+    needed+=("$IMAGE")
 fi
+#? else
+((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
+#? endif
+
+# Two ways to hear of the end, as a site may not send the warning, and in an interactive shell nobody is there to get it:
+# STOP_TIME [seconds since 1970] is when a program saves and ends by itself.
+end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)" +%s 2>/dev/null)} ||
+    end=$(date -d "1 year" +%s) # no limit
+left=$((end - $(date +%s)))
+spare=$((left < 300 ? 30 : left > 3000 ? 300 : left / 10))
+export STOP_TIME=$((end - spare))
+warned='' cancelled=''
+if [[ -n $batch ]]; then
+    trap on_warning USR1
+    trap 'cancelled=1 && touch "$STOP_FILE"' TERM # scancel, or a preemption
+fi
+
+code=0
+if [[ -n ${1:-} ]]; then
+    run "$program" "${@:2}" || code=$?
+else
+    run "$PROJECT_DIR/check/ranks.py" && run "$PROJECT_DIR/training/train_ddp.py" || code=$?
+fi
+if goes_on; then
+    requeue
+elif [[ -n $cancelled ]]; then
+    echo "$(date '+%F %T') told to end: by scancel, a preemption, or the failure of a node"
+elif ((code)); then
+    "$PROJECT_DIR/slurm/doctor.sh" "${batch:-$RUN_DIR}" || true # why, and the first rank that failed
+fi
+exit $code

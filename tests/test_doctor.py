@@ -1,0 +1,385 @@
+"""slurm/doctor.sh: on excerpts of logs, as users post them, and on jobs that fail on a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from baking import bake
+
+# What a run prints as long as all is well.
+GOOD = """\
+2026-11-21 17:20:27 training/train_ddp.py on 2 node(s), meeting at node1:10002
+preflight: 2 node(s) fit (0.3 s)
+[node1:0] [W1121 17:20:31.214 socket.cpp:767] [c10d] The client socket cannot be initialized to connect to \
+[node1]:10002 (errno: 97 - Address family not supported by protocol).
+[node1:0] x.py:1: UserWarning: Failed to initialize NumPy: No module named 'numpy'
+[node1:0] before  the run that was in runs/train is now in runs/train.1; --resume would have continued it
+[node1:0] step 100/200  loss 2.31  killed 0  out of memory 0  timeout 600 s  errors 0
+"""
+
+TRACEBACK = "Traceback (most recent call last):\n"
+CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"
+# Cause, fix, and lines of a log; the last one is the proof, or the one before `|`.
+CASES = [
+    ("no program 'x.py'", "as that", "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b"),
+    ("no virtual environment", "as that", "env.sh: no virtual environment at /a/.venv; build it"),
+    ("4 ranks, but", "as that", "1: launch/rank.sh on node2: 4 ranks, but MASTER_ADDR is not set"),
+    ("--micro-batch 3", "as that", "[node1:0] train_ddp.py: error: --micro-batch 3 does not fit"),
+    ("may use one core", "as that", "[node1:0] FAULT: rank(s) 0 on node1 may use one core of 8: pass it"),
+    ("no command python", "as that", "preflight: warning: node1: 4 cores\npreflight: node2: no command python: name"),
+    # nextflow #5932, PyBNF #118
+    ("of a host", "--mem", "error: Detected 1 oom_kill event in StepId=12.0.|srun: error: node2: task 3: Killed"),
+    ("of a host", "--mem", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ("of a GPU", "--micro", "[node2:3] [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    ("do not fit", "nvidia-smi", "RuntimeError: The NVIDIA driver on your system is too old (found version 1"),
+    ("do not fit", "get_arch_list", "CUDA error: no kernel image is available for execution on the device"),
+    ("no GPU", "--gpus-per-node", "RuntimeError: No CUDA GPUs are available"),
+    ("do not match", "LOCAL_RANK", "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0"),
+    ("broken", "--exclude", "CUDA error: uncorrectable NVLink error detected during the execution"),
+    ("kernel", "CUDA_LAUNCH_BLOCKING", "RuntimeError: CUDA error: device-side assert triggered"),
+    ("over your quota", "remove files", "OSError: [Errno 122] Disk quota exceeded: 'runs/step-10.tmp'"),
+    ("a disk is full", "elsewhere", "OSError: [Errno 28] No space left on device"),
+    ("read-only", "elsewhere", "OSError: [Errno 30] Read-only file system: '/home/x'"),
+    ("/dev/shm", "--workers", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."),
+    ("memory to read", "--workers", "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"),
+    ("too many open files", "ulimit", "OSError: [Errno 24] Too many open files"),
+    ("package is missing", "RUNTIME", "ModuleNotFoundError: No module named 'torch'"),
+    ("package is missing", "requirements.txt", "/usr/bin/python3: No module named wandb"),
+    ("library", "container", "/lib64/libc.so.6: version `GLIBC_2.34' not found (required by x.so)"),
+    ("processor", "compute node", "srun: error: node2: task 3: Illegal instruction (core dumped)"),
+    ("environment module", "spider", 'Lmod has detected the following error: The following module(s) are unknown: "x"'),
+    ("refuses", "sacctmgr", "sbatch: error: Batch job submission failed: Invalid account or account"),
+    ("refuses", "#SBATCH", "There are not enough slots available in the system to satisfy the 4"),
+    # NVIDIA/pyxis #127, apptainer/singularity #5183
+    ("image", "build_container.sh", "slurmstepd: error: pyxis: failed to import docker image"),
+    ("image", "build_container.sh", "FATAL:   could not open image /a/x.sif: failed to retrieve path"),
+    ("the port", "submit", "torch.distributed.DistNetworkError: port: 29713, code: -98, name: EADDRINUSE, message"),
+    ("interface", "GLOO_SOCKET_IFNAME", "ifa != nullptr. Unable to find address for: ib0"),
+    ("Lightning", "devices=", "ValueError: tasks per node configured in SLURM `--ntasks-per-node=1` does not match."),
+    ("walltime was over", "--time", CANCELLED + " DUE TO TIME LIMIT ***|srun: error: node1: tasks 0-1: Killed"),
+    ("higher priority", "--requeue", CANCELLED + " DUE TO PREEMPTION ***"),
+    ("a node failed", "--exclude", CANCELLED + " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"),
+    ("was cancelled", "sacct", CANCELLED + " ***"),
+    ("no address", "MASTER_ADDR_SUFFIX", "[W1121 socket.cpp] The IPv6 network addresses (gai error: -2 - Name or"),
+    ("nodes met", "RDZV_TIMEOUT", "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"),
+    ("nodes met", "JOBID", "DistNetworkError: The client socket has timed out after 600000ms while trying to connect"),
+    ("not there", "all nodes see", "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'"),
+    ("not there", "all nodes see", "slurmstepd: error: execve(): python: No such file or directory"),
+    ("not yours", "ls -ld", "PermissionError: [Errno 13] Permission denied: '/sys/x'"),
+    ("NCCL failed", "NCCL_DEBUG", "ncclSystemError: System call (e.g. socket, malloc) or external library"),
+    # LlamaFactory #7396
+    ("waited in vain", "--timeout", "[rank0]:[E321 NCCL.cpp:607] Watchdog caught collective operation timeout"),
+    ("waited in vain", "--timeout", TRACEBACK + "RuntimeError: Timed out waiting 8000ms for recv operation"),
+    ("was killed", "--mem", "srun: error: node2: task 3: Killed"),
+    ("crashed", "PYTHONFAULTHANDLER", "srun: error: node2: task 3: Segmentation fault (core dumped)"),
+    ("lost another", "other node", TRACEBACK + "RuntimeError: NCCL error: ncclRemoteError: A call failed"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """A project, in a folder with a space in its name."""
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", site="slurm", nodes="2", gpus_per_node="2")
+
+
+@pytest.fixture
+def doctor(project, tmp_path):
+    """Calls doctor.sh, on a machine where scontrol and sacct say what they are told to."""
+
+    def call(*arguments, cwd=tmp_path, **answers):
+        tools = tmp_path / "bin"
+        tools.mkdir(exist_ok=True)
+        for name in ("scontrol", "sacct"):
+            (tools / name).write_text(f"#!/bin/sh\nprintf %s '{answers.get(name, '')}'\n")
+            (tools / name).chmod(0o755)
+        environment = {"PATH": f"{tools}:{os.environ['PATH']}", "LANG": "C.UTF-8"}
+        command = ["bash", project / "slurm/doctor.sh", *arguments]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False, timeout=60)
+
+    return call
+
+
+@pytest.fixture
+def read(doctor, tmp_path):
+    """Returns exit code and report on a text."""
+
+    def read(text):
+        (tmp_path / "my job-12.out").write_bytes(text if isinstance(text, bytes) else text.encode())
+        done = doctor("my job-12.out")
+        assert not done.stderr, done.stderr
+        return done.returncode, done.stdout.decode(errors="replace")
+
+    return read
+
+
+# ---- causes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cause", "fix", "log"), CASES, ids=[case[0] for case in CASES])
+def test_a_cause_its_proof_its_fix(read, cause, fix, log):
+    log, _, after = log.partition("|")
+    number = (GOOD + log).count("\n") + 1
+    code, report = read(f"{GOOD}{log}\n{after}\n{GOOD.splitlines()[-1]}\n")
+    lines = report.splitlines()
+    assert code == 0, report
+    assert lines[0].startswith("cause: ") and cause in lines[0], report
+    assert lines[1] == f"proof: my job-12.out:{number}: {log.splitlines()[-1]}", report
+    assert lines[2].startswith("fix: ") and fix in lines[2], report
+    assert report.count("cause: ") == 1, report
+
+
+KNOWN = {"OUT_OF_MEMORY": "of a host", "TIMEOUT": "walltime", "NODE_FAIL": "a node failed", "PREEMPTED": "priority"}
+
+
+@pytest.mark.parametrize("state", KNOWN)
+def test_what_slurm_knows(doctor, state):
+    record = f"JobId=12 JobName=x\n   JobState={state} Reason=None\n   ExitCode=0:15\n   StdOut=/nowhere/x.out\n"
+    for answers in ({"scontrol": record}, {"sacct": f"{state}|0:15"}):  # the second one later
+        done = doctor("12", **answers)
+        lines = done.stdout.decode().splitlines()
+        assert done.returncode == 0 and lines[0].startswith("cause: ") and KNOWN[state] in lines[0], lines
+        assert re.fullmatch(rf"proof: scontrol show job 12: JobState={state}.* ExitCode=0:15", lines[1])
+    assert doctor("12", scontrol=record.replace(state, "COMPLETED")).stdout.startswith(b"job 12 did not fail: ")
+
+
+def test_a_good_log_has_no_cause(read):
+    code, report = read(GOOD)
+    assert code == 1
+    assert report == f"no cause known to doctor.sh; what follows may say more:\n{GOOD}"
+
+
+def test_the_help_of_the_programs_has_no_cause(read, project):
+    text = GOOD
+    for script in ("slurm/submit_multinode.sh", "slurm/doctor.sh"):
+        text += subprocess.run(["bash", project / script, "--help"], capture_output=True, text=True, check=True).stdout
+    words = [sys.executable, project / "training/train_ddp.py", "--help"]
+    text += subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "--micro-batch" in text and "It reads the last 20 MB" in text
+    code, report = read(text)
+    assert code == 1 and "cause: " not in report, report
+
+
+def test_several_causes_the_most_probable_first(read):
+    words = ("Permission denied", "Disk quota exceeded", "CUDA out of memory", "oom_kill", "task 1: Killed")
+    code, report = read(GOOD + "".join(f"srun: error: node1: {text}\n" for text in words))
+    causes = re.findall(r"^cause: (.*)", report, re.MULTILINE)
+    assert code == 0 and len(causes) == 3
+    assert "quota" in causes[0] and "of a GPU" in causes[1] and "of a host" in causes[2]
+    assert len(report.splitlines()) <= 40
+
+
+def test_slowness_matters_only_if_the_walltime_was_over(read):
+    slow = "node1:7 NCCL INFO NET/IB : No device found.\n"
+    assert "cause: " not in read(GOOD + slow)[1]
+    causes = re.findall("^cause: (.*)", read(GOOD + slow + CANCELLED + " DUE TO TIME LIMIT ***\n")[1], re.MULTILINE)
+    assert causes == ["the walltime was over", "and it was slow: ranks on one core, or NCCL over TCP"]
+
+
+def test_an_attempt_that_is_past_does_not_count(read):
+    requeued = CANCELLED + " DUE TO NODE FAILURE, SEE X ***\nsrun: error: node1: task 0: Killed\n"
+    code, report = read(GOOD + requeued + GOOD + "OSError: [Errno 28] No space left on device\n")
+    assert report.count("cause: ") == 1 and "disk is full" in report
+    assert code == 0 and "first failure" not in report
+
+
+def test_what_doctor_said_before_is_no_proof(read):
+    log = GOOD + "OSError: [Errno 28] No space left on device\n"
+    code, report = read(log)
+    assert (code, report.count("cause: ")) == (0, 1)
+    assert read(log + report)[1] == report
+
+
+def test_long_and_strange_logs(read):
+    bar = b"".join(b"\r%3d%%|##\xff\xe2\x96| step" % (n % 100) for n in range(1000)) + b"\n"
+    proof = b"\x1b[31m  9%|#\rOSError: [Errno 28] No space left on device\x1b[0m\r\n"
+    code, report = read(bar * 2000 + b"\0\n" + proof + b"x" * 100_000 + b"\n")
+    assert code == 0 and "(its last 20 MB):" in report
+    assert ": OSError: [Errno 28] No space left on device\n" in report
+    assert max(map(len, report.splitlines())) <= 330
+
+
+# ---- the first failure -----------------------------------------------------------------------------------------------
+
+PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.12]:23942. This is typically caused by"
+
+
+def traceback(error, label="", depth=2):
+    lines = ["Traceback (most recent call last):", *['  File "x.py", line 1, in f', "    f()"] * depth, error]
+    return "".join(f"{label}{line}\n" for line in lines)
+
+
+def test_the_rank_that_complains_of_others_is_not_the_first(read):
+    other, first = "[node1:0] [rank0]: ", "[node2:3] [rank3]: "
+    code, report = read(GOOD + traceback(PEER, other) + traceback("KeyError: 'x'", first, depth=500))
+    assert code == 1
+    assert "first failure: rank 3 on node2 (my job-12.out:13)\n" in report
+    assert report.endswith(f"{first}KeyError: 'x'\n") and report.count(first) == 29
+
+
+def test_of_a_chain_the_first_exception_decides(read):
+    during = "1: \n1: During handling of the above exception, another exception occurred:\n1: \n"
+    chain = traceback("KeyError: 'x'", "1: ") + during + traceback(PEER, "1: ")
+    report = read(traceback(PEER, "0: ") + chain)[1]
+    assert "first failure: rank 1 (" in report and "1: KeyError: 'x'\n" in report
+    assert report.endswith(f"1: {PEER}\n")
+
+
+TORCHRUN = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_17:20:35
+  host      : node2
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 56)  (SIGKILL)"""
+
+
+@pytest.mark.parametrize(
+    ("who", "lines"),
+    [
+        ("rank 3 on node2", TORCHRUN),
+        ("on node2", "srun: error: node2: tasks 2-3: Segmentation fault (core dumped)"),
+        ("on node2", "srun: error: node2: task 3: Exited with exit code 3"),
+        ("rank 3 on node2", "launch/spawn.py on node2: rank 3 was ended by signal 9"),
+        ("rank 3 on node2", "mpirun noticed that process rank 3 with PID 7 on node node2 exited on signal 9 (Killed)."),
+        ("rank 3 on node2", "prterun noticed that process rank 3 with PID 7 on node node2 exited on"),
+    ],
+)
+def test_who_ended_first_as_the_launchers_say(read, who, lines):
+    told = CANCELLED.replace("JOB 12", "STEP 12.0") + " ***\nsrun: error: node2: tasks 2-3: Killed\n"
+    log = GOOD + traceback(PEER, "0: ")
+    where, said = f"(my job-12.out:{(log + lines).count(chr(10)) + 1})", lines.splitlines()[-1].strip()
+    assert re.search(
+        rf"^first failure:? {who} {re.escape(f'{where}; {said}')}$", read(f"{log}{lines}\n{told}")[1], re.M
+    )
+    report = read(log + told)[1]  # the others were told to end
+    assert "\nfirst failure: rank 0 (" in report and "was killed" not in report
+
+
+def test_logs_of_ranks(doctor, project, tmp_path):
+    """Of one attempt and without any output, as in an interactive shell: who hung, and the oldest failure."""
+    run = project / "logs/12.10"
+    (project / "logs/12.9").mkdir(parents=True)
+    words = [traceback("RuntimeError: Timed out waiting 8000ms for recv operation to complete")] * 3 + ["a warning\n"]
+    for rank, text in enumerate(words):
+        folder = run / f"node{rank // 2}-node{rank // 2 + 1}" / str(rank % 2)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+    report = doctor(run).stdout.decode()
+    assert "cause: ranks waited in vain" in report
+    assert f"first failure: rank 3 on node2 ({run}/node1-node2/1/stderr.log) hung, or ended" in report
+    assert report.endswith("Timed out waiting 8000ms for recv operation to complete\n")
+    for rank, age, folder in ((0, 40, "0.a/attempt_0/0"), (1, 20, "1"), (2, 30, "0")):  # that of rank 0 is past
+        log = run / f"node{rank // 2}-node{rank // 2 + 1}" / folder / "stderr.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(traceback(f"KeyError: {rank}"))
+        os.utime(log, (1e9 - age, 1e9 - age))
+    report = doctor("12", cwd=project / "logs").stdout.decode()
+    assert "first failure: rank 2 on node2 (12.10/node1-node2/0/stderr.log)" in report
+    assert report.endswith("KeyError: 2\n")
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_mistakes(doctor, tmp_path):
+    for arguments, message in {
+        (): "expected one argument",
+        ("1", "2"): "expected one argument",
+        ("nosuch.out",): "'nosuch.out' is neither a file nor a folder here, nor a job's number",
+        (".",): "'.' is not a folder of ranks' logs",
+        ("987654",): "Slurm does not know a job 987654, and there is no *-987654.out in",
+    }.items():
+        done = doctor(*arguments)
+        assert (done.returncode, done.stdout) == (2, b""), done
+        assert done.stderr.decode().startswith(f"slurm/doctor.sh: {message}"), done.stderr
+
+
+# ---- real jobs -------------------------------------------------------------------------------------------------------
+
+FAILS = """\
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+print("rank", rank, "is here", flush=True)
+time.sleep(0.5)
+if rank == 3 and sys.argv[1] == "raise":
+    raise ValueError("bad sample 17")
+if rank == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
+"""
+HANGS = """\
+import datetime, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+for step in range(9):
+    if step == 5 and dist.get_rank() == 2:
+        time.sleep(60)
+    dist.all_reduce(torch.ones(9))
+"""
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster, if its nodes have names of their own."""
+    return cluster if cluster.namespaces else pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+
+
+def fail(slurm, project, folder, program, *arguments, launcher="srun"):
+    """Submit a program that fails; returns the job, and the report in its output."""
+    (folder / "own.py").write_text(program)
+    environment = {"PYTHON": sys.executable, "LAUNCHER": launcher, "ALLOW_CPU": "1"}
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [project / "slurm/submit_multinode.sh", "own.py", *arguments]
+    job = slurm.submit(*command, cwd=folder, env=environment)
+    assert job.state == "FAILED", job.output
+    done = slurm.run("bash", project / "slurm/doctor.sh", job.id, cwd=folder, check=False)
+    assert not done.stderr
+    return job, done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn", "mpirun-ranks"])
+def test_a_rank_that_raises(slurm, project, tmp_path, launcher):
+    job, report = fail(slurm, project, tmp_path, FAILS, "raise", launcher=launcher)
+    assert "cause: " not in report and report.startswith("no cause known to doctor.sh (JobState=FAILED"), report
+    log = rf"{project}/logs/{job.id}.0/node1-node2/.*1/stderr.log"
+    assert re.search(rf"^first failure: rank 3 on node2 \({log}\)$", report, re.M), report
+    for text in (report, job.output):  # the job ends with it, too
+        assert text.endswith('    raise ValueError("bad sample 17")\nValueError: bad sample 17\n'), text
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
+def test_a_rank_that_is_killed(slurm, project, tmp_path, launcher):
+    job, report = fail(slurm, project, tmp_path, FAILS, "kill", launcher=launcher)
+    assert report.startswith("cause: a process was killed\nproof: "), report
+    for text in (report, job.output):
+        assert text.splitlines()[-1].startswith("first failure: rank 3 on node2 ("), text
+
+
+def test_a_rank_that_hangs(slurm, project, tmp_path):
+    _, report = fail(slurm, project, tmp_path, HANGS)
+    assert report.startswith("cause: ranks waited in vain for one that hung"), report
+    assert re.search(r"^first failure: rank 2 on node2 \(.*\) hung, or ended", report, re.MULTILINE), report
+    assert "Timed out waiting 5000ms" in report.splitlines()[-1], report
+
+
+def test_jobs_of_all_kinds(slurm, project, tmp_path):
+    """That went well, that cannot start, of an array: nothing of this project in them."""
+
+    def ask(job):
+        done = slurm.run("bash", project / "slurm/doctor.sh", job, cwd=tmp_path, check=False)
+        assert done.returncode in (0, 1), done.stderr
+        return done.stdout
+
+    (tmp_path / "job.sh").write_text("#!/bin/bash\necho here\n$1\n")
+    good = slurm.submit("job.sh", cwd=tmp_path)
+    assert ask(good.id) == f"job {good.id} did not fail: JobState=COMPLETED Reason=None ExitCode=0:0\n"
+    nowhere = slurm.submit("--output=nosuch/x.out", "job.sh", cwd=tmp_path)
+    assert "cause: the folder of --output" in ask(nowhere.id)
+    array = slurm.sbatch("--array=1-2", "job.sh", "nosuchcommand", cwd=tmp_path)
+    slurm.wait(array)
+    report = ask(f"{array}_2")
+    assert f"proof: slurm-{array}_2.out:2: " in report and "nosuchcommand: command not found" in report

@@ -1,0 +1,282 @@
+"""slurm/preflight.sh on a real Slurm, with the faults made for real wherever a node of the cluster can have them.
+
+A node is a set of namespaces: what is mounted in it, its /etc/hosts and its routes are its own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from baking import TEMPLATE
+from slurm_cluster import PATH
+
+SCRIPT = TEMPLATE / "slurm/preflight.sh"
+FIT = (0, ["2 node(s) fit"])
+WITHOUT = ". Without it: sbatch --exclude=node2"
+
+
+@pytest.fixture(params=["cluster", "cluster24"])
+def either(request):
+    """One version of Slurm after the other, if its nodes have names of their own."""
+    cluster = request.getfixturevalue(request.param)
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    return cluster
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """The folder of the ranks' logs; the folder of submission is the one above it."""
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+def preflight(cluster, run_dir, *needs, before="", cpus=1, **environment):
+    """Look at node1 and node2 in an allocation; returns the exit code and the lines without 'preflight: '."""
+    allocate = ["salloc", "--nodelist=node1,node2", "--nodes=2", "--gpus-per-node=2", f"--cpus-per-task={cpus}"]
+    allocate += ["bash", "-c", f'{before}\nbash "{SCRIPT}" "$@"', "bash"]
+    environment = {"RUN_DIR": str(run_dir), **{name: str(value) for name, value in environment.items()}}
+    present = sorted(run_dir.parent.rglob("*"))
+    start = time.monotonic()
+    done = cluster.run(*allocate, *needs, cwd=run_dir.parent, env=environment, check=False)
+    assert time.monotonic() - start < 20
+    assert sorted(run_dir.parent.rglob("*")) == present, "something was left behind"
+    lines = re.findall(r"^preflight: (.*?)(?: \(\d+ s\))?$", done.stderr + done.stdout, re.MULTILINE)
+    assert lines, done.stdout + done.stderr
+    return done.returncode, lines
+
+
+def fault_of_node2(found):
+    """The text of the one line that there must be: node2 is unfit, node1 is not named."""
+    code, lines = found
+    assert code == 1 and [line.split(": ")[0] for line in lines[:-1]] == ["node2"], lines
+    assert lines[0].endswith(WITHOUT) and lines[1] == "1 of 2 nodes unfit; PREFLIGHT=0 starts all the same", lines
+    return lines[0].removeprefix("node2: ").removesuffix(WITHOUT)
+
+
+def on(cluster, node, command):
+    """Run a shell command on one node."""
+    cluster.run("srun", "--nodes=1", f"--nodelist={node}", "bash", "-ec", command)
+
+
+@contextmanager
+def mounted(cluster, node, folder, command=":", options=""):
+    """Mount an empty file system over a folder of one node alone, then run a command there."""
+    try:
+        on(cluster, node, f"mount -t tmpfs {options} tmpfs '{folder}'; {command}")
+        yield
+    finally:
+        on(cluster, node, f"umount '{folder}'")
+
+
+@contextmanager
+def hosts(cluster, node, tmp_path, pattern, replacement):
+    """Replace something in one node's /etc/hosts."""
+    text = (cluster.directory / "etc/hosts").read_text()
+    (tmp_path / "hosts").write_text(re.sub(pattern, replacement, text))
+    try:
+        on(cluster, node, f"mount --bind '{tmp_path}/hosts' /etc/hosts")
+        yield
+    finally:
+        on(cluster, node, "umount /etc/hosts")
+
+
+def tool(tmp_path, name, script):
+    """A PATH on which a tool comes first that is not there in truth, or says something else."""
+    folder = tmp_path.parent / f"{tmp_path.name}-bin"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+    (folder / name).chmod(0o755)
+    return f"{folder}:{PATH}"
+
+
+# ---- healthy nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_healthy_nodes(either, run_dir, capsys):
+    start = time.monotonic()
+    assert preflight(either, run_dir, "bash", run_dir) == FIT
+    with capsys.disabled():
+        print(f"\n{either.version}: {time.monotonic() - start:.1f} s with salloc")
+    on(either, "node1", "! ls /tmp/.preflight.* /dev/shm/.preflight.*")
+
+
+def test_in_a_batch_job_and_in_a_shell_on_a_node(either, run_dir):
+    """Also without any setting; and where SLURM_CPUS_PER_TASK is set, and a step holds the node's cores."""
+    batch = ["sbatch", "--wait", "--nodes=2", "--cpus-per-task=8", f"--output={run_dir}/out", SCRIPT, "bash"]
+    assert either.run(*batch, cwd=run_dir, check=False).returncode == 0, (run_dir / "out").read_text()
+    assert "preflight: 2 node(s) fit" in (run_dir / "out").read_text()
+    shell = ["salloc", "--nodes=2", "--cpus-per-task=8", "srun", "--nodes=1", "--ntasks=1", "bash", SCRIPT]
+    done = either.run(*shell, cwd=run_dir)
+    assert "preflight: 2 node(s) fit" in done.stdout, done.stderr
+
+
+def test_refusals_and_help():
+    for arguments, environment, code, wanted in (
+        ([], [], 2, "there is no job"),
+        ([], ["SLURM_JOB_ID=1", "MIN_FREE_GB=1.5"], 2, "MIN_FREE_GB='1.5': expected a whole number"),
+        (["--help"], [], 0, "[NAME|PATH …]"),
+    ):
+        command = ["env", "-i", f"PATH={PATH}", *environment, "bash", SCRIPT, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code and wanted in done.stdout + done.stderr, done.stderr
+
+
+# ---- names and network -----------------------------------------------------------------------------------------------
+
+
+def test_names(either, run_dir, tmp_path):
+    code, lines = preflight(either, run_dir, MASTER_ADDR="node1-ib", MASTER_PORT=23456)
+    assert code == 1 and [line[:6] for line in lines] == ["node1:", "node2:", "2 of 2"], lines
+    for line in lines[:2]:
+        assert "cannot reach node1-ib:23456 (Name or service not known): set MASTER_ADDR_SUFFIX in env.sh. " in line
+    with hosts(either, "node2", tmp_path, " node2\n", " node9\n"):
+        line = fault_of_node2(preflight(either, run_dir))
+        assert line == "its own name node2 does not resolve: tell your site"
+    with hosts(either, "node2", tmp_path, r"\S+ node2\n", "127.0.1.1 node2\n"):
+        code, lines = preflight(either, run_dir)
+        assert code == 0 and lines[0].startswith("warning: node2: its own name leads to 127.0.1.1: "), lines
+        assert preflight(either, run_dir, GLOO_SOCKET_IFNAME="eth0") == FIT
+
+
+def test_the_way_to_the_master(either, run_dir):
+    for route, reason in ("unreachable 10.77.0.11", "No route to host"), ("10.77.0.11 dev lo", "no answer in 3 s"):
+        on(either, "node2", f"ip route add {route}")
+        try:
+            line = fault_of_node2(preflight(either, run_dir, MASTER_PORT=23456))
+        finally:
+            on(either, "node2", f"ip route del {route}")
+        assert line == f"cannot reach node1:23456 ({reason}): set MASTER_ADDR_SUFFIX in env.sh"
+
+
+def test_the_master_s_port(either, run_dir):
+    listen = "import socket, time; s = socket.create_server(('', 23456)); print(flush=True); time.sleep(60)"
+    srun = "srun --overlap --nodes=1 --ntasks=1 --nodelist=node1"
+    before = f"""exec 3< <({srun} '{sys.executable}' -c "{listen}"); read -ru 3"""
+    code, lines = preflight(either, run_dir, before=before, MASTER_PORT=23456)
+    assert code == 1 and lines[0].startswith("node1: the master's port 23456 is in use: submit again"), lines
+    assert len(lines) == 2, lines
+
+
+def test_clocks(either, run_dir, tmp_path):
+    fake = '[[ $(uname -n) != node2 ]] || set -- --date="{}" "$@"; exec /bin/date "$@"'
+    for spoken, sign in (("60 seconds ago", "-"), ("60 seconds", "")):
+        line = fault_of_node2(preflight(either, run_dir, PATH=tool(tmp_path, "date", fake.format(spoken))))
+        assert re.fullmatch(rf"its clock is off by {sign}(59|60|61) s", line)
+    assert preflight(either, run_dir, PATH=tool(tmp_path, "date", fake.format("3 seconds ago"))) == FIT
+
+
+# ---- folders and software --------------------------------------------------------------------------------------------
+
+
+def test_folders(either, run_dir):
+    with mounted(either, "node2", run_dir, options="-o size=3m"):
+        line = fault_of_node2(preflight(either, run_dir))
+        assert line == f"{run_dir} has 2 MiB left, not 1 GiB: free space there, or set MIN_FREE_GB"
+        line = fault_of_node2(preflight(either, run_dir, MIN_FREE_GB=0))
+        assert line.startswith(f"{run_dir} is another folder than on the first node: put the project on")
+    with mounted(either, "node2", run_dir.parent):
+        line = fault_of_node2(preflight(either, run_dir))
+        assert line.startswith(f"no folder {run_dir}: put it on a file system that all nodes share")
+    for folder in (run_dir, "/dev/shm"):
+        with mounted(either, "node2", folder, f"head -c 1M /dev/zero >{folder}/full || true", "-o size=64k"):
+            line = fault_of_node2(preflight(either, run_dir, MIN_FREE_GB=0))
+        assert line.startswith(f"cannot write to {folder} (No space left on device): free space there, or")
+
+
+def test_software(either, run_dir):
+    real, python = run_dir.parent / "real", run_dir.parent / "python"
+    real.mkdir()
+    (real / "tool").write_text("#!/bin/sh\n")
+    (real / "tool").chmod(0o755)
+    python.symlink_to(real / "tool")
+    look = (either, run_dir, "bash", "tool", python, real / "tool", run_dir)
+    assert preflight(*look, PATH=f"{real}:{PATH}") == FIT
+    with mounted(either, "node2", real):
+        faults = fault_of_node2(preflight(*look, PATH=f"{real}:{PATH}")).split("; ")
+    assert faults == [
+        "no command tool: name its module in MODULES of env.sh",
+        f"cannot read {python} -> {real}/tool: put it on a file system that all nodes share",
+        f"cannot read {real}/tool: put it on a file system that all nodes share",
+    ]
+
+
+# ---- hardware --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "wanted"),
+    [
+        ("", "nvidia-smi -L sees 1 GPU(s), not 2"),
+        ("echo 'Unable to ask GPU 1'; exit 255", "nvidia-smi -L sees 1 GPU(s), not 2 (Unable to ask GPU 1)"),
+        ("sleep 100", "no answer, stuck at: nvidia-smi -L"),
+        ("echo '  MIG 3g.40gb Device 0: (UUID: MIG-a)'", None),
+    ],
+)
+def test_gpus(either, run_dir, tmp_path, second, wanted):
+    script = f"echo GPU 0: A100; if [[ $(uname -n) == node2 ]]; then :; {second}\nelse echo GPU 1: A100; fi"
+    found = preflight(either, run_dir, PATH=tool(tmp_path, "nvidia-smi", script), PREFLIGHT_TIMEOUT=3)
+    assert found == FIT if wanted is None else fault_of_node2(found) == wanted
+
+
+def test_driver_rdma_and_cores(either, run_dir, tmp_path):
+    version = "mkdir /sys/module/nvidia; echo {} >/sys/module/nvidia/version"
+    new, old = version.format("570.86.15"), version.format("535.129.03")
+    with mounted(either, "node1", "/sys/module", new), mounted(either, "node2", "/sys/module", old):
+        line = fault_of_node2(preflight(either, run_dir))
+    assert line == "GPU driver: 535.129.03, but 570.86.15 on others"
+
+    port = "mkdir -p /sys/class/infiniband/mlx5_0/ports/1; echo {} >/sys/class/infiniband/mlx5_0/ports/1/state"
+    up, down = port.format("4: ACTIVE"), port.format("1: DOWN")
+    with mounted(either, "node1", "/sys/class", up), mounted(either, "node2", "/sys/class", down):
+        line = fault_of_node2(preflight(either, run_dir))
+    assert line == "active RDMA ports: 0, but 1 on others"
+
+    path = tool(tmp_path, "nproc", "[[ $(uname -n) != node2 ]] || exec echo 1; echo 64")
+    line = fault_of_node2(preflight(either, run_dir, PATH=path, cpus=8))
+    assert line == "one core, not SLURM_CPUS_PER_TASK=8: export SLURM_CPU_BIND=none in env.sh"
+
+
+# ---- nodes that do not answer, and a thousand that do ----------------------------------------------------------------
+
+
+def test_a_dead_node(either, run_dir):
+    """Its power is cut in a job that --no-kill keeps alive; called by hand, with no more than the job's number."""
+    job = either.sbatch("--nodelist=node[1-3]", "--nodes=3", "--no-kill", "--wrap=sleep 100", cwd=run_dir)
+    try:
+        environment = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_NUM_NODES": "3"}
+        while "RUNNING" not in either.run("squeue", "-h", "-o%T", f"--jobs={job}").stdout:
+            time.sleep(0.1)
+        either.crash("node2")
+        start = time.monotonic()
+        done = either.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
+        assert time.monotonic() - start < 40
+    finally:
+        either.run("scancel", str(job))
+        either.boot("node2")
+        either.wait_for_nodes(60)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and len(lines) == 2, done.stderr
+    assert lines[0].startswith("preflight: node2: no answer, stuck at: ") and lines[0].endswith(WITHOUT), lines
+    assert "1 of 3 nodes unfit" in lines[1]
+
+
+def test_a_thousand_nodes(either, run_dir, tmp_path):
+    """What one node says, under a thousand names: the comparison takes no more than a few seconds."""
+    path = tool(
+        tmp_path,
+        "srun",
+        'until [[ $1 == bash ]]; do shift; done; said=$(SLURMD_NODENAME=node1 SLURM_NODEID=0 "$@")\n'
+        "for ((n = 1; n <= 1000; n++)); do echo \"${said//node1/n$n}\"; done | sed '/^n77[78]\\tactive/s/.$/-1/'",
+    )
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-1000]", "SLURM_JOB_NUM_NODES": "1000"}
+    start = time.monotonic()
+    done = either.run("bash", SCRIPT, cwd=run_dir, env={"PATH": path, "MASTER_ADDR": "login", **job}, check=False)
+    assert time.monotonic() - start < 20
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and [line.split(": ")[1] for line in lines[:-1]] == ["n777", "n778"], lines
