@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Options for pip, for example on a public machine: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-PYTEST := .venv/bin/pytest -n 2 --dist loadfile
+PYTEST := .venv/bin/pytest -n 3 --dist loadfile
 BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, a Debian 13 with its newer Slurm.
@@ -49,6 +49,11 @@ sites: .venv/ready ## write the table of README.md from sites/
 	$(BIN)/python -B cluster_options.py table >build/sites.md
 	sed -i -e '/<!-- make sites -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make sites -->/r build/sites.md' README.md
 
+drills: .venv/ready packages ## break jobs in all the ways of tests/test_drills.py; write the table of README.md
+	@mkdir -p build
+	DRILLS_FILE="$(CURDIR)/build/drills.md" .venv/bin/pytest -m drill tests/test_drills.py
+	sed -i -e '/<!-- make drills -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make drills -->/r build/drills.md' README.md
+
 clean: ## remove the environment and everything that was built
 	rm -rf .venv build
 
@@ -70,4 +75,4 @@ packages:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
 	    echo "missing, and not to be installed without root and apt:$$missing"
 
-.PHONY: help demo test test-all perf sites clean packages
+.PHONY: help demo test test-all perf sites drills clean packages

@@ -13,12 +13,27 @@ from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-LONGEST = ("test_slurm", "test_launchers", "test_bake", "test_runai")
+LONGEST = ("test_drills", "test_slurm", "test_launchers", "test_bake", "test_runai")
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the longest files: two run at a time, and the last one alone would keep everybody waiting."""
+    """Begin with the longest files: three run at a time, and the last one alone would keep everybody waiting."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what the drills measured as a table, and write it to the file that DRILLS_FILE names."""
+    passed = terminalreporter.stats.get("passed", [])
+    reports = sorted((r for r in passed if r.when == "call"), key=lambda report: report.location[:2])
+    rows = [value for report in reports for name, value in report.user_properties if name == "drill"]
+    if not rows:
+        return
+    lines = [" | ".join(["", *rows[0], ""]).strip(), "|---" * len(rows[0]) + "|"]
+    lines += [" | ".join(["", *(str(cell).replace("|", "\\|") for cell in row.values()), ""]).strip() for row in rows]
+    terminalreporter.section("drills")
+    terminalreporter.write_line("\n".join(lines))
+    if os.environ.get("DRILLS_FILE"):
+        Path(os.environ["DRILLS_FILE"]).write_text("\n".join(lines) + "\n")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 START_TIMEOUT = 20
 NAMESPACES = ["--net", "--uts", "--mount", "--ipc", "--pid"]
 UNSHARE = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
+DAEMONS = re.compile(r"(\S*/)?slurmd |slurmstepd: |bash \S*/etc/node\.sh |sleep infinity ")
 FINISHED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 # Slurm, what the scripts under test call, and the libraries that a Python of another distribution may need.
 DEBIAN13_PACKAGES = (
@@ -78,7 +79,7 @@ EnforcePartLimits=ALL
 GresTypes=gpu
 ReturnToService=2
 SlurmctldTimeout=10
-SlurmdTimeout=5
+SlurmdTimeout=30
 TCPTimeout=2
 MessageTimeout=10
 KillWait=5
@@ -126,6 +127,7 @@ source "$D/etc/private.sh"
 ip link add br0 type bridge
 ip address add 10.77.0.1/24 dev br0
 ip link set br0 up
+[[ -z $DISK_MB ]] || mount -t tmpfs -o "size=${DISK_MB}m" tmpfs "$D/disk"
 
 munged $MUNGED &
 munged=$!
@@ -148,7 +150,10 @@ boot() {
     unshare $UNSHARE bash "$D/etc/node.sh" "$name" "10.77.0.$((10 + number))" &
     pid[$name]=$!
     until [[ $(readlink "/proc/${pid[$name]}/ns/net") != "$(readlink /proc/self/ns/net)" ]]; do sleep 0.005; done
-    ip link add "veth$number" type veth peer name eth0 netns "${pid[$name]}"
+    ip link delete "veth$number" 2>/dev/null || :  # of a node that crashed a moment ago: the kernel takes its time
+    # always the same address: the others would look for a node that is booted again at the old one
+    ip link add "veth$number" type veth peer name eth0 address "$(printf 02:00:00:00:00:%02x "$number")" \
+        netns "${pid[$name]}"
     ip link set "veth$number" master br0 up
 }
 for name in $NODES; do boot "$name"; done
@@ -157,6 +162,8 @@ while read -r verb name; do
     case $verb in
         boot) boot "$name" ;;
         crash) kill -9 "${pid[$name]}" ;;
+        cut) ip link set "veth${name#node}" down || : ;;  # a node without power has none
+        mend) ip link set "veth${name#node}" up || : ;;
     esac
 done
 """
@@ -168,7 +175,7 @@ source "$D/etc/private.sh"
 until ip link set eth0 up 2>/dev/null; do sleep 0.005; done
 ip address add "$2/24" dev eth0
 slurmd -D -N "$1" &
-wait
+sleep infinity  # without its slurmd a node goes on
 """
 
 PRIVATE_SCRIPT = """
@@ -230,7 +237,8 @@ class Cluster:
     used instead of this machine's; /tmp, /home, /root and the directories in `bind` are the same inside.
     `nodes`: how many, or several kinds: node1, node2… in this order. `partitions`: their lines in slurm.conf.
     `accounts`: what sacctmgr is told, one command a line; accounts and QoS are then enforced (see accounting.py).
-    `extra_conf`: lines for slurm.conf.
+    `extra_conf`: lines for slurm.conf, in the place of those above. `disk_mb`: the size of a file system that all nodes
+    share, the directory `disk`.
     """
 
     def __init__(
@@ -248,6 +256,7 @@ class Cluster:
         partitions: tuple[str, ...] = (PARTITION,),
         accounts: str = "",
         extra_conf: str = "",
+        disk_mb: int | None = None,
     ):
         self.directory = Path(directory).resolve()
         if re.search(r"[\s,#%]", str(self.directory)):
@@ -279,6 +288,8 @@ class Cluster:
         self.root = Path(root).resolve() if root else None
         self.bind = [Path(path).absolute() for path in bind or []]
         self.extra_conf = extra_conf
+        self.disk_mb = disk_mb
+        self.disk = self.directory / "disk"
         self.home = self.directory / "home"
         self.node_local = self.directory / "node" / ("" if self.namespaces else "%n")
         self.version = ""
@@ -346,6 +357,35 @@ class Cluster:
         """Start a crashed node again."""
         self._tell("boot", node)
 
+    def cut(self, node: str) -> None:
+        """Pull a node's network cable: what is sent to it, or by it, is lost."""
+        self._tell("cut", node)
+
+    def mend(self, node: str) -> None:
+        """Plug the cable in again."""
+        self._tell("mend", node)
+
+    def proc(self, node: str) -> Path:
+        """The folder in /proc of the first process of a node, or of "login": net/tcp, root/dev/shm… are that node's."""
+        start = f"bash\0{self.directory}/etc/{'login' if node == 'login' else 'node'}.sh\0".encode()
+        start += b"" if node == "login" else f"{node}\0".encode()
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (path / "cmdline").read_bytes().startswith(start):
+                    return path
+        raise ClusterError(f"{node} is not running")
+
+    def running(self, node: str, daemons: bool = False) -> dict[int, str]:
+        """Command lines of a node's processes, by the numbers that they have on this machine."""
+        space, found = os.readlink(self.proc(node) / "ns/pid"), {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(path / "ns/pid") == space:
+                    line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if line and (daemons or not DAEMONS.match(line)):  # one that has ended has none
+                        found[int(path.name)] = line
+        return dict(sorted(found.items()))
+
     def _tell(self, verb: str, node: str) -> None:
         if not self.namespaces:
             raise ClusterError(f"{verb}: only with namespaces")
@@ -400,7 +440,7 @@ class Cluster:
 
     def _configure(self) -> None:
         d = self.directory
-        for name in ("etc", "home", "log", "node", "root", "run", "spool", "state"):
+        for name in ("disk", "etc", "home", "log", "node", "root", "run", "spool", "state"):
             (d / name).mkdir(parents=True, exist_ok=True)
         self._ready.unlink(missing_ok=True)
         addresses = [f"10.77.0.{10 + i}" if self.namespaces else "127.0.0.1" for i in range(1, len(self.nodes) + 1)]
@@ -420,6 +460,8 @@ class Cluster:
             conf += "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n"  # listen on loopback only
         if self.accounts:
             conf = self._configure_accounting(conf)
+        for name in re.findall(r"(?m)^\s*(\w+)=", self.extra_conf):
+            conf = re.sub(rf"(?m)^{name}=.*\n", "", conf)
         conf += "\n".join([*self.partitions, self.extra_conf.strip()]) + "\n"
         gres = ""
         for name, kind, address, port in zip(self.nodes, self.kinds, addresses, ports[1:]):
@@ -493,6 +535,7 @@ class Cluster:
             "D": str(self.directory),
             "ROOT": str(self.root or ""),
             "NODES": " ".join(self.nodes),
+            "DISK_MB": str(self.disk_mb or ""),
             "UNSHARE": " ".join(UNSHARE),
             "MUNGED": MUNGED.format(d=self.directory, run="/run"),
         }

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from baking import bake
@@ -47,8 +48,8 @@ CASES = [
     ("/dev/shm", "--workers", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."),
     ("memory to read", "--workers", "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"),
     ("too many open files", "ulimit", "OSError: [Errno 24] Too many open files"),
-    ("package is missing", "RUNTIME", "ModuleNotFoundError: No module named 'torch'"),
-    ("package is missing", "requirements.txt", "/usr/bin/python3: No module named wandb"),
+    ("module is not found", "RUNTIME", "ModuleNotFoundError: No module named 'torch'"),
+    ("module is not found", "requirements.txt", "/usr/bin/python3: No module named wandb"),
     ("library", "container", "/lib64/libc.so.6: version `GLIBC_2.34' not found (required by x.so)"),
     ("processor", "compute node", "srun: error: node2: task 3: Illegal instruction (core dumped)"),
     ("environment module", "spider", 'Lmod has detected the following error: The following module(s) are unknown: "x"'),
@@ -66,7 +67,7 @@ CASES = [
     ("was cancelled", "sacct", CANCELLED + " ***"),
     ("no address", "MASTER_ADDR_SUFFIX", "[W1121 socket.cpp] The IPv6 network addresses (gai error: -2 - Name or"),
     ("nodes met", "RDZV_TIMEOUT", "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"),
-    ("nodes met", "JOBID", "DistNetworkError: The client socket has timed out after 600000ms while trying to connect"),
+    ("nodes met", "logs/12.ATTEMPT", "DistNetworkError: The client socket has timed out after 600000ms while trying"),
     ("not there", "all nodes see", "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'"),
     ("not there", "all nodes see", "slurmstepd: error: execve(): python: No such file or directory"),
     ("not yours", "ls -ld", "PermissionError: [Errno 13] Permission denied: '/sys/x'"),
@@ -149,7 +150,48 @@ def test_what_slurm_knows(doctor, state):
 def test_a_good_log_has_no_cause(read):
     code, report = read(GOOD)
     assert code == 1
-    assert report == f"no cause known to doctor.sh; what follows may say more:\n{GOOD}"
+    assert report == f"no cause known to doctor.sh; what follows may say more\n{GOOD}"
+
+
+def test_warnings_beside_an_error_are_no_cause(read):
+    """A rank that failed of itself says why; what stands in good runs too is not it. But what Slurm says counts."""
+    warnings = "WARNING: A matching Triton is not available. Error: ModuleNotFoundError: No module named 'triton'\n"
+    warnings += "INFO: wandb: Max retries exceeded with url: /graphql\n"
+    error = traceback("ValueError: num_samples should be a positive integer value")
+    code, report = read(GOOD + warnings + error)
+    assert code == 1 and "cause: " not in report, report
+    assert report.endswith("ValueError: num_samples should be a positive integer value\n"), report
+    _, report = read(GOOD + warnings + error + "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0\n")
+    assert re.findall(r"(?m)^cause: (.*)", report) == ["the memory of a host was not enough"], report
+    _, report = read(GOOD + warnings + traceback("ModuleNotFoundError: No module named 'mine'"))
+    assert report.count("cause: ") == 1 and "No module named 'mine'" in report.splitlines()[1], report
+
+
+def test_a_number_in_a_name_need_not_be_a_job_of_ours(doctor, project, tmp_path):
+    """But a date, or of another cluster's job: neither what Slurm says of it nor the logs of its ranks count."""
+    record = "JobId=77 JobName=x\n   JobState=COMPLETED Reason=None\n   ExitCode=0:0\n   StdOut=/elsewhere/x-77.out\n"
+    log = project / "logs/77.0/node0-node1/0/stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(traceback("KeyError: 'another job'"))
+    (tmp_path / "train-77.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    report = doctor("train-77.log", scontrol=record).stdout.decode()
+    assert report.startswith("cause: the memory of a GPU") and "another job" not in report, report
+
+
+def test_what_a_rank_said_before_it_left(doctor, project):
+    """It printed why, and ended with an exit code: its errors are empty."""
+    run = project / "logs/13.0"
+    for rank in range(2):
+        folder = run / f"node0-node1/0.a/attempt_0/{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").touch()
+        (folder / "stdout.log").write_text("progress\nconfig.yaml: no such key\n" if rank else "progress\n")
+    (project / "demo-13.out").write_text(
+        "2026-11-21 on 1 node(s), meeting at node1:10013\nRoot Cause (first observed failure):\n[0]:\n"
+        "  host      : node1\n  rank      : 1 (local_rank: 1)\n  exitcode  : 3 (pid: 9)\n"
+    )
+    report = doctor("demo-13.out", cwd=project).stdout.decode()
+    assert "first failure: rank 1 on node1" in report and report.endswith("config.yaml: no such key\n"), report
 
 
 def test_the_help_of_the_programs_has_no_cause(read, project):
@@ -272,6 +314,10 @@ def test_logs_of_ranks(doctor, project, tmp_path):
     assert "cause: ranks waited in vain" in report
     assert f"first failure: rank 3 on node2 ({run}/node1-node2/1/stderr.log) hung, or ended" in report
     assert report.endswith("Timed out waiting 8000ms for recv operation to complete\n")
+    for last in ("Timed out waiting 8000ms for recv operation", "Connection closed by peer"):  # stopped, and woken
+        (run / "node1-node2/1/stderr.log").write_text(traceback(f"RuntimeError: {last}"))
+        os.utime(run / "node1-node2/1/stderr.log", (time.time() + 2, time.time() + 2))
+        assert "first failure: rank 3 on node2" in doctor(run).stdout.decode(), last
     for rank, age, folder in ((0, 40, "0.a/attempt_0/0"), (1, 20, "1"), (2, 30, "0")):  # that of rank 0 is past
         log = run / f"node{rank // 2}-node{rank // 2 + 1}" / folder / "stderr.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -291,6 +337,7 @@ def test_mistakes(doctor, tmp_path):
         ("1", "2"): "expected one argument",
         ("nosuch.out",): "'nosuch.out' is neither a file nor a folder here, nor a job's number",
         (".",): "'.' is not a folder of ranks' logs",
+        ("0",): "'0' is neither",
         ("987654",): "Slurm does not know a job 987654, and there is no *-987654.out in",
     }.items():
         done = doctor(*arguments)
@@ -381,5 +428,7 @@ def test_jobs_of_all_kinds(slurm, project, tmp_path):
     assert "cause: the folder of --output" in ask(nowhere.id)
     array = slurm.sbatch("--array=1-2", "job.sh", "nosuchcommand", cwd=tmp_path)
     slurm.wait(array)
+    done = slurm.run("bash", project / "slurm/doctor.sh", array, cwd=tmp_path, check=False)
+    assert done.returncode == 2 and f"{array}_1" in done.stderr and f"{array}_2" in done.stderr, done.stderr
     report = ask(f"{array}_2")
     assert f"proof: slurm-{array}_2.out:2: " in report and "nosuchcommand: command not found" in report

@@ -293,6 +293,7 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     assert "build it with 'bash slurm/build_venv.sh'" in refused("pi/pi.py", env={"RUNTIME": "venv"})
     assert "RUNTIME='docker' is not known" in refused("pi/pi.py", env={"RUNTIME": "docker"})
     assert "pythonn was not found" in refused("pi/pi.py", env={"PYTHON": "pythonn"})
+    assert "MAX_REQUEUES='no': expected a whole number" in refused("pi/pi.py", env={"MAX_REQUEUES": "no"})
     assert "LAUNCHER='horovod' is not known" in refused("pi/pi.py", env={"LAUNCHER": "horovod"})
     assert "options for sbatch end with --" in refused("--nodes=2", "pi/pi.py")
     assert "inside a job it is too late for options" in refused(

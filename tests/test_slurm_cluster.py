@@ -230,7 +230,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(anybody, namespaces):
 
 @pytest.mark.drill
 def test_crash_and_boot(tmp_path):
-    with Cluster(tmp_path / "c", nodes=2) as cluster:
+    with Cluster(tmp_path / "c", nodes=2, extra_conf="SlurmdTimeout=5") as cluster:
         job = cluster.sbatch("-N2", "--no-requeue", write(tmp_path / "job.sh", "srun sleep 60"), cwd=tmp_path)
         time.sleep(1)
         cluster.crash("node2")
@@ -238,3 +238,47 @@ def test_crash_and_boot(tmp_path):
         cluster.boot("node2")
         cluster.wait_for_nodes()
         assert cluster.run("srun", "-N2", "echo", "back").stdout == "back\n" * 2
+
+
+def test_processes_cables_and_a_small_disk(anybody):
+    """What drills break: a daemon alone, the network of a node, a disk that is full."""
+    if Cluster(anybody / "c").no_namespaces:
+        pytest.skip("no namespaces")
+    with Cluster(anybody / "c", nodes=2, disk_mb=1) as cluster:
+        cluster.sbatch("-N2", write(anybody / "job.sh", "srun sleep 60"), cwd=anybody)
+        sleeping = wait_for(lambda: [number for number, line in cluster.running("node2").items() if "sleep 60" in line])
+        assert Path(f"/proc/{sleeping[0]}/ns/uts").readlink() == (cluster.proc("node2") / "ns/uts").readlink()
+        cluster.run("scancel", "--user", cluster.user)
+        wait_for(lambda: not cluster.running("node2"))
+
+        look = ["timeout", "1", "bash", "-c", ": </dev/tcp/node2/6818"]
+        assert cluster.run(*look, check=False).returncode == 0
+        cluster.cut("node2")
+        wait_for(lambda: cluster.run(*look, check=False).returncode)
+        cluster.mend("node2")
+        wait_for(lambda: cluster.run(*look, check=False).returncode == 0)
+
+        fill = f"head -c 900000 /dev/zero >{cluster.disk}/$(hostname)"
+        assert cluster.run("srun", "-w", "node1", "bash", "-c", fill).stderr == ""
+        assert "No space left" in cluster.run("srun", "-w", "node2", "bash", "-c", fill, check=False).stderr
+        assert (cluster.proc("login") / f"root{cluster.disk}/node1").stat().st_size == 900000
+        assert not list(cluster.disk.iterdir())  # it is the cluster's alone
+
+        daemon = next(number for number, line in cluster.running("node2", daemons=True).items() if "slurmd -D" in line)
+        os.kill(daemon, signal.SIGKILL)
+        wait_for(lambda: daemon not in cluster.running("node2", daemons=True))
+        time.sleep(0.2)
+        assert cluster.running("node2", daemons=True)  # the node itself goes on
+        cluster.crash("node2")
+        cluster.boot("node2")  # at once
+        cluster.wait_for_nodes()
+    assert not cluster.processes()
+
+
+def wait_for(value, seconds=10):
+    """Return what `value` returns, once it is something."""
+    end = time.monotonic() + seconds
+    while not (found := value()):
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+    return found

@@ -11,9 +11,10 @@ set -uo pipefail
 export LC_ALL=C # not every byte is UTF-8
 
 # What is known: regular expressions, and below them "cause -> fix"; "=" is the line that was found.
-# The wording is that of torch 2.13, Slurm 22.05 and 24.11 and their sources, and of these threads (read 2026-11-21):
-# accelerate #2246, nccl #1948, nnUNet #1519, vllm #5222, pytorch #5040 #69197 #73656 #108861 #126510, enroot #243,
-# pyxis #61 #127 #168, singularity #5183, apptainer #1051, sglang #3226, Lightning #10098 #19817.
+# The wording is that of torch 2.13, Slurm 22.05 and 24.11 and their sources, and of threads on GitHub (read 2026-11-21):
+# huggingface/accelerate #2246, NVIDIA/nccl #1948, MIC-DKFZ/nnUNet #1519, vllm-project/vllm #5222, NVIDIA/enroot #243,
+# pytorch/pytorch #5040 #69197 #73656 #108861 #126510, NVIDIA/pyxis #61 #127 #168, apptainer/singularity #5183,
+# apptainer/apptainer #1051, sgl-project/sglang #3226, Lightning-AI/pytorch-lightning #10098 #19817.
 known_causes() {
     cat <<'EOF'
 == 1: says by itself why a run failed; the first in the log counts
@@ -23,7 +24,7 @@ launch/[a-z]+\.(sh|py) on [^ ]+: [^r]|(slurm|container)/[a-z_]+\.sh: .|(^|[: ])e
 oom[-_]kill|: Out Of Memory|OUT_OF_MEMORY|[^a-zA-Z.]MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator: can
     the memory of a host was not enough -> ask for more with --mem (--mem=0: all of a node), or use fewer --workers and ranks per node
 (CUDA|HIP|XPU) out of memory|(CUDA|HIP) error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure.*out of memory
-    the memory of a GPU was not enough -> lower --micro-batch (accumulation keeps the batch), or shard with train_fsdp.py
+    the memory of a GPU was not enough -> a smaller batch per rank (--micro-batch keeps the whole one), or shard as train_fsdp.py does
 on your system is too old|forward compatibility was attempted|driver version is insufficient|Driver/library version mismatch
 no kernel image is available|invalid device function|is not compatible with the current PyTorch installation
     torch, driver and GPUs do not fit -> take a torch for the CUDA that nvidia-smi shows, and with these GPUs in torch.cuda.get_arch_list()
@@ -43,7 +44,7 @@ insufficient shared memory|: Bus error|exitcode +: -7 |by signal 7$
 Too many open files|received 0 items of ancdata
     too many open files -> ulimit -n 65536 in env.sh, or fewer --workers
 ModuleNotFoundError: |: No module named .
-    a Python package is missing -> torch: set RUNTIME, VENV or MODULES in env.sh; another one: to requirements.txt, and build again
+    a Python module is not found -> torch: RUNTIME, VENV, MODULES in env.sh; one to install: requirements.txt; your own: -m, or PYTHONPATH
 GLIBC(XX)?_[0-9.]+' not found|static TLS block|cannot open shared object file|: undefined symbol: .
 Illegal instruction|exitcode +: -4 |by signal 4$
     a library is missing, or made for another system or processor -> build it on a compute node, use a container, or MODULES in env.sh
@@ -53,7 +54,7 @@ Invalid (account|qos)|[Ii]nvalid partition|Requested (node configuration|time li
 Unable to create step for job|More processors requested than permitted|not enough slots available
     Slurm refuses what was asked for -> edit the #SBATCH lines; sinfo, and sacctmgr show associations user=$USER, say what there is
 ExitCode=0:53
-    the folder of --output, or that of submission, is not there -> make it before you submit: Slurm does not
+    the folder of --output, or that of submission, is not there or not yours -> make it before you submit: Slurm does not
 pyxis: (couldn|failed|container start failed)|\[ERROR\] (No such file|URL )|FATAL: +(could not open|Unable to handle|[Ww]hile )
     the container image is not there, or does not start -> slurm/build_container.sh makes it; IMAGE in env.sh: a path all nodes see
 EADDRINUSE|[Aa]ddress already in use
@@ -112,7 +113,9 @@ die() {
 # Fills id, state and output with what Slurm knows of a job, if anything.
 ask_slurm() {
     local facts
-    facts=$(timeout 20 scontrol show job "$1" 2>/dev/null | sed '/^ *$/q')
+    facts=$(timeout 20 scontrol show job "$1" 2>/dev/null)
+    (($(grep -c ^JobId= <<<"$facts") < 2)) || # without _N it means all of them
+        die "job $1 is an array; name one of it: $(grep -oE 'ArrayTaskId=[^ ]+' <<<"$facts" | sed "s/.*=/$1_/" | paste -sd' ')"
     [[ $facts =~ JobId=([0-9]+) ]] && id=${BASH_REMATCH[1]} || id=$1 # that of 12_3 is another one
     state=$(grep -oE '\<(JobState|Reason|ExitCode)=[^ ]+' <<<"$facts" | paste -sd' ')
     output=$(sed -n 's/^ *StdOut=//p' <<<"$facts")
@@ -131,7 +134,7 @@ show_output() {
 # Prints a line of: how the first rank failed (killed, error, exited, waited, silent, peer, none), where in the output the last
 # attempt starts, the file; then what the user sees of it. Where ranks have logs, of the output only launchers' words count.
 first_failure() {
-    awk -v peer="$peer" -v waited="$waited" -v run="${run#"$PWD"/}" -v output="${output#"$PWD"/}" '
+    awk -v peer="$peer" -v waited="$waited" -v late="$late" -v run="${run#"$PWD"/}" -v output="${output#"$PWD"/}" '
         function kind_of(text) { return text ~ peer ? "peer" : text ~ waited ? "waited" : "error" }
         function start() { kind[n] = "cut"; count[n] = 0; if (!logs) place[n] = FNR }
         function keep() { words[n, ++count[n]] = substr($0, 1, 240) }
@@ -221,9 +224,9 @@ first_failure() {
                 if (!logs) place[hit] = line[r]
             }
             for (i = split("none peer waited exited error killed", ways, " "); i && !one; i--) one = first(found = ways[i], 1)
-            # All others complain: it is the one that said nothing, or, if it was stopped and then told to end, the last one.
+            # All others complain: it is the one that said nothing, or, if it was stopped and woke up to be told to end, the last.
             if (found == "waited" || found == "peer") hung = first("silent", 1)
-            if (found == "waited" && logs && !hung) hung = first("peer", -1)
+            if (found == "waited" && logs && !hung) hung = late ? ranks : first("peer", -1)
             if (found == "peer" && hung) found = "silent"
             if (found == "silent" && count[hung]) one = hung # it has an error message of its own
             print found "\t" since + 0 "\t" (logs && one ? run "/" path[one] : output)
@@ -264,10 +267,14 @@ if [[ -d $1 ]]; then
     [[ ${run##*/} =~ ^([0-9]+)\.[0-9]+$ ]] || die "'$1' is not a folder of ranks' logs: expected logs/JOBID.ATTEMPT"
     ask_slurm "${BASH_REMATCH[1]}"
 elif [[ -f $1 ]]; then
-    [[ ${1##*/} =~ -([0-9]+(_[0-9]+)?)\.[a-z]+$ || $(tail -c 1000000 -- "$1" | grep -aoEm 1 '(StepId=|STEP |JOB )[0-9]+') =~ ([0-9]+)$ ]] &&
+    if [[ ${1##*/} =~ -([0-9]+(_[0-9]+)?)\.[a-z]+$ ]]; then
         ask_slurm "${BASH_REMATCH[1]}"
+        # The number may be a date's, or that of a job elsewhere.
+        [[ $output -ef $1 ]] || state=''
+        [[ $output -ef $1 ]] || grep -qaE ' on [0-9]+ node\(s\), meeting at ' -- "$1" || id=''
+    fi
     output=$1
-elif [[ $1 =~ ^[0-9]+(_[0-9]+)?$ ]]; then
+elif [[ $1 =~ ^[1-9][0-9]*(_[0-9]+)?$ ]]; then
     ask_slurm "$1"
 else
     die "'$1' is neither a file nor a folder here, nor a job's number"
@@ -283,6 +290,11 @@ logs=()
 # shellcheck disable=SC2012 # by time, and no name is strange
 [[ -z $run ]] || mapfile -t logs < <(cd "$run" && logs=(node*/**/stderr.log) && ((${#logs[@]})) && ls -tr -- "${logs[@]}")
 
+late='' # the last one ended half a second after all others
+if ((${#logs[@]} > 1)); then
+    { read -r one && read -r last; } < <(cd "$run" && stat -c %.3Y -- "${logs[@]: -2}" | tr -d .)
+    ((last - one < 500)) || late=1
+fi
 mapfile -t failure < <(first_failure)
 IFS=$'\t' read -r found since file <<<"${failure[0]}"
 [[ -n $output ]] || output=$file
@@ -290,6 +302,9 @@ name=${output#"$PWD"/}
 [[ ! -f $output ]] || (($(stat -Lc %s -- "$output") <= 20000000)) || name+=" (its last 20 MB)"
 hits=$(show_output | grep -naE -f <(known_causes | grep '^[^ =]') | grep -avE -- "$harmless" | tr '\t' ' ' | cut -c 1-400 |
     awk -F : -v since="$since" '$1 > since' | head -n 20000)
+# A rank that failed of itself says why. Beside it are warnings that stand in good runs too: only what Slurm says counts.
+[[ $found != error ]] || hits=$(printf '%s\n' "${failure[@]:2}" | grep -a '[^ ]' |
+    grep -aF -f - -f <(printf '%s\n' slurmstepd srun: oom DUE\ TO Xid "*** JOB" preflight: .sh:) <(printf '%s' "$hits"))
 [[ -z $state ]] || hits="0:$state"$'\n'$hits
 causes=0 time_over=''
 while IFS=$'\t' read -r section line text advice; do
@@ -303,13 +318,19 @@ while IFS=$'\t' read -r section line text advice; do
     [[ $cause != = ]] || cause=$text
     [[ $cause != "the walltime"* ]] || time_over=1
     ((line)) || where="scontrol show job $id"
-    printf 'cause: %s\nproof: %s: %s\nfix: %s\n' "$cause" "$where" "$text" "${advice#* -> }"
+    advice=${advice#* -> }
+    printf 'cause: %s\nproof: %s: %s\nfix: %s\n' "$cause" "$where" "$text" "${advice/JOBID/${id:-JOBID}}"
 done < <(look_up | sort -s -t $'\t' -k 1,1n -k 2,2n | awk -F '\t' '!seen[$2]++') # a line proves one cause
 
 [[ $state != *RUNNING* ]] || state='' # it is the job itself that asks
-((causes)) || echo "no cause known to doctor.sh${state:+ ($state)}; what follows may say more:"
+((causes)) || echo "no cause known to doctor.sh${state:+ ($state)}; what follows may say more"
 if ((${#failure[@]} > 1)); then
     printf '%s\n' "${failure[@]:1}"
+    said=${file%stderr.log}stdout.log
+    if [[ $found == exited && -s $said ]]; then # without a word among its errors
+        echo "the end of $said:"
+        show -n 10 -- "$said" | cut -c 1-240
+    fi
 elif ((causes == 0)); then
     show_output | grep -av '^no cause known' | tail -n 10 | cut -c 1-240
 fi

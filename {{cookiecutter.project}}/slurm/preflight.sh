@@ -21,17 +21,17 @@ tell() {
     printf '%s\t%s\t%s\n' "$SLURMD_NODENAME" "$1" "$2" # one write, which srun does not mix with another node's
 }
 
-# look_at_folder FOLDER GIB: it can be written to, and so many GiB are left
+# look_at_folder FOLDER GIB [warning]: it can be written to, and so many GiB are left
 look_at_folder() {
-    local answer free probe=$1/$mark.$SLURMD_NODENAME
+    local answer free kind=${3:-fault} probe=$1/$mark.$SLURMD_NODENAME
     tell at "$1"
     # A quota that is used up shows only in writing, on some file systems only when the data leave the node: fsync.
     if [[ ! -d $1 ]]; then
-        tell fault "no folder $1: put it on a file system that all nodes share"
+        tell "$kind" "no folder $1: put it on a file system that all nodes share"
     elif ! answer=$(dd if=/dev/zero of="$probe" bs=16k count=1 conv=fsync status=none 2>&1); then
-        tell fault "cannot write to $1 (${answer##*: }): free space there, or look at its rights"
+        tell "$kind" "cannot write to $1 (${answer##*: }): free space there, or look at its rights"
     elif free=$((($(stat -f -c '%b ? %a * %S : 1 << 60' "$1")) >> 20)) && ((free < $2 * 1024)); then # some do not count: 0
-        tell fault "$1 has $free MiB left, not $2 GiB: free space there, or set MIN_FREE_GB"
+        tell "$kind" "$1 has $free MiB left, not $2 GiB: free space there, or set MIN_FREE_GB"
     elif [[ $1 == "$RUN_DIR" && ! -e $1/$mark ]]; then
         tell fault "$1 is another folder than on the first node: put the project on a file system that all nodes share"
     fi
@@ -91,7 +91,7 @@ if [[ ${1:-} == --node ]]; then
     mark=$2
     tell clock "$(date +%s)"
     look_at_folder "$RUN_DIR" "$MIN_FREE_GB"
-    [[ $3 == "$RUN_DIR" ]] || look_at_folder "$3" "$MIN_FREE_GB"
+    [[ $3 == "$RUN_DIR" ]] || look_at_folder "$3" "$MIN_FREE_GB" warning # a program may write elsewhere
     look_at_folder /tmp 0
     look_at_folder /dev/shm 0
     look_at_network
@@ -159,7 +159,13 @@ for host in "${hosts[@]}"; do
     off=$((${facts[$host clock]:-$clock} - clock))
     ((-5 - SECONDS <= off && off <= 5 + SECONDS)) || blame "$host" "its clock is off by $off s"
     [[ ${at[$host]:-} == end || ${lost:-$host} != "$host" ]] || blame "$host" "no answer, stuck at: ${at[$host]:-${srun_says:-its start}}"
-    [[ -z ${faults[$host]:-} ]] || echo "preflight: $host: ${faults[$host]}. Without it: sbatch --exclude=$host" >&2
+done
+for host in "${hosts[@]}"; do
+    [[ -n ${faults[$host]:-} ]] || continue
+    # What all nodes have is no single one's fault.
+    [[ $(printf '%s\n' "${faults[@]}" | sort -u | wc -l) -gt 1 || ${#faults[@]} -lt ${#hosts[@]} ]] ||
+        { echo "preflight: on all of ${#hosts[@]} node(s): ${faults[$host]}" >&2 && break; }
+    echo "preflight: $host: ${faults[$host]}. Without it: sbatch --exclude=$host" >&2
 done
 ((${#faults[@]} == 0)) || { echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts all the same" >&2 && exit 1; }
 echo "preflight: ${#hosts[@]} node(s) fit ($SECONDS s)"

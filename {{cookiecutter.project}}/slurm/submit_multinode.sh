@@ -17,8 +17,8 @@
 # Settings: env.sh; LAUNCHER=srun sbatch … takes another of its values for one job. Logs: logs/JOBID.ATTEMPT/ in the project.
 #
 # Before its walltime is over a program is asked to save and to end: the file STOP_FILE appears. If it creates REQUEUE_FILE,
-# and ends with exit code 0, the job goes back into the queue, and is started again with RESTART_COUNT=1, 2, …
-# Never after scancel. 'scancel --signal=USR1 --batch JOBID' asks for it now; 'touch logs/latest/stop' without going on.
+# and ends with exit code 0, the job goes back into the queue, and is started again with RESTART_COUNT=1, 2, … A job that you
+# cancel does not. To ask for it at any time: scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -100,6 +100,7 @@ prepare() {
             die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of srun; use torchrun, srun or spawn"
     fi
     #? endif
+    [[ $MAX_REQUEUES =~ ^[0-9]+$ ]] || die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
     mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
 }
 
@@ -141,11 +142,14 @@ gpus_per_node() {
 # USR1 came: asks the ranks to save and to end.
 # shellcheck disable=SC2329 # called by the trap
 on_warning() {
-    # A walltime of minutes: Slurm may have sent it at the start. Then STOP_TIME has to do.
-    ((left >= 600 || SECONDS >= left / 2)) || return 0
+    if ((left < 600 && SECONDS < left / 2)); then # with a walltime of minutes Slurm sends it at the start: later, then
+        { sleep $((STOP_TIME - $(date +%s))) && kill -USR1 $$; } &
+        echo "$(date '+%F %T') warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
+        return 0 # in a trap, it would be the status of what was interrupted
+    fi
     warned=1
     touch "$STOP_FILE"
-    echo "$(date '+%F %T') the walltime is almost over: the program is asked to save and to end"
+    echo "$(date '+%F %T') warned: the program is asked to save and to end"
 }
 
 # Runs a command, in a batch job in the background: bash does not hear a signal while it waits for a foreground process.
@@ -154,11 +158,13 @@ follow() {
         "$@"
         return
     fi
+    local command
     "$@" &
-    while kill -0 $! 2>/dev/null; do # a signal ends the wait, not yet the command
-        wait $! || true
+    command=$!
+    while kill -0 $command 2>/dev/null; do # a signal ends the wait, not yet the command
+        wait $command || true
     done
-    wait $!
+    wait $command
 }
 
 # Whether the job shall go on later: its program has saved and has more to do, and was not asked to end for good.
@@ -167,19 +173,21 @@ goes_on() {
     [[ -n $batch && -e $REQUEUE_FILE ]] || return
     job=$(scontrol show job "$SLURM_JOB_ID")
     [[ $job == *JobState=RUNNING* ]] || return # else scancel has come since
-    # Of a preemption this script may not hear, and Slurm puts back into the queue what still runs when the grace is over.
-    [[ $job == *PreemptTime=[0-9]* ]] || [[ -z $cancelled && (-n $warned || $(date +%s) -ge STOP_TIME) ]]
+    # Of a preemption this script may not hear, torchrun ends with exit code 1 then, and Slurm puts back into the queue only
+    # what still runs when the grace is over.
+    [[ $job == *PreemptTime=[0-9]* ]] || { ((code == 0)) && [[ -z $cancelled && (-n $warned || $(date +%s) -ge STOP_TIME) ]]; }
 }
 
 # Puts the job back into the queue.
 requeue() {
-    local attempt=${SLURM_RESTART_COUNT:-0}
+    local attempt=${SLURM_RESTART_COUNT:-0} now
+    now=$(date '+%F %T') # the requeue ends what this script would start after it
     if ((attempt >= MAX_REQUEUES)); then
-        echo "saved, but not done: MAX_REQUEUES=$MAX_REQUEUES is reached. Submit the same again, with --resume"
-    else # said first: it ends this script too
-        echo "$(date '+%F %T') saved, but not done: back into the queue as attempt $((attempt + 1)), which will go on"
-        scontrol requeue "$SLURM_JOB_ID" ||
-            echo "this cluster does not requeue; submit the same again, with --resume (README: Longer than the walltime)"
+        echo "$now saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached: the next job with --resume goes on"
+    elif scontrol requeue "$SLURM_JOB_ID"; then
+        echo "$now saved, but not done: back into the queue as attempt $((attempt + 1)), which will go on"
+    else
+        echo "$now saved, but not done, and this job may not be requeued: the next job with --resume goes on"
     fi
 }
 
@@ -319,7 +327,7 @@ fi
 end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)" +%s 2>/dev/null)} ||
     end=$(date -d "1 year" +%s) # no limit
 left=$((end - $(date +%s)))
-spare=$((left < 300 ? 30 : left > 3000 ? 300 : left / 10))
+spare=$((left < 600 ? 30 : left > 3000 ? 150 : left / 20)) # later than the warning
 export STOP_TIME=$((end - spare))
 warned='' cancelled=''
 if [[ -n $batch ]]; then
@@ -336,8 +344,9 @@ fi
 if goes_on; then
     requeue
 elif [[ -n $cancelled ]]; then
-    echo "$(date '+%F %T') told to end: by scancel, a preemption, or the failure of a node"
+    echo "$(date '+%F %T') told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.sh $SLURM_JOB_ID says which"
 elif ((code)); then
+    [[ -z $batch || -z ${SLURM_ARRAY_TASK_ID:-} ]] || batch=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     "$PROJECT_DIR/slurm/doctor.sh" "${batch:-$RUN_DIR}" || true # why, and the first rank that failed
 fi
 exit $code

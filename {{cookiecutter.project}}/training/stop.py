@@ -2,14 +2,14 @@
 
     stop = Stop(rank)                              # once, before the first step
     ...
-    asked = torch.tensor(float(stop.asked()))      # now and then, on all ranks after the same step
+    asked = torch.tensor(float(stop.asked()), device=device)    # now and then, on all ranks after the same step
     dist.all_reduce(asked)                         # if one has heard of it, all end here: the others would wait for it
     if asked:
         save()
         stop.obey()                                # there is more to do: the job goes back into the queue
         sys.exit(0)
 
-slurm/submit_multinode.sh sets STOP_FILE, STOP_TIME and REQUEUE_FILE. Without them the signals are left.
+STOP_FILE, STOP_TIME and REQUEUE_FILE are set by the submit script for Slurm. Without them the signals are left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of a preemption; of schedulers that warn each process
-STUCK = 15  # seconds after SIGTERM in which a rank that waits for a dead one has not come back to Python
+STUCK = 15  # seconds: a rank that has not noticed SIGTERM after these waits for a dead one, and ends at once
 
 
 class Stop:

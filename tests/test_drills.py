@@ -1,0 +1,770 @@
+"""What happens when something breaks, on a real Slurm: does the job end soon, does it say why, is nothing lost?
+
+A run of two nodes of two ranks is broken in the middle; it then goes on, and its losses (float64) are compared with
+those of a run that nothing happened to. What is measured is a row of the table that ends the test run (conftest.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from baking import bake, cluster_options
+from container_root import python_folders
+from slurm_cluster import PATH, Cluster, ClusterError, Nodes
+
+pytestmark = pytest.mark.drill
+
+ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
+# One thread: the nodes have fewer cores than they declare. Where tests run as root, Open MPI wants to be told so.
+ENVIRONMENT = {"PYTHON": sys.executable, "ALLOW_CPU": "1", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+PARTITIONS = (
+    "PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=10",
+    "PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF",
+)
+STEPS, SAVE_EVERY = 120, 20
+RUN = f"--steps {STEPS} --save-every {SAVE_EVERY} --log-every 5 --eval-every 1000 --dtype float64 --timeout 10"
+RUN += " --layers 1 --width 32 --context 32 --global-batch 8"
+SAME = 1e-12  # how far a loss may be from that of the run that nothing happened to
+# The project's own program with a pause before each step, in which things break; later attempts of the job do without.
+SLOWLY = """\
+import os, runpy, sys, time
+training = os.environ["PROJECT_DIR"] + "/training"
+sys.path.insert(0, training)
+import common
+slow = int(os.environ.get("SLURM_RESTART_COUNT", 0)) < int(os.environ.get("SLOW_ATTEMPTS", 1))
+seconds = float(os.environ.get("PAUSE", "0.06")) if slow else 0
+def prepare_step(*arguments, prepare_step=common.prepare_step):
+    time.sleep(seconds)
+    return prepare_step(*arguments)
+common.prepare_step = prepare_step
+if os.environ.get("SLOW_DISK"):  # a checkpoint takes seconds once the run has been asked to stop
+    import checkpoint
+    def fsync(file, fsync=os.fsync):
+        if os.path.exists(os.environ["STOP_FILE"]):
+            open("saving", "w").close()
+            time.sleep(float(os.environ["SLOW_DISK"]))
+        fsync(file)
+    os.fsync = fsync
+runpy.run_path(f"{training}/train_ddp.py", run_name="__main__")
+"""
+# A user's own program, and what README.md asks of it.
+OWN_PROGRAM = """\
+import os, time
+count = int(open("count").read()) if os.path.exists("count") else 0
+print("starts at", count, flush=True)
+while count < int(os.environ.get("LAST", 100)):
+    time.sleep(0.1)
+    count += 1
+    open("count.tmp", "w").write(str(count))
+    os.replace("count.tmp", "count")
+    if os.path.exists(os.environ["STOP_FILE"]):
+        open(os.environ["REQUEUE_FILE"], "w").close()
+        print("stops at", count, flush=True)
+        break
+"""
+# Two ranks meet at the port of the run, without torch.
+MEETS = """\
+import os, socket, time
+here = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    with socket.create_server(here) as server:
+        assert server.accept()[0].recv(9) == b"hello"
+while os.environ["RANK"] == "1":
+    try:
+        socket.create_connection(here).sendall(b"hello")
+        print("they met")
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    return bake(tmp_path_factory.mktemp("a b") / "drills", **ANSWERS)
+
+
+@pytest.fixture(scope="session")
+def breakable(tmp_path_factory):
+    """Three nodes, of which the third is a spare; jobs of the partition urgent preempt others."""
+    nodes = [Nodes(2), Nodes(1, more="Weight=9")]
+    conf = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nSlurmdTimeout=5"
+    cluster = Cluster(
+        tmp_path_factory.mktemp("slurm") / "d", nodes=nodes, partitions=PARTITIONS, extra_conf=conf, disk_mb=4
+    )
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(breakable):
+    """The cluster, whole again after each drill."""
+    yield breakable
+    breakable.run("scancel", "--user", breakable.user)
+    for node in breakable.nodes:
+        breakable.mend(node)
+        with suppress(ClusterError):
+            if any("slurmd -D" in line for line in breakable.running(node, daemons=True).values()):
+                continue
+            breakable.crash(node)
+        breakable.boot(node)
+    breakable.wait_for_nodes(60)
+
+
+def wait_for(value, seconds=60, what="it"):
+    """Return what `value` returns, once it is something."""
+    end = time.monotonic() + seconds
+    while not (found := value()):
+        assert time.monotonic() < end, f"{what} never came true"
+        time.sleep(0.05)
+    return found
+
+
+def losses_in(metrics):
+    """Return the losses that stand in metrics.jsonl, by step; the last line may not be whole yet."""
+    found = {}
+    with suppress(OSError, ValueError):
+        for line in metrics.read_text().splitlines():
+            row = json.loads(line)
+            found[row["step"]] = row.get("loss", found.get(row["step"]))
+    return found
+
+
+class Drill:
+    """A run in `folder`, the jobs that do it, and what is measured of it."""
+
+    def __init__(self, cluster, project, folder, reference, note):
+        self.cluster, self.project, self.folder, self.reference, self.note = cluster, project, folder, reference, note
+        self.out, self.jobs, self.broken, self.reached = folder / "run", [], 0.0, 0
+        (folder / "slowly.py").write_text(SLOWLY)
+
+    def submit(self, *options, program="slowly.py", arguments=(), **environment):
+        """Submit the run, and return the number of the job."""
+        words = [*options, self.project / "slurm/submit_multinode.sh", program]
+        if program != "own.py":
+            words += [*RUN.split(), "--out", self.out, *arguments]
+        self.jobs.append(self.cluster.sbatch(*words, cwd=self.folder, env={**ENVIRONMENT, **environment}))
+        return self.job
+
+    @property
+    def job(self):
+        """The number of the newest job, which the methods below are about."""
+        return self.jobs[-1]
+
+    @property
+    def output(self):
+        """What the job has written."""
+        path = self.folder / f"demo-{self.job}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def attempts(self):
+        """How often the job has started its ranks."""
+        return self.output.count("meeting at")
+
+    def metrics(self):
+        """Return the run's metrics.jsonl, as the login node sees it: the small disk is the cluster's alone."""
+        return Path(f"{self.cluster.proc('login')}/root{self.out}/metrics.jsonl")
+
+    def step(self):
+        """Return the newest step that the run has told of."""
+        return max(losses_in(self.metrics()), default=0)
+
+    def reach(self, step=30, seconds=90):
+        """Wait until the run is in the middle."""
+        wait_for(lambda: self.step() >= step or "cause:" in self.output, seconds, f"step {step}")
+        assert self.step() >= step, self.output
+
+    def breaks(self):
+        """Count the seconds from here."""
+        self.broken, self.reached = time.monotonic(), self.step()
+
+    def process(self, node, what, daemons=False):
+        """Return the process of a node that has `what` in its command line."""
+        return next(number for number, line in self.cluster.running(node, daemons).items() if what in line)
+
+    def rank(self, rank):
+        """Return the process that is a rank: RANK is in its environment, unless launch/spawn.py has forked it."""
+        node, spawned = self.cluster.nodes[rank // 2], []
+        for number, line in self.cluster.running(node).items():
+            stat, environment = Path(f"/proc/{number}/stat"), Path(f"/proc/{number}/environ")
+            with suppress(OSError):
+                if "launch/spawn.py" in line:
+                    spawned.append((number, int(stat.read_text().rpartition(")")[2].split()[1])))
+                elif "python" in line.split()[0] and f"RANK={rank}".encode() in environment.read_bytes().split(b"\0"):
+                    return number
+        parents = {number for number, _ in spawned}
+        return [number for number, parent in spawned if parent in parents][rank % 2]
+
+    def goes_on(self, within, attempts=2):
+        """Wait until the job runs again; return the seconds since it was broken."""
+        end = time.monotonic() + within
+        while self.attempts < attempts:
+            shown = self.cluster.run("scontrol", "show", "job", str(self.job)).stdout
+            state = re.search(r"JobState=(\S+)", shown)[1]
+            assert time.monotonic() < end and state not in {"COMPLETED", "FAILED", "CANCELLED"}, shown + self.output
+            self.reached = max(self.reached, self.step())
+            time.sleep(0.1)
+        return time.monotonic() - self.broken
+
+    def ends(self, within=90):
+        """Wait for the end of the job; return it and the seconds since the run was broken."""
+        job = self.cluster.wait(self.job, within)
+        seconds = time.monotonic() - self.broken
+        if len(self.jobs) == 1 and self.attempts == 1:
+            self.reached = max(self.reached, self.step())
+        return job, seconds
+
+    def fails(self, within):
+        """Wait for a job that has to fail."""
+        job, seconds = self.ends(within)
+        assert job.state == "FAILED" and job.exit_code, job.output
+        assert seconds < within
+        self.is_gone()
+        return job, seconds
+
+    def is_requeued(self, name):
+        """The job saves, runs again, and loses nothing; note it."""
+        seconds = self.goes_on(within=60)
+        job, _ = self.ends()
+        assert (job.state, job.exit_code, self.attempts) == ("COMPLETED", 0, 2), job.output
+        self.is_gone()
+        lost = self.lost()
+        assert lost == 0, job.output
+        logs = self.project / "logs"
+        assert (logs / f"{job.id}.0").is_dir() and (logs / "latest").resolve() == logs / f"{job.id}.1"
+        self.row(name, job, seconds, until="running again", lost=lost)
+
+    def is_cancelled(self, job):
+        """The job was cancelled and stays so."""
+        assert job.state == "CANCELLED", job.output
+        self.is_gone()
+        shown = self.cluster.run("scontrol", "show", "job", str(job.id)).stdout
+        assert "Restarts=0" in shown and self.attempts == 1, shown + job.output
+
+    def is_gone(self, within=10):
+        """No process of any job is left on any node."""
+
+        def left():
+            found = {}
+            for node in self.cluster.nodes:
+                with suppress(ClusterError):  # it is down
+                    found |= self.cluster.running(node)
+            return found
+
+        end = time.monotonic() + within
+        while (found := left()) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not found, found
+
+    def resume(self, *options, **environment):
+        """Run the rest as a user would, in a job of its own; return the steps that were lost."""
+        environment = {"LAUNCHER": "spawn", **environment}  # the quickest to start
+        self.submit(*options, program="training/train_ddp.py", arguments=["--resume"], **environment)
+        job = self.cluster.wait(self.job)
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+        return self.lost()
+
+    def lost(self):
+        """Return how many steps that the run had told of were done again, after the last start."""
+        starts = re.findall(r"start   at step (\d+)", self.output)
+        return max(0, self.reached - int(starts[-1]))
+
+    def difference(self):
+        """Return how far the losses are from those of the run that nothing happened to."""
+        found = losses_in(self.metrics())
+        assert sorted(found) == list(range(1, STEPS + 1)), self.output
+        assert self.metrics().read_text().count('"loss"') == STEPS  # each step once
+        return max(abs(found[step] - self.reference[step]) for step in found)
+
+    def row(self, name, job, seconds, *, lost, message=None, until="its end", compare=True):
+        """Note what was measured, and compare the losses."""
+        difference = self.difference() if compare else None
+        attempts = re.split(r"(?m)^preflight: .* fit .*$", job.output)  # the last words of the one that broke
+        lines = [line for line in attempts[min(1, len(attempts) - 1)].splitlines() if line.strip()]
+        saved = [line for line in lines if "saved, but not done" in line]
+        said = message or (saved or [line for line in lines if line != "Terminated"])[-1]
+        said = re.sub(r"^\[\S+\] +|^\d+: +|^\d\S+ \d\S+ +", "", said.strip())
+        for folder in (self.project, self.folder, self.cluster.disk):
+            said = said.replace(f"{folder}/", "")
+        said = re.sub(r" \(logs/\S+\)", "", said)
+        code = f" {job.exit_code}" if job.exit_code else f" by signal {job.signal}" if job.signal else ""
+        row = {
+            "drill": name,
+            "Slurm says": job.state + code,
+            "seconds": f"{seconds:.1f} to {until}",
+            "last message": f"`{said[:110]}`",
+            "steps done again": lost,
+            "losses differ by": f"{difference:.0e}" if compare else "–",
+        }
+        self.note("drill", row)
+        assert lost <= SAVE_EVERY and (not compare or difference <= SAME)
+
+
+@pytest.fixture(scope="session")
+def reference(breakable, project, tmp_path_factory):
+    """The losses of a run that nothing happens to, by step."""
+    folder = tmp_path_factory.mktemp("reference")
+    command = [project / "slurm/submit_multinode.sh", "training/train_ddp.py", *RUN.split(), "--out", folder / "run"]
+    job = breakable.submit(*command, cwd=folder, env={**ENVIRONMENT, "LAUNCHER": "spawn"})
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    losses = losses_in(folder / "run/metrics.jsonl")
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    return losses
+
+
+@pytest.fixture
+def drill(cluster, project, tmp_path, reference, record_property):
+    return Drill(cluster, project, tmp_path, reference, record_property)
+
+
+def first_failure(output, rank, node):
+    """Return the line of the doctor that names the first failing rank; it is near the end of the output."""
+    said = re.search(rf"^.*\brank {rank} on {node}\b.*$", "\n".join(output.splitlines()[-45:]), re.MULTILINE)
+    assert said, output
+    return said[0]
+
+
+def cause(output):
+    """Return what the doctor takes for the cause."""
+    said = re.search(r"^cause: .*$", "\n".join(output.splitlines()[-45:]), re.MULTILINE)
+    assert said, output
+    return said[0]
+
+
+# ---- something dies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", cluster_options.LAUNCHERS)
+def test_a_rank_is_killed(drill, launcher):
+    drill.submit(LAUNCHER=launcher)
+    drill.reach()
+    drill.breaks()
+    os.kill(drill.rank(3), signal.SIGKILL)
+    job, seconds = drill.fails(within=30)
+    said = first_failure(job.output, rank=3, node="node2")
+    lost = drill.resume()
+    drill.row(f"`kill -9` of a rank, {launcher}", job, seconds, message=said, lost=lost)
+
+
+def test_a_torchrun_is_killed(drill):
+    drill.submit()
+    drill.reach()
+    drill.breaks()
+    os.kill(drill.process("node2", "torch.distributed.run"), signal.SIGKILL)
+    job, seconds = drill.fails(within=30)
+    said = first_failure(job.output, rank=2, node="node2")
+    drill.row("`kill -9` of a torchrun", job, seconds, message=said, lost=drill.resume())
+
+
+def test_a_slurmd_is_killed(drill, cluster):
+    """Slurm takes the node for dead and starts the job on others; what ran on the node ends too."""
+    drill.submit(PAUSE="0.5")
+    drill.reach()
+    drill.breaks()
+    os.kill(drill.process("node2", "slurmd -D", daemons=True), signal.SIGKILL)
+    seconds = drill.goes_on(within=90)
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node3"]), job.output
+    drill.is_gone(within=20)
+    drill.row("`kill -9` of a slurmd", job, seconds, until="running on other nodes", lost=drill.lost())
+
+
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_a_node_dies(drill, cluster, node):
+    drill.submit()
+    drill.reach()
+    drill.breaks()
+    cluster.crash(node)
+    seconds = drill.goes_on(within=90)
+    job, _ = drill.ends()
+    others = [name for name in cluster.nodes if name != node]
+    assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, others), job.output
+    drill.is_gone()
+    which = "first" if node == "node1" else "second"
+    drill.row(f"power failure of the {which} node", job, seconds, until="running on other nodes", lost=drill.lost())
+
+
+def test_a_rank_hangs(drill):
+    """The others wait for it as long as --timeout says."""
+    drill.submit()
+    drill.reach()
+    drill.breaks()
+    os.kill(drill.rank(3), signal.SIGSTOP)
+    job, seconds = drill.fails(within=60)
+    said = first_failure(job.output, rank=3, node="node2")
+    drill.row("`kill -STOP` of a rank, `--timeout 10`", job, seconds, message=said, lost=drill.resume())
+
+
+# ---- the job has to stop ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", cluster_options.LAUNCHERS)
+def test_early_warning(drill, cluster, launcher):
+    drill.submit(LAUNCHER=launcher)
+    drill.reach()
+    drill.breaks()
+    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.is_requeued(f"early warning, {launcher}")
+
+
+def test_early_warning_under_apptainer(containers, sif, tmp_path, tmp_path_factory, record_property, reference):
+    """Inside, nothing of Slurm is known and the ranks have other process numbers: a file reaches them."""
+    if not containers.namespaces:
+        pytest.skip(f"no namespaces: {containers.no_namespaces}")
+    project = bake(tmp_path_factory.mktemp("a b") / "apptainer", **ANSWERS, runtime="apptainer", image=sif)
+    settings = project / "env.sh"
+    binds = "".join(f"    {path!s}\n" for path in (sys.prefix, *python_folders()))
+    settings.write_text(settings.read_text().replace("BINDS=(\n", f"BINDS=(\n{binds}"))
+    drill = Drill(containers, project, tmp_path, reference, record_property)
+    drill.submit()
+    drill.reach()
+    drill.breaks()
+    containers.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.is_requeued("early warning, torchrun in Apptainer, Slurm 24.11")
+
+
+def test_slurm_s_own_early_warning(drill, project):
+    """Sent as soon as the rest of the walltime is less than asked for, which Slurm looks at every half minute."""
+    drill.submit("--time=11", "--signal=B:USR1@650", PAUSE="1")
+    wait_for((project / f"logs/{drill.job}.0/stop").exists, 90, "the early warning")
+    drill.breaks()
+    drill.is_requeued("early warning, by Slurm itself")
+
+
+def test_time_limit(drill):
+    """The shortest one: it saves by the clock, since Slurm's warning is up to a minute too early."""
+    drill.submit("--time=1", "--signal=B:USR1@30", PAUSE="1")
+    wait_for(lambda: "stopped at step" in drill.output, 90, "the early warning")
+    drill.breaks()
+    drill.is_requeued("time limit of a minute")
+
+
+def test_scancel(drill, cluster):
+    """It saves, and is not put back into the queue."""
+    drill.submit()
+    drill.reach()
+    drill.breaks()
+    cluster.run("scancel", str(drill.job))
+    job, seconds = drill.ends(within=30)
+    drill.is_cancelled(job)
+    lost = drill.resume()
+    assert lost == 0, job.output
+    drill.row("`scancel`", job, seconds, lost=lost)
+
+
+def test_scancel_while_it_saves(drill, cluster):
+    drill.submit(SLOW_DISK="2", LAUNCHER="spawn")
+    drill.reach()
+    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    wait_for((drill.folder / "saving").exists, 30, "saving")
+    drill.breaks()
+    cluster.run("scancel", str(drill.job))
+    job, seconds = drill.ends(within=30)
+    drill.is_cancelled(job)
+    drill.row("`scancel` while it saves after an early warning", job, seconds, lost=drill.resume())
+
+
+def test_preemption(drill, cluster):
+    drill.submit()
+    drill.reach()
+    drill.breaks()
+    (drill.folder / "urgent.sh").write_text("#!/bin/sh\nsrun sleep 1\n")
+    urgent = ["--partition=urgent", "--nodelist=node1,node2", "--exclusive", drill.folder / "urgent.sh"]
+    more_urgent = cluster.sbatch(*urgent, cwd=drill.folder)
+    drill.is_requeued("preemption by another partition, 10 s of grace")
+    assert cluster.wait(more_urgent).state == "COMPLETED"
+
+
+def test_scontrol_requeue(drill, cluster):
+    """By the user or an admin: nothing is announced, the last checkpoint counts."""
+    drill.submit(LAUNCHER="spawn")
+    drill.reach()
+    drill.breaks()
+    cluster.run("scontrol", "requeue", str(drill.job))
+    seconds = drill.goes_on(within=60)
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    drill.is_gone()
+    drill.row("`scontrol requeue`", job, seconds, until="running again", lost=drill.lost())
+
+
+def test_requeues_are_counted(drill, cluster):
+    drill.submit(MAX_REQUEUES="1", SLOW_ATTEMPTS="2", LAUNCHER="spawn")
+    drill.reach()
+    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.breaks()
+    drill.goes_on(within=60)
+    drill.reach(drill.step() + 15)
+    drill.breaks()
+    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    job, seconds = drill.ends()
+    said = re.search("saved.*MAX_REQUEUES.*", job.output.split("meeting at")[2])
+    assert said, job.output
+    drill.is_gone()
+    lost = drill.resume()
+    assert lost == 0, job.output
+    drill.row("early warning, `MAX_REQUEUES=1` used up", job, seconds, message=said[0], lost=lost)
+
+
+def test_where_jobs_are_not_requeued(drill, cluster):
+    """Jobs of one name that wait for each other: the second one goes on where the first one ended."""
+    first = drill.submit("--no-requeue", LAUNCHER="spawn")
+    drill.reach()
+    options = ["--no-requeue", "--dependency=singleton"]
+    drill.breaks()
+    drill.submit(*options, program="training/train_ddp.py", arguments=["--resume"], LAUNCHER="spawn")
+    cluster.run("scancel", "--signal=USR1", "--batch", str(first))
+    wait_for(lambda: drill.attempts == 1, 60, "the second job")
+    seconds = time.monotonic() - drill.broken
+    stopped, (job, _) = cluster.wait(first), drill.ends()
+    assert [stopped.state, job.state] == ["COMPLETED", "COMPLETED"], stopped.output + job.output
+    assert "may not be requeued" in stopped.output, stopped.output
+    drill.is_gone()
+    lost = drill.lost()
+    assert lost == 0, job.output
+    drill.row("early warning, `--no-requeue --dependency=singleton`", stopped, seconds, until="the next job", lost=lost)
+
+
+def test_a_program_of_ones_own(drill, cluster):
+    """It does what README.md asks of it, and knows nothing else of all this."""
+    (drill.folder / "own.py").write_text(OWN_PROGRAM)
+    drill.submit("--nodes=1", program="own.py", LAUNCHER="srun", NPROC_PER_NODE="1")
+    count = drill.folder / "count"
+    wait_for(lambda: count.exists() and int(count.read_text() or 0) >= 10)
+    drill.breaks()
+    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    seconds = drill.goes_on(within=60)
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert count.read_text() == "100"
+    again = int(re.findall(r"starts at (\d+)", job.output)[1])
+    assert f"stops at {again}" in job.output and again >= 10, job.output
+    drill.row("early warning, a program of one's own", job, seconds, until="running again", lost=0, compare=False)
+
+
+def test_a_short_walltime(drill, cluster):
+    """Slurm sends the warning of the header, 3 minutes before the end, at the start of a job of 2 minutes."""
+    (drill.folder / "own.py").write_text(OWN_PROGRAM)
+    drill.submit("--nodes=1", "--time=2", program="own.py", LAUNCHER="srun", NPROC_PER_NODE="1", LAST="100000")
+    wait_for(lambda: "stops at" in drill.output, 120, "the warning")
+    drill.breaks()
+    assert "warned early: the program will be asked to save at " in drill.output, drill.output
+    assert int(re.search(r"stops at (\d+)", drill.output)[1]) > 600, drill.output  # it used more than half of its time
+    (drill.folder / "count").write_text("99999")  # so that the second attempt is done soon
+    seconds = drill.goes_on(within=60)
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
+    row = {"until": "running again", "lost": 0, "compare": False}
+    drill.row("time limit of 2 minutes, a program of one's own", job, seconds, **row)
+
+
+# ---- network, disk, checkpoints --------------------------------------------------------------------------------------
+
+
+def test_a_port_is_taken(drill, cluster):
+    """Before the job starts: it takes another one."""
+    taken = "first = 10000\nports = [first + (int(os.environ['SLURM_JOB_ID']) + n) % 20000 for n in range(1, 9)]"
+    (drill.folder / "listen.py").write_text(
+        f"import os, socket, time\n{taken}\nkept = [socket.create_server(('', port)) for port in ports]\n"
+        "print(*ports, flush=True)\ntime.sleep(300)\n"
+    )
+    (drill.folder / "listen.sh").write_text(f"#!/bin/sh\nexec {sys.executable} listen.py\n")
+    shared = ["--exclusive=user", "--cpus-per-task=1", "--mem=1G"]
+    listener = cluster.sbatch("--nodelist=node1", "--output=ports", *shared, "listen.sh", cwd=drill.folder)
+    ports = wait_for(lambda: (drill.folder / "ports").exists() and (drill.folder / "ports").read_text().split())
+    drill.breaks()
+    drill.submit("--nodelist=node1,node2", *shared, "--gpus-per-node=2", PAUSE="0", LAUNCHER="spawn")
+    job, seconds = drill.ends()
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert job.id - listener in range(1, 9)
+    met = re.search(r"meeting at node1:(\d+)", job.output)
+    assert met[1] not in ports and int(met[1]) == int(ports[-1]) + 1, job.output
+    drill.row(
+        "the port is taken when the job starts", job, seconds, message=met.string[met.start() :].split("\n")[0], lost=0
+    )
+
+
+def test_a_port_is_taken_in_the_last_moment(drill, cluster):
+    """Between the look at it and the start of rank 0."""
+    (drill.folder / "bin").mkdir()
+    (drill.folder / "listen.py").write_text(
+        "import os, socket, time\nsrun = os.getppid()\n"
+        "kept = socket.create_server(('', int(os.environ['MASTER_PORT'])))\n"
+        "while os.getppid() == srun:\n    time.sleep(0.1)\n"
+    )
+    (drill.folder / "bin/srun").write_text(
+        f"#!/usr/bin/env bash\nif [[ $* == */launch/* ]]; then {sys.executable} '{drill.folder}/listen.py' & fi\n"
+        'exec /usr/bin/srun "$@"\n'
+    )
+    (drill.folder / "bin/srun").chmod(0o755)
+    drill.breaks()
+    drill.submit(PATH=f"{drill.folder}/bin:{PATH}")
+    job, seconds = drill.fails(within=60)
+    said = cause(job.output)
+    assert "port" in said.lower() or "EADDRINUSE" in said, job.output
+    drill.row("the port is taken in the last moment", job, seconds, message=said, lost=drill.resume())
+
+
+def test_a_name_that_one_node_does_not_know(drill, cluster):
+    hosts = drill.folder / "hosts"
+    known = (cluster.directory / "etc/hosts").read_text()
+    hosts.write_text("".join(line for line in known.splitlines(keepends=True) if not line.endswith("node1\n")))
+    on_node2 = ["srun", "--nodelist=node2", "--nodes=1"]
+    cluster.run(*on_node2, "mount", "--bind", hosts, "/etc/hosts")
+    try:
+        drill.breaks()
+        drill.submit()
+        job, seconds = drill.fails(within=40)
+    finally:
+        cluster.run(*on_node2, "umount", "/etc/hosts")
+    said = [line for line in job.output.splitlines() if "node2" in line and "node1:" in line and "not known" in line]
+    assert said and "meeting at" not in job.output, job.output
+    drill.row("a name that one node does not know", job, seconds, message=said[0], lost=drill.resume())
+
+
+def test_a_cable_is_pulled_for_5_seconds(drill, cluster):
+    drill.submit(LAUNCHER="spawn")
+    drill.reach()
+    drill.breaks()
+    reached = drill.step()
+    cluster.cut("node2")
+    time.sleep(5)
+    cluster.mend("node2")
+    wait_for(lambda: drill.step() > reached + 10 or drill.attempts > 1, 90)
+    seconds = time.monotonic() - drill.broken
+    drill.reached = max(drill.reached, drill.step()) if drill.attempts == 1 else drill.reached
+    job, _ = drill.ends(within=120)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    drill.is_gone()
+    lost = drill.lost() if drill.attempts > 1 else 0
+    drill.row("one node's network is down for 5 s", job, seconds, until="going on", lost=lost)
+
+
+def test_a_cable_is_pulled_for_good(drill, cluster):
+    drill.submit()
+    drill.reach()
+    drill.breaks()
+    cluster.cut("node2")
+    seconds = drill.goes_on(within=120)
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node3"]), job.output
+    cluster.mend("node2")
+    drill.is_gone(within=30)
+    drill.row("one node's network is down for good", job, seconds, until="running on other nodes", lost=drill.lost())
+
+
+def test_a_full_disk(drill, cluster):
+    drill.out = cluster.disk / "run"
+    drill.submit(PAUSE="0.12")
+    drill.reach(2 * SAVE_EVERY + 5)
+    fill = "head -c $(($(df --output=avail -B1 . | tail -n 1) - 100000)) /dev/zero >filler"
+    cluster.run("bash", "-c", fill, cwd=cluster.disk)
+    assert drill.step() < 3 * SAVE_EVERY
+    wait_for(lambda: drill.step() >= 3 * SAVE_EVERY)
+    drill.breaks()
+    job, seconds = drill.fails(within=30)
+    said = cause(job.output)
+    assert "No space left on device" in job.output, job.output
+    first_failure(job.output, rank=0, node="node1")
+    cluster.run("rm", cluster.disk / "filler")
+    drill.row("the disk is full when a checkpoint is written", job, seconds, message=said, lost=drill.resume())
+    cluster.run("rm", "-r", drill.out)
+
+
+def test_a_checkpoint_cut_in_half(drill, cluster):
+    """It is passed over, with a warning: the one before it is whole."""
+    drill.submit(LAUNCHER="spawn")
+    drill.reach(2 * SAVE_EVERY + 5)
+    cluster.run("scancel", str(drill.job))
+    drill.ends(within=30)
+    newest = max(drill.out.glob("checkpoint-*.pt"))
+    os.truncate(newest, newest.stat().st_size // 2)
+    drill.breaks()
+    drill.submit(program="training/train_ddp.py", arguments=["--resume"], LAUNCHER="spawn")
+    job, seconds = drill.ends()
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    said = re.search(rf"warning: .*{newest.name} is torn.*", job.output)
+    assert said and 0 < drill.lost() <= SAVE_EVERY, job.output
+    drill.row("the newest checkpoint is cut in half", job, seconds, message=said[0], lost=drill.lost())
+
+
+def test_two_jobs_in_one_folder(drill, cluster):
+    """The second one is refused, and the first one is not disturbed."""
+    first = drill.submit(PAUSE="0.2", LAUNCHER="spawn")
+    drill.reach(10)
+    drill.breaks()
+    drill.submit("--nodes=1", program="training/train_ddp.py", LAUNCHER="spawn")
+    second, seconds = drill.ends(within=60)
+    assert second.state == "FAILED" and second.exit_code, second.output
+    assert f"{drill.out} is in use by job {first} on node1" in second.output, second.output
+    said = cause(second.output)
+    job = cluster.wait(first)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    drill.row("two jobs with one `--out`", second, seconds, message=said, lost=0)
+
+
+def test_an_array(drill, cluster):
+    """Each job of it has a folder of its own, and one alone is requeued."""
+    drill.out = "runs/%a"
+    array = drill.submit("--array=0-1", "--nodes=1", PAUSE="0.1", LAUNCHER="spawn")
+    listing = ["scontrol", "show", "job", str(array)]
+
+    def tasks():
+        found = re.findall(r"JobId=(\d+) .*?ArrayTaskId=(\d+)\s", cluster.run(*listing).stdout, re.DOTALL)
+        return {int(task): int(job) for job, task in found} if len(found) == 2 else None
+
+    jobs = wait_for(tasks)
+    drill.jobs, drill.out = [jobs[0]], drill.folder / "runs/0"
+    drill.reach()
+    drill.breaks()
+    cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_0")
+    drill.is_requeued("early warning of one job of an array")
+    drill.jobs, drill.out = [jobs[1]], drill.folder / "runs/1"
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 1), job.output
+    assert drill.difference() <= SAME
+
+
+def test_thirty_short_jobs_on_one_node(drill, cluster, project):
+    """No port, process or file of one is in the way of the next. Three start torch, under a launcher each."""
+    (drill.folder / "meets.py").write_text(MEETS)
+    options = ["--nodes=1", "--nodelist=node1", project / "slurm/submit_multinode.sh"]
+    local = cluster.node_local / "tmp"  # /tmp is the machine's; this is the node's own
+    cluster.run("srun", "--nodelist=node1", "mkdir", local)
+
+    def there():
+        """Files, and ports that somebody listens on."""
+        node = cluster.proc("node1")
+        files = [str(path) for name in ("dev/shm", str(local)[1:]) for path in (node / "root" / name).rglob("*")]
+        tcp = [line.split() for name in ("tcp", "tcp6") for line in (node / "net" / name).read_text().splitlines()[1:]]
+        return sorted(files) + sorted(int(line[1].rpartition(":")[2], 16) for line in tcp if line[3] == "0A")
+
+    before = there()
+    drill.breaks()
+    jobs = []
+    for number in range(30):
+        launcher = {0: "torchrun", 10: "spawn", 20: "mpirun"}.get(number, "srun")
+        program = ["pi/pi.py", "--intervals", "1e4"] if launcher != "srun" else ["meets.py"]
+        environment = {**ENVIRONMENT, "LAUNCHER": launcher, "TMPDIR": str(local)}
+        jobs.append(cluster.sbatch(*options, *program, cwd=drill.folder, env=environment))
+    done = [cluster.wait(job, 300) for job in jobs]
+    seconds = time.monotonic() - drill.broken
+    for job in done:
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    drill.is_gone()
+    wait_for(lambda: there() == before, 5, "a node as it was")
+    ports = {re.search(r"meeting at node1:(\d+)", job.output)[1] for job in done}
+    assert len(ports) == 30
+    drill.row("30 jobs one after the other on a node", done[-1], seconds, lost=0, compare=False)
