@@ -142,12 +142,12 @@ gpus_per_node() {
 # USR1 came: asks the ranks to save and to end.
 # shellcheck disable=SC2329 # called by the trap
 on_warning() {
-    if ((left < 600 && SECONDS < left / 2)); then # with a walltime of minutes Slurm sends it at the start: later, then
-        { sleep $((STOP_TIME - $(date +%s))) && kill -USR1 $$; } &
+    if [[ -z $early ]] && ((left < 600 && SECONDS < left / 2)); then # if the walltime is short, Slurm sends it at the start
+        early=1
         echo "$(date '+%F %T') warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
         return 0 # in a trap, it would be the status of what was interrupted
     fi
-    warned=1
+    warned=1 early=''
     touch "$STOP_FILE"
     echo "$(date '+%F %T') warned: the program is asked to save and to end"
 }
@@ -162,7 +162,12 @@ follow() {
     "$@" &
     command=$!
     while kill -0 $command 2>/dev/null; do # a signal ends the wait, not yet the command
-        wait $command || true
+        if [[ -z $early ]]; then
+            wait $command || true
+        else
+            sleep 1
+            (($(date +%s) < STOP_TIME)) || on_warning
+        fi
     done
     wait $command
 }
@@ -329,7 +334,7 @@ end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" 
 left=$((end - $(date +%s)))
 spare=$((left < 600 ? 30 : left > 3000 ? 150 : left / 20)) # later than the warning
 export STOP_TIME=$((end - spare))
-warned='' cancelled=''
+warned='' early='' cancelled=''
 if [[ -n $batch ]]; then
     trap on_warning USR1
     trap 'cancelled=1 && touch "$STOP_FILE"' TERM # scancel, or a preemption
