@@ -20,7 +20,7 @@ FIT = (0, ["2 node(s) fit"])
 WITHOUT = ". Without it: sbatch --exclude=node2"
 
 
-@pytest.fixture(params=["cluster", "cluster24"])
+@pytest.fixture(params=["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
 def either(request):
     """One version of Slurm after the other, if its nodes have names of their own."""
     cluster = request.getfixturevalue(request.param)

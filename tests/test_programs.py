@@ -3,9 +3,11 @@
 An import of torch takes a second or more, so most tests make several checks in one process (`ranks` below).
 """
 
+import contextlib
 import json
 import math
 import os
+import random
 import re
 import socket
 import subprocess
@@ -49,9 +51,12 @@ for port, argv in json.loads(sys.argv[1]):
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """Return a port below those that the system gives out, where another test would get it before it is used."""
+    while True:
+        port = random.randrange(15000, 30000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def ranks(world_size, program, argument_lists, patch=""):
