@@ -17,7 +17,7 @@ LONGEST = ("test_drills", "test_slurm", "test_launchers", "test_bake", "test_run
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the longest files: three run at a time, and the last one alone would keep everybody waiting."""
+    """Begin with the longest files: four run at a time, and the last one alone would keep everybody waiting."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
