@@ -70,8 +70,7 @@ def measure(rounds: int) -> None:
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     sys.argv[1:] = []
-    args = program.arguments()
-    bench, facts = program.join(args)
+    bench = program.Bench(program.arguments())
     rows = []
     for size in SIZES:
         output, given = bench.buffers(size)
@@ -90,11 +89,10 @@ def measure(rounds: int) -> None:
                     found[name].append(value)
         rows.append((size, found))
         del output, given, ways
-    results: list[dict] = []
-    program.gather([0], 2)
+    program.gather(0, 2)
     started = time.perf_counter()
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the table of the sweep)
-    program.sweep(args, facts, bench, results)
+    results = program.sweep(bench)
     sys.stdout = sys.__stdout__
     wall = time.perf_counter() - started
     if bench.rank == 0:

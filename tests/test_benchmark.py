@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_programs import BAD_EVERYWHERE, CLEAN, PROJECT, free_port, ranks, torchrun
+from test_programs import CLEAN, PROJECT, free_port, ranks, torchrun
 
 ALL_REDUCE = PROJECT / "benchmark/all_reduce.py"
 QUICK = ["--budget", "0.001"]  # the fewest operations
@@ -52,19 +52,19 @@ def start(world_size, *arguments, patch="", **environment):
 def check_table(out, result):
     """Compare what was printed with what was written."""
     lines = out.splitlines()
-    assert all(len(line) <= 100 for line in lines)
     rows = [line for line in lines if not line.startswith("#")]
-    titles = [line for line in lines if re.match(r"# +(size|bytes) ", line)]
-    assert len({len(line) for line in rows + titles}) == 1, "aligned"
+    titles = [line for line in lines if re.match(r"# {4,}(size|bytes) ", line)]
+    assert {len(line) for line in rows + titles} == {100}, "aligned"
     assert [int(row.split()[0]) for row in rows] == [row["bytes"] for row in result["results"]]
-    assert re.match("# +size +count +time +p50 +p95 +algbw +busbw +algbw +busbw +wrong", titles[0])
-    assert re.match(rf"# +bytes +{result['dtype']} +us +us +us +GB/s +GB/s +Gbit/s +Gbit/s", titles[1])
+    assert re.match("# +size +count +time +p50 +p95 +algbw +busbw +algbw +busbw +wrong +line", titles[0])
+    assert re.match(r"# +bytes +elem. +us +us +us +GB/s +GB/s +Gbit/s +Gbit/s", titles[1])
     for row, text in zip(result["results"], rows):
         cells = text.split()
         assert cells[1] == str(row["count"]) and cells[9] == ("-" if row["wrong"] is None else str(row["wrong"]))
         keys = ["time_us", "p50_us", "p95_us", "algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps"]
         for cell, key in zip(cells[2:9], keys):
-            assert float(cell) == pytest.approx(row[key], rel=1e-3, abs=0.06 if key.endswith("_us") else 1e-4), key
+            assert float(cell) == pytest.approx(row[key], rel=1e-4, abs=1e-4), key
+        assert cells[10] == ("-" if row["of_line_rate"] is None else f"{row['of_line_rate']:.0%}")
 
 
 def check_result(result, world_size):
@@ -98,21 +98,29 @@ def test_the_pattern(program):
 
 
 def test_the_comparison(program):
-    """It counts wrong elements wherever they are, and leaves zeros."""
-    values = program.pattern(7)
-    row = program.PERIOD * program.REPEATS
-    for dtype in program.DTYPES:
-        for length in (1, 250, 512, 768, row - 2, row, 2 * row + 300):
-            block = torch.zeros(length, dtype=getattr(torch, dtype))
-            program.fill(block, values)
-            assert torch.equal(block.to(torch.int64), values.repeat(length // program.PERIOD + 1)[:length])
+    """It counts wrong elements wherever they are, of every type, and leaves zeros: here of a rank that is alone."""
+    bench = SimpleNamespace(rank=0, world_size=1, inputs=1, outputs=1)
+    for name, size in TYPES.items():
+        bench.dtype = getattr(torch, name)
+        row = program.PERIOD * program.REPEATS["cpu"]
+        for length in (16 // size, 256, 768, row, 2 * row + 304):
+            block = torch.zeros(length, dtype=bench.dtype)
             places = sorted({0, length // 2, length - 1})
-            wrong = block.clone()
-            wrong[places] += 1
-            assert program.count_wrong(block, values) == 0 and not block.any()
-            assert program.count_wrong(wrong, values) == len(places) and not wrong.any()
-    lost = torch.full((2 * row,), float("nan"))
-    assert program.count_wrong(lost, values) == 2 * row and not lost.any()
+            given = []
+
+            def spoil(output, _, places=places, given=given):
+                given.append(output.clone())
+                output[places] += 1
+
+            spoilt = program.OPERATIONS["all_reduce"]._replace(run=spoil)
+            for bench.operation, wrong in ((spoilt, len(places)), (spoilt._replace(run=lambda o, i: None), 0)):
+                assert program.Bench.wrong_after_one(bench, block, block) == wrong
+                assert not block.any()
+            expected = program.pattern(0).repeat(length // program.PERIOD + 1)[:length]
+            assert torch.equal(given[0].to(torch.int64), expected)
+    bench.operation = spoilt._replace(run=lambda output, given: output.fill_(float("nan")))
+    bench.dtype, block = torch.float32, torch.zeros(2 * row)
+    assert program.Bench.wrong_after_one(bench, block, block) == 2 * row and not block.any()
 
 
 def runs_of(types, folder):
@@ -135,13 +143,14 @@ def test_operations_and_types(world_size, types, tmp_path):
     for (arguments, file), one in zip(runs, done[0]):
         result = json.loads(file.read_text())
         assert (result["operation"], result["dtype"]) == (arguments[1], arguments[3])
-        unit = TYPES[result["dtype"]] if result["operation"] == "all_reduce" else 16 * world_size
+        unit = 16 if result["operation"] == "all_reduce" else 16 * world_size
         assert [row["bytes"] for row in result["results"]] == [700000 // unit * unit]
         in_place = result["operation"] != "all_to_all" and "--out-of-place" not in arguments
         assert {row["in_place"] for row in result["results"]} == {in_place}
         check_result(result, world_size)
         check_table(one["out"], result)
-        assert one["out"].startswith(f"# {arguments[1]} of {arguments[3]}, {'in' if in_place else 'out of'} place")
+        assert f"# operation: {arguments[1]}\n# dtype: {arguments[3]}\n" in one["out"]
+        assert f"# in_place: {in_place}\n" in one["out"]
         assert ("nothing crosses a link" in one["out"]) == (world_size == 1)
     assert not list(tmp_path.glob("*.part"))
 
@@ -164,7 +173,7 @@ for name in ("all_reduce", "all_gather_single", "all_gather_into_tensor", "reduc
 
 
 def test_wrong_data_is_named(tmp_path):
-    sizes = ["--min", "2K", "--max", "8K", "--csv", tmp_path / "wrong.csv", "--json", tmp_path / "wrong.json", *QUICK]
+    sizes = ["--min", "2K", "--max", "8K", "--json", tmp_path / "wrong.json", *QUICK]
     runs = [["--op", operation, *sizes] for operation in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")]
     runs.append([*runs[0], "--no-check"])
     done = ranks(2, ALL_REDUCE, runs, patch=BROKEN.format(size=4096))
@@ -172,7 +181,6 @@ def test_wrong_data_is_named(tmp_path):
     for one, size, held in zip(done[0][:4], (4096, 4096, 4096, 8192), (1024,) * 4):
         lines = [line for line in one["out"].splitlines() if "WRONG" in line]
         assert lines == [f"# WRONG DATA on rank 1 ({HOST}) at {size} bytes: 3 of {held} elements"]
-        assert "1 of 3 sizes gave wrong data" in one["out"]
     assert [[line.split()[9] for line in one["out"].splitlines() if line[0] == " "] for one in done[0]] == [
         *([["0", "3", "0"]] * 3),
         ["0", "0", "3"],
@@ -218,23 +226,29 @@ for name in ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_sing
         assert f"# WRONG DATA on rank 0 ({HOST}) at 4096 bytes: " in one["out"], one["out"]
 
 
-def test_sizes_and_memory(program, tmp_path):
+def test_sizes_and_memory(tmp_path):
     runs = [
-        ["--min", "4", "--max", "9", "--factor", "1.5"],  # 4, 6 -> 4 (gone), 9 -> 8
-        ["--size", "1k"],
-        ["--size", "3", "--dtype", "float64"],  # at least one element
+        ["--min", "20", "--max", "45", "--factor", "1.5"],  # 20 -> 16, 30 -> 16 (gone), 45 -> 32
+        ["--size", "1k", "--min", "1G"],
+        ["--size", "3", "--dtype", "float64"],  # at least 16 bytes
+        ["--size", "100", "--op", "all_gather"],  # of each rank
         ["--min", "1M", "--max", "512T", "--factor", "1e6"],
         ["--size", "512T"],
     ]
     runs = [[*arguments, *QUICK, "--json", tmp_path / f"{number}.json"] for number, arguments in enumerate(runs)]
     done = ranks(2, ALL_REDUCE, runs)
-    assert [[one["code"] for one in rank] for rank in done] == [[0, 0, 0, 0, 1]] * 2
-    results = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(5)]
+    assert [[one["code"] for one in rank] for rank in done] == [[0, 0, 0, 0, 0, 1]] * 2
+    results = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(6)]
     sizes = [[row["bytes"] for row in result["results"]] for result in results]
-    assert sizes == [[4, 8], [1024], [8], [1048576], []]
-    assert f"from 562949953421312 bytes on skipped: no memory for it on rank 0 ({HOST})" in done[0][4]["out"]
-    assert "nothing was measured: choose a smaller --min" in done[0][4]["out"]
-    assert program.room(torch.device("cpu"), 2) == pytest.approx(program.room(torch.device("cpu"), 1) / 2, rel=0.2)
+    assert sizes == [[16, 32], [1024], [16], [96], [1048576], []]
+    assert f"from 562949953421312 bytes on skipped: no memory for it on rank 0 ({HOST})" in done[0][5]["out"]
+
+
+def test_the_sizes_of_a_sweep(program):
+    bench = SimpleNamespace(more=1, args=SimpleNamespace(min=2**10, max=2**34))
+    for bench.args.factor in (2, 4, 8, 2**24):
+        expected = [2**10 * bench.args.factor**k for k in range(25) if bench.args.factor**k <= 2**24]
+        assert program.Bench.sizes(bench) == expected
 
 
 def test_memory_is_a_small_multiple_of_the_largest_message():
@@ -267,71 +281,75 @@ def test_json_and_csv(tmp_path):
     assert result == {
         **{"program": "all_reduce.py", "operation": "all_gather", "dtype": "float32", "job": "4711"},
         **{"world_size": 2, "nodes": 1, "hosts": [HOST], "ranks_per_node": 2, "devices": ["cpu", "cpu"]},
-        **{"backend": "gloo", "torch": torch.__version__, "nccl": None, "network": "tcp lo", "line_rate_Gbps": 1e6},
+        **{
+            "in_place": True,
+            "backend": "gloo",
+            "torch": torch.__version__,
+            "nccl": None,
+            "network": "tcp lo",
+            "line_rate_Gbps": 1e6,
+        },
     }
-    rates = ["algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps"]
-    times = ["time_us", "p50_us", "p95_us", "p99_us"]
+    figures = ["time_us", "p50_us", "p95_us", "p99_us", "algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps"]
     for row in rows:
-        assert list(row) == ["bytes", "count", "in_place", "iterations", *times, *rates, "wrong"]
+        assert list(row) == ["bytes", "count", "in_place", *figures, "iterations", "wrong", "of_line_rate"]
     written = list(csv.DictReader((tmp_path / "a.csv").open()))
     common = {"operation": "all_gather", "dtype": "float32", "world_size": "2", "nodes": "1"}
     assert written == [{**common, **{key: str(value) for key, value in row.items()}} for row in rows]
-    out = one["out"].replace("\n#  ", "")
-    for text in (f"hosts x ranks: {HOST} x 2", "network of rank 0: tcp lo", "job: 4711", "NCCL_IB_HCA=mlx5", command):
-        assert text in out, text
-    assert f"torch {torch.__version__}, backend gloo" in out
+    assert not list(tmp_path.glob("*.part"))
+    for text in (f"hosts: {HOST} x 2", "devices: cpu x 2", "network: tcp lo", "job: 4711", f"command: {command}"):
+        assert f"{text}\n" in one["out"], text
+    assert "NCCL_IB_HCA=mlx5" in one["out"]
+    assert f"# backend: gloo\n# network: tcp lo\n# torch: {torch.__version__}\n" in one["out"]
 
 
-def test_line_rate(program, tmp_path):
+def test_line_rate(tmp_path):
     runs = [["--size", "1M", "--line-rate", rate, *QUICK] for rate in ("1e6", "0.5")]
     much, little = ranks(2, ALL_REDUCE, runs)[0]
     assert [one["code"] for one in (much, little)] == [0, 0]
     assert "WARNING" not in much["out"]
-    text = little["out"].replace("\n#  ", "")
+    text = little["out"]
     (percent,) = re.findall(r"# WARNING: (\d+)% of the line rate at 1048576 bytes", text)
     assert f"{percent}%" in text.split("# WARNING")[0].splitlines()[-1].split()
     assert "tree sends half" in text and "NVLS or SHARP" in text and "Gbit/s" in text
-    assert "line rate: 0.5 Gbit/s out of a rank" in text
+    assert "# line_rate_Gbps: 0.5\n" in text
     assert all(len(line) <= 100 for line in little["out"].splitlines())
     (alone,) = ranks(1, ALL_REDUCE, [runs[1]])[0]
     assert "WARNING" not in alone["out"] and alone["out"].splitlines()[-1].split()[-1] == "-"
-    # Four ranks on each of two nodes: half of the 8 - 1 shares that each sends in an all-to-all leave the node.
-    bench = SimpleNamespace(line_rate=400.0, world_size=8, hosts=["a"] * 4 + ["b"] * 4)
-    for operation, share in (("all_reduce", 0.5), ("all_gather", 0.5), ("all_to_all", 0.5 * 4 * 4 / 7)):
-        bench.operation = program.OPERATIONS[operation]
-        assert program.Bench.share_of_line(bench, {"busbw_Gbps": 200}) == pytest.approx(share)
+
+
+def test_the_share_of_the_line_rate_on_two_nodes(tmp_path):
+    """Two ranks on each: in an all-to-all each sends two of its three shares to the other node, four in all."""
+    patch = "import socket; socket.gethostname = lambda: 'ab'[int(os.environ['RANK']) // 2]"
+    crossing = {"all_reduce": 1, "all_gather": 1, "all_to_all": 4 / 3}
+    runs = [["--op", name, "--size", "64K", "--line-rate", "4", *QUICK, "--json", tmp_path / name] for name in crossing]
+    assert {one["code"] for rank in ranks(4, ALL_REDUCE, runs, patch=patch) for one in rank} == {0}
+    for name, times in crossing.items():
+        result = json.loads((tmp_path / name).read_text())
+        assert (result["hosts"], result["nodes"], result["ranks_per_node"]) == (["a", "b"], 2, 2)
+        (row,) = result["results"]
+        assert row["of_line_rate"] == pytest.approx(row["busbw_Gbps"] * times / 4)
 
 
 def test_large_numbers_keep_the_columns(program):
     row = {"bytes": 16 * 2**30, "count": 4 * 2**30, "time_us": 123456789.0, "p50_us": 999999.94, "p95_us": 1e8}
-    row.update(algbw_GBps=999.994, busbw_GBps=1234.5, algbw_Gbps=7999.95, busbw_Gbps=98765.4, wrong=12345)
-    bench = SimpleNamespace(line_rate=1.0, share_of_line=lambda row: 99.99)
-    assert len(program.table_row(row, bench)) == 100
-    bench.line_rate = None
-    assert len(program.table_row(row, bench)) == 94
+    row.update(algbw_GBps=9.99999, busbw_GBps=1234.5, algbw_Gbps=99.9999, busbw_Gbps=98765.4, wrong=12345)
+    assert len(program.table_row({**row, "of_line_rate": 99.99})) == 100
+    assert len(program.table_row({**row, "of_line_rate": None})) == 100
 
 
 def test_interrupted(tmp_path):
-    """Ctrl-C: what was measured is printed, and kept beside the file that a complete sweep would have left."""
-    files = ["--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"]
-    processes = start(2, "--factor", "1.01", "--budget", "0.2", *files)
+    """Ctrl-C: what was measured is printed; there is no file that looks like that of a complete sweep."""
+    processes = start(2, "--factor", "1.01", "--json", tmp_path / "a.json")
     lines = []
     while sum(line[0] == " " for line in lines) < 3:
         lines.append(processes[0].stdout.readline())
         assert lines[-1], processes[0].stderr.read()
     for process in processes:
         process.send_signal(signal.SIGINT)
-    out, err = processes[0].communicate(timeout=30)
-    processes[1].communicate(timeout=30)
-    assert [process.returncode for process in processes] == [130, 130], err
-    rows = [line for line in [*lines, *out.splitlines()] if line.startswith(" ")]
-    kept = json.loads((tmp_path / "a.json.part").read_text())
-    sizes = [row["bytes"] for row in kept["results"]]
-    assert sizes[: len(rows)] == [int(row.split()[0]) for row in rows] and len(sizes) <= len(rows) + 1
-    assert f"# stopped by Ctrl-C: {len(sizes)} sizes were measured and kept in {tmp_path}/a.json.part" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv.part", "a.json.part"]
-    assert len((tmp_path / "a.csv.part").read_text().splitlines()) == 1 + len(sizes)
-    check_result(kept, 2)
+    for process in processes:
+        process.communicate(timeout=30)
+    assert all(process.returncode for process in processes) and not list(tmp_path.iterdir())
 
 
 def test_a_rank_that_dies(tmp_path):
@@ -345,13 +363,13 @@ def all_reduce(tensor, *args, **kwargs):
     real(tensor, *args, **kwargs)
 dist.all_reduce = all_reduce
 """
-    processes = start(2, "--json", tmp_path / "a.json", "--timeout", "20", *QUICK, patch=dies)
+    files = ["--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv"]
+    processes = start(2, *files, "--timeout", "20", *QUICK, patch=dies)
     out, err = processes[0].communicate(timeout=60)
     processes[1].communicate(timeout=60)
     assert processes[0].returncode != 0 and processes[1].returncode == 9
-    assert "# stopped by an error: 2 sizes were measured and kept in" in out, out + err
-    assert len(json.loads((tmp_path / "a.json.part").read_text())["results"]) == 2
-    assert not (tmp_path / "a.json").exists()
+    assert [line.split()[0] for line in out.splitlines() if line[0] == " "] == ["1024", "2048"], out + err
+    assert not list(tmp_path.iterdir())
 
 
 def test_progress_on_a_terminal():
@@ -361,8 +379,7 @@ def test_progress_on_a_terminal():
     os.close(theirs)
     shown = os.read(ours, 65536).decode()
     os.close(ours)
-    assert "\r\033[K# 2 of 3: 2048 bytes, warm-up\r\033[K# 2 of 3: 2048 bytes, " in shown
-    assert shown.endswith("\r\033[K") and "\n" not in shown
+    assert shown == "# 1 of 3: 1024 bytes\r# 2 of 3: 2048 bytes\r# 3 of 3: 4096 bytes\r"
     assert "\r" not in done.stdout and done.stdout.count("\n") > 10
 
 
@@ -377,24 +394,26 @@ def test_under_torchrun(tmp_path):
 BAD = [
     (["--min", "2M", "--max", "1M"], "--min 2097152 bytes is more than --max 1048576 bytes; exchange them"),
     (["--max", "1"], "--min 1024 bytes is more than --max 1 bytes; exchange them"),
-    *((["--min", value], f"'{value}' is not a size from 1 byte") for value in ("abc", "0", "-1", "1.5K", "1KB", "")),
-    (["--max", "1025T"], "is not a size from 1 byte to 1024T; write for example 4K or 256M"),
-    *((["--factor", value], f"'{value}' is not a number from 1.01") for value in ("1", "-2", "nan", "inf", "x")),
-    *((["--budget", value], f"'{value}' is not a number of seconds from 0.001") for value in ("0", "nan", "1 s")),
-    *((["--line-rate", value], f"'{value}' is not a number of Gbit/s from 0.001") for value in ("0", "-1", "200G")),
-    (["--size", "1M", "--factor", "4"], "--size is one size, --min, --max and --factor are a sweep; choose one"),
+    *((["--min", value], f"'{value}' is not a size in bytes") for value in ("abc", "0", "-1", "1.5K", "1KB", "")),
+    (["--size", "1P"], "'1P' is not a size in bytes; write for example 4K or 256M"),
+    *((["--factor", value], f"--factor {value} is not a number from 1.01 to 1e6") for value in ("1", "-2", "nan")),
+    *((["--budget", value], f"--budget {value} is not a number from 0.001") for value in ("0", "nan", "inf")),
+    *((["--line-rate", value], f"--line-rate {value} is not a number from") for value in ("0", "-1")),
+    *((["--timeout", value], f"--timeout {value} is not a number from 1 to") for value in ("0", "nan")),
+    (["--budget", "1 s"], "argument --budget: invalid float value: '1 s'"),
     (["--out-of-place"], "--out-of-place: torch's all_reduce is in place; leave it out, or take another --op"),
     (["--op", "broadcast"], "argument --op: invalid choice: 'broadcast' (choose from 'all_reduce', "),
     (["--dtype", "complex64"], "argument --dtype: invalid choice: 'complex64' (choose from 'float32', "),
-    (["--json", "x.out", "--csv", "x.out"], "--json and --csv are both 'x.out'; name two files"),
-    (["--csv", "/no/such/folder/x.csv"], "cannot write in folder '/no/such/folder'; create it or name another"),
+    (["--json", "/no/such/folder/x.json"], "cannot write /no/such/folder/x.json: name a file in an existing folder"),
+    (["--csv", "/dev/null"], "cannot write /dev/null: name a file in an existing folder"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 
 
 def test_bad_values_are_refused():
-    cases = BAD + BAD_EVERYWHERE
-    (done,) = ranks(1, ALL_REDUCE, [arguments for arguments, _ in cases], patch='os.environ["RANK"] = "0"')
-    for (arguments, message), one in zip(cases, done):
+    # RANK without a meeting point: a program that tried to join before it read its flags would fail in another way.
+    (done,) = ranks(1, ALL_REDUCE, [arguments for arguments, _ in BAD], patch='os.environ["RANK"] = "0"')
+    for (arguments, message), one in zip(BAD, done):
         assert one["code"] == 2, arguments
         assert message.replace("'", "") in one["err"].splitlines()[-1].replace("'", ""), arguments
         assert one["out"] == ""
@@ -422,7 +441,7 @@ def test_the_clock_on_a_gpu(program, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
-    monkeypatch.setattr(program, "gather", lambda numbers, world_size: calls.append("barrier") or [numbers])
+    monkeypatch.setattr(program, "gather", lambda value, world_size: calls.append("barrier"))
     operation = SimpleNamespace(run=lambda output, given: calls.append("run"))
     bench = SimpleNamespace(device=torch.device("cuda"), operation=operation, world_size=1)
     assert program.Bench.batch(bench, None, None, 3) == [1, 1, 1]

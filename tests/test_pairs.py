@@ -163,7 +163,7 @@ def test_the_table():
 def test_long_names_and_large_figures_fit():
     names = [f"a-workload-with-a-very-long-name-indeed-{number}" for number in range(4)]
     _, rows, _ = describe({pair: 123456.789 for pair in figures(4)}, names)
-    assert {row[0] for row in rows} == {f"..{name[-27:]}" for name in names}
+    assert {row[0] for row in rows} == {name[-29:] for name in names}
 
 
 def test_what_few_nodes_can_tell():
@@ -183,17 +183,14 @@ def test_what_few_nodes_can_tell():
 # ---- flags -----------------------------------------------------------------------------------------------------------
 
 BAD = [
-    *(
-        (["--size", value], f"'{value}' is not a size from 1K")
-        for value in ("0", "1023", "65G", "1T", "-1", "1.5M", "x")
-    ),
-    *(
-        (["--rounds", value], f"'{value}' is not a number of rounds from 3 on")
-        for value in ("0", "2", "-3", "1.5", "x")
-    ),
-    *((["--timeout", value], f"'{value}' is not a number of seconds") for value in ("0", "-1", "nan", "inf", "soon")),
-    (["--json", "/no/such/folder/x.json"], "cannot write in folder '/no/such/folder'; create it or name another"),
-    (["--json", "/dev/null"], "'/dev/null' is not a file"),
+    *((["--size", value], f"--size {value} is not a size in bytes") for value in ("0", "1T", "1.5M", "x", "")),
+    (["--size=-1"], "--size -1 is not a size in bytes; write for example 64M"),
+    *((["--rounds", value], f"--rounds {value} is not 3 or more") for value in ("0", "2", "-3")),
+    (["--rounds", "1.5"], "argument --rounds: invalid int value: '1.5'"),
+    *((["--timeout", value], f"--timeout {value} is not a number of seconds") for value in ("0", "-1", "nan", "inf")),
+    (["--timeout", "soon"], "argument --timeout: invalid float value: 'soon'"),
+    (["--json", "/no/such/folder/x.json"], "cannot write /no/such/folder/x.json: name a file in an existing folder"),
+    (["--json", "/dev/null"], "cannot write /dev/null: name a file"),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 
@@ -206,7 +203,7 @@ def test_bad_values_are_refused(monkeypatch, capsys):
         assert end.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1], arguments
     monkeypatch.setattr(sys, "argv", ["pairs.py"])
     flags = pairs.read_flags()
-    assert (flags.size, flags.rounds, flags.json, flags.timeout) == (64 * 2**20, None, None, 300)
+    assert (flags.size, flags.json, flags.timeout) == (64 * 2**20, None, 300) and flags.rounds >= 1023
 
 
 # ---- ranks of this machine that give out names of different hosts ----------------------------------------------------
@@ -225,12 +222,6 @@ def exchange(operations):
         {fault}
     return real(operations)
 dist.batch_isend_irecv = exchange
-honest = torch.empty
-def empty(size, **options):  # Linux may promise any amount of memory
-    if size == 2**37:
-        raise RuntimeError
-    return honest(size, **options)
-torch.empty = empty
 sys.argv = sys.argv[2:]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -291,18 +282,12 @@ def test_a_sample_of_rounds(tmp_path):
     assert found["rounds"] == 3 and len(found["pairs_GBps"]) == 6
 
 
-@pytest.mark.parametrize(
-    ("hosts", "arguments", "message"),
-    [
-        ("aa", [], "all ranks are on one node, a: start three nodes or more (--nodes 3) to find a slow one"),
-        ("aab", [], "ranks per node differ, 1 on b and 2 on a: each needs a partner, start as many on every node"),
-        ("ab", ["--size", "64G"], "no memory on a for twice --size 68719476736 bytes: choose a smaller --size"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(hosts, arguments, message):
-    done = run(hosts, *arguments)
+@pytest.mark.parametrize(("hosts", "found"), [("aa", "2 on a"), ("aab", "1 on b and 2 on a")])
+def test_what_cannot_be_measured_is_refused(hosts, found):
+    done = run(hosts)
     assert [code for code, _, _ in done] == [2] * len(hosts), done
-    assert message in done[0][2] and not any("pairs.py:" in err for _, _, err in done[1:])
+    assert f"pairs.py: ranks per node: {found}; expected nodes (--nodes 3 or more) with the same number" in done[0][2]
+    assert not any("pairs.py:" in err for _, _, err in done[1:])
 
 
 @pytest.mark.parametrize("what", ["hangs", "dies"])
@@ -317,7 +302,7 @@ def test_a_partner_that_is_lost_is_named(what, tmp_path):
     sentence = "round 2 of 3: b (rank 1) and d (rank 3) lost each other or took more than 2 s: leave out one of these"
     assert sentence in done[1][2] and sentence in json.loads((tmp_path / "1.json").read_text())["message"]["message"]
     for rank in (0, 2):
-        assert done[rank][0] == 1 and "after 2 of 3 rounds a rank is late or gone" in done[rank][2]
+        assert done[rank][0] == 1 and "lost each other" not in done[rank][2]
     if what == "hangs":
         assert os.stat(tmp_path / "1.json").st_mtime <= os.stat(tmp_path / "0.json").st_mtime
 

@@ -16,28 +16,23 @@ percentiles are of the operations of the same batch, each on its slowest rank. (
 overstate: on loopback up to 3 times below 4 MiB, where a few operations are slow.)
 
 The first operation on a size moves small whole numbers, and every element is checked on every rank. Wrong data is named
-and makes the exit code 1. What is measured is printed at once; --json and --csv grow in FILE.part and get their name
-when the sweep is complete.
+and makes the exit code 1. What is measured is printed at once; --json and --csv are written when the sweep is complete.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import os
 import re
 import shlex
-import signal
 import socket
 import sys
 import tempfile
-import textwrap
 import time
 from collections import Counter
-from datetime import datetime, timedelta, timezone
-from functools import partial
+from datetime import timedelta
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -45,20 +40,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")  # that gloo and NCCL both add up
 FEWEST, MOST = 25, 1000  # operations in a timed batch; of 25 large ones the check takes less than 3 % of the time
 WARM_UP = 0.1  # of the budget
 ALIGNMENT = 16  # bytes, of each rank's part of a message, as in nccl-tests
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of so many bytes
 PERIOD = 251  # of the test pattern; a prime, so that exchanged blocks (powers of two) are not taken for each other
-REPEATS = 256  # of the pattern, filled and compared in one go: 0.5 MB of the widest type, in a core's cache
+REPEATS = {"cpu": 2**8, "cuda": 2**14}  # of the pattern in one go: 0.5 MB of the widest type, in a core's cache
+# Bytes that all ranks of a machine may take, half of what it has, if they run on CPUs. A limit of the job below that (a
+# cgroup) is not known here: Linux would end the process when it is reached.
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
 TOO_FAST = 1.05  # of the line rate
-JOB = ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME")  # variables that name it
-QUANTILES = {"p50_us": 0.5, "p95_us": 0.95, "p99_us": 0.99}
-COLUMNS = {"size": 12, "count": 11, "time": 9, "p50": 9, "p95": 9}  # widths, with a space between: 94 columns,
-COLUMNS.update({"algbw": 7, "busbw": 7, "algbw ": 8, "busbw ": 8, "wrong": 5, "line": 5})  # 100 with the line rate
-IN_UNITS = ("bytes", "", "us", "us", "us", "GB/s", "GB/s", "Gbit/s", "Gbit/s", "elem.", "rate")
+# https://github.com/NVIDIA/nccl/issues/837 (trees), https://github.com/NVIDIA/nccl-tests/issues/153 (NVLS)
+TOO_MUCH = """\
+# Either --line-rate is not in Gbit/s, or not of all network cards of a node together; or less crosses the links than
+# busbw counts: on 2 nodes NCCL's tree sends half as much over each (NCCL_ALGO=Ring shows the links), and with NVLS or
+# SHARP the switch adds."""
+QUANTILES = (0.5, 0.95, 0.99)
+COMMON = ("operation", "dtype", "world_size", "nodes")  # to all lines of --csv
+FIGURES = ("time_us", "p50_us", "p95_us", "p99_us", "algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps")
+WIDTHS = (12, 11, 9, 9, 9, 7, 7, 8, 8, 5, 5)  # of the table's columns, with a space between: 100
+TITLES = """\
+#       size       count      time       p50       p95   algbw   busbw    algbw    busbw wrong  line
+#      bytes       elem.        us        us        us    GB/s    GB/s   Gbit/s   Gbit/s elem.  rate"""
 # torch 2.13 renames these two and warns of the old names.
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -80,6 +83,15 @@ def share(key: int, rank: int, world_size: int) -> torch.Tensor:
     return pattern(key) * (place + 1) // world_size - pattern(key) * place // world_size
 
 
+def pieces(block: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the pieces of a flat block, each beside what is right in it: `values`, shape [PERIOD], over and over.
+
+    Both are seen as int64: the fastest to copy and to compare. The block holds a multiple of 8 bytes.
+    """
+    row = values.to(block).repeat(min(REPEATS[block.device.type], len(block) // PERIOD // 8 * 8 + 8)).view(torch.int64)
+    return [(piece, row[: len(piece)]) for piece in block.view(torch.int64).split(len(row))]
+
+
 class Operation(NamedTuple):
     """One collective: its bandwidth, where its data lies, and which pattern is right in it."""
 
@@ -87,7 +99,6 @@ class Operation(NamedTuple):
     inputs: int  # blocks that a rank gives: 1, or 0 for one per rank
     outputs: int  # blocks that a rank gets, likewise
     adds: bool  # what the ranks give, or just moves it
-    in_place: bool  # can the smaller of input and output lie in the other?
     run: Callable  # of (output, input), each a flat tensor
     given: Callable  # of (rank, block, number of ranks): the key of the pattern in a block of the input
     expected: Callable  # the same of the output
@@ -95,10 +106,10 @@ class Operation(NamedTuple):
 
 # torch's all_reduce works in place only, its all_to_all out of place only.
 OPERATIONS = {
-    "all_reduce": Operation(2, 1, 1, True, True, lambda o, i: dist.all_reduce(o), lambda r, b, n: 0, lambda r, b, n: 0),
-    "all_gather": Operation(1, 1, 0, False, True, ALL_GATHER, lambda r, b, n: r, lambda r, b, n: b),
-    "reduce_scatter": Operation(1, 0, 1, True, True, REDUCE_SCATTER, lambda r, b, n: b, lambda r, b, n: r),
-    "all_to_all": Operation(1, 0, 0, False, False, ALL_TO_ALL, lambda r, b, n: r * n + b, lambda r, b, n: b * n + r),
+    "all_reduce": Operation(2, 1, 1, True, lambda o, i: dist.all_reduce(o), lambda r, b, n: 0, lambda r, b, n: 0),
+    "all_gather": Operation(1, 1, 0, False, ALL_GATHER, lambda r, b, n: r, lambda r, b, n: b),
+    "reduce_scatter": Operation(1, 0, 1, True, REDUCE_SCATTER, lambda r, b, n: b, lambda r, b, n: r),
+    "all_to_all": Operation(1, 0, 0, False, ALL_TO_ALL, lambda r, b, n: r * n + b, lambda r, b, n: b * n + r),
 }
 
 
@@ -122,66 +133,73 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     return dist.get_rank(), dist.get_world_size(), device
 
 
-def gather(numbers: list[float], world_size: int) -> list[list[float]]:
-    """Return every rank's numbers (as float64), in the order of the ranks.
+def gather(value: object, world_size: int) -> list:
+    """Return every rank's value, in the order of the ranks: anything that JSON can hold in 256 bytes.
 
-    It runs on the CPU and ends for nobody before everybody has joined it: a barrier, too.
+    It runs on the CPU and ends for nobody before everybody has joined it: a barrier, too. all_gather_object() would do,
+    but it needs numpy.
     """
-    mine = torch.tensor(numbers, dtype=torch.float64)
+    mine = torch.tensor(list(json.dumps(value).encode().ljust(256)), dtype=torch.uint8)
     rows = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(rows, mine)
-    return [row.tolist() for row in rows]
-
-
-def gather_text(text: str, world_size: int) -> list[str]:
-    """Return every rank's `text` (at most 256 bytes), in the order of the ranks.
-
-    all_gather_object() would do, but it needs numpy.
-    """
-    rows = gather(list(text.encode()[:256].ljust(256, b"\0")), world_size)
-    return [bytes(map(int, row)).rstrip(b"\0").decode(errors="replace") for row in rows]
+    return [json.loads(bytes(row.tolist())) for row in rows]
 
 
 class Bench:
     """One operation on one type over the ranks of this run."""
 
-    def __init__(self, args: argparse.Namespace, rank: int, hosts: list[str], device: torch.device) -> None:
-        """Keep what does not change between sizes; hosts: of each rank."""
-        self.rank, self.world_size, self.hosts, self.device = rank, len(hosts), hosts, device
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Join the group; keep what does not change between sizes, and what somebody needs to repeat the run."""
+        named = ("NCCL_", "GLOO_", "FI_", "OMP_NUM_THREADS")
+        environment = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(named)}
+        # NCCL says which network it took only in its debug output, which goes to a file of this process unless the user
+        # has other plans for it. INIT and NET are said while it connects; nothing is said of an operation.
+        log = Path(tempfile.gettempdir(), f"nccl-{os.getpid()}.log")
+        if torch.cuda.is_available() and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(os.environ):
+            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
+        self.rank, n, self.device = setup(args.timeout)
+        dist.all_reduce(torch.zeros(1, device=self.device))  # connects
+        device, backend, nccl, network = "cpu", "gloo", None, gloo_network()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            device, backend, nccl = torch.cuda.get_device_name(), "nccl", ".".join(map(str, torch.cuda.nccl.version()))
+            network = network_of(log.read_text(errors="replace")) if log.exists() else "see what NCCL prints"
+            log.unlink(missing_ok=True)
+
+        self.args, self.world_size, self.hosts = args, n, gather(socket.gethostname(), n)
         self.operation, self.dtype = OPERATIONS[args.op], getattr(torch, args.dtype)
-        self.in_place = self.operation.in_place and not args.out_of_place
-        self.inputs = self.operation.inputs or self.world_size
-        self.outputs = self.operation.outputs or self.world_size
-        self.element = torch.empty(0, dtype=self.dtype).element_size()
-        self.check, self.budget, self.line_rate = args.check, args.budget, args.line_rate
+        self.inputs, self.outputs = (blocks or n for blocks in (self.operation.inputs, self.operation.outputs))
+        self.fewer, self.more = sorted((self.inputs, self.outputs))
+        self.in_place = args.op != "all_to_all" and not args.out_of_place  # one of input and output lies in the other
+        # A ring enters and leaves every node once, whatever the number of its ranks, so busbw is what all cards of a
+        # node carry together (on one node: what the link of a rank carries). In an all-to-all each of a node's r ranks
+        # sends (n - r) / (n - 1) of its traffic to other nodes.
+        here = max(Counter(self.hosts).values())
+        crossing = here * (n - here) / (n - 1) if args.op == "all_to_all" and here < n else 1
+        self.full = args.line_rate / crossing if args.line_rate and n > 1 else None  # busbw of full links, Gbit/s
 
-    def sizes(self, smallest: int, largest: int, factor: float) -> list[int]:
-        """Return the sizes of the sweep in bytes, each of whole elements, or of whole aligned parts; at least one."""
-        parts = max(self.inputs, self.outputs)
-        unit = self.element if self.operation.inputs == self.operation.outputs == 1 else parts * ALIGNMENT
-        result = []
-        size = float(smallest)
-        while size <= largest:
-            whole = max(int(size) // unit, 1) * unit
-            if not result or whole > result[-1]:  # a factor close to 1 gives the same size again
-                result.append(whole)
-            size *= factor
-        return result
+        job = filter(None, map(os.environ.get, ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME")))
+        command = shlex.join(["/".join(Path(__file__).resolve().parts[-2:]), *sys.argv[1:]])
+        self.facts = {"program": Path(__file__).name, "operation": args.op, "dtype": args.dtype, "world_size": n}
+        self.facts.update(in_place=self.in_place, line_rate_Gbps=args.line_rate, nodes=len(set(self.hosts)))
+        self.facts.update(ranks_per_node=here, hosts=list(dict.fromkeys(self.hosts)))
+        self.facts.update(devices=gather(device, n), backend=backend, nccl=nccl, network=network)
+        self.facts.update(torch=torch.__version__, environment=environment, job=next(job, ""), command=command)
+        self.facts.update(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
-    def needs(self, size: int) -> int:
-        """Return the bytes that the buffers of a message take, and the copy that gloo makes where it has parts."""
-        fewer, more = sorted((self.inputs, self.outputs))
-        copied = self.device.type == "cpu" and fewer < more
-        return size + (0 if self.in_place else size * fewer // more) + size * copied
+    def sizes(self) -> list[int]:
+        """Return the sizes of the sweep in bytes, each of whole aligned parts; at least one."""
+        steps = int(math.log(self.args.max / self.args.min, self.args.factor) + 1e-9)
+        unit = self.more * ALIGNMENT
+        return sorted({max(int(self.args.min * self.args.factor**k) // unit, 1) * unit for k in range(steps + 1)})
 
     def buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and input for a message of `size` bytes, zeros of shape [blocks * count of a block] each."""
-        fewer, more = sorted((self.inputs, self.outputs))
-        block = size // self.element // more
-        whole = torch.zeros(more * block, dtype=self.dtype, device=self.device)
-        part = whole[self.rank * block :][:block] if fewer < more else whole
+        whole = torch.zeros(size, dtype=torch.uint8, device=self.device).view(self.dtype)
+        parts = self.more // self.fewer
+        part = whole.chunk(parts)[self.rank % parts]
         if not self.in_place:
-            part = torch.zeros(fewer * block, dtype=self.dtype, device=self.device)
+            part = torch.zeros_like(part)
         return (whole, part) if self.inputs <= self.outputs else (part, whole)
 
     def wrong_after_one(self, output: torch.Tensor, given: torch.Tensor) -> int:
@@ -189,14 +207,19 @@ class Bench:
 
         What is to be added is left as zeros: other numbers would grow with every operation in place and overflow.
         """
+        operation, rank, n, wrong = self.operation, self.rank, self.world_size, 0
         for number, block in enumerate(given.chunk(self.inputs)):
-            key = self.operation.given(self.rank, number, self.world_size)
-            fill(block, share(key, self.rank, self.world_size) if self.operation.adds else pattern(key))
-        self.operation.run(output, given)
-        wrong = 0
+            key = operation.given(rank, number, n)
+            for piece, right in pieces(block, share(key, rank, n) if operation.adds else pattern(key)):
+                piece.copy_(right)
+        operation.run(output, given)
         for number, block in enumerate(output.chunk(self.outputs)):
-            wrong += count_wrong(block, pattern(self.operation.expected(self.rank, number, self.world_size)))
-        if self.operation.adds and given is not output:
+            for piece, right in pieces(block, pattern(operation.expected(rank, number, n))):
+                if torch.count_nonzero(piece.bitwise_xor_(right)):  # turns into zeros what is right
+                    elements = piece.bitwise_xor_(right).view(self.dtype)  # and a second time turns it back
+                    wrong += int(torch.count_nonzero(elements != right.view(self.dtype)))
+                    piece.zero_()
+        if operation.adds and given is not output:
             given.zero_()
         return wrong
 
@@ -212,14 +235,14 @@ class Bench:
             for event in events:
                 event.record()  # which makes it: not to be done inside the clock
             torch.cuda.synchronize()
-            gather([0], self.world_size)
+            gather(0, self.world_size)
             events[0].record()
             for event in events[1:]:
                 run(output, given)
                 event.record()
             events[-1].synchronize()
             return [begin.elapsed_time(end) / 1000 for begin, end in zip(events, events[1:])]  # from ms
-        gather([0], self.world_size)
+        gather(0, self.world_size)
         times = [time.perf_counter()]
         for _ in range(iterations):
             run(output, given)
@@ -229,94 +252,35 @@ class Bench:
     def batch_of_slowest(self, output: torch.Tensor, given: torch.Tensor, iterations: int) -> list[float]:
         """Return the seconds of one operation and their QUANTILES (nearest rank), each the largest of all ranks'."""
         each = sorted(self.batch(output, given, iterations))
-        mine = [sum(each) / iterations, *(each[math.ceil(q * iterations) - 1] for q in QUANTILES.values())]
+        mine = [sum(each) / iterations, *(each[math.ceil(q * iterations) - 1] for q in QUANTILES)]
         return [max(column) for column in zip(*gather(mine, self.world_size))]
 
-    def measure(self, size: int, progress: Callable) -> tuple[dict, list[int]]:
-        """Check, warm up and time one size; return its row of results and the wrong elements of each rank.
+    def measure(self, size: int) -> dict:
+        """Check, warm up and time one size; return its row of results.
 
         Every rank gets the time of the slowest, so they agree on each number of operations.
         """
         output, given = self.buffers(size)
-        wrong = []
-        if self.check:
-            mine = self.wrong_after_one(output, given)
-            wrong = [int(number) for (number,) in gather([mine], self.world_size)]
+        wrong = None
+        if self.args.check:
+            found = gather(self.wrong_after_one(output, given), self.world_size)
+            wrong = sum(found)
+            for rank, (host, bad) in enumerate(zip(self.hosts, found)):
+                if bad:
+                    print(f"# WRONG DATA on rank {rank} ({host}) at {size} bytes: {bad} of {len(output)} elements")
         else:
             self.operation.run(output, given)  # connects
-        iterations, estimate = 1, self.batch_of_slowest(output, given, 1)[0]
-        while iterations * 4 <= MOST and iterations * estimate < WARM_UP / 4 * self.budget:
-            iterations *= 4
+        for iterations in (1, 4, 16, 64, 256):
             estimate = self.batch_of_slowest(output, given, iterations)[0]
-        iterations = min(max(math.ceil(self.budget / estimate), FEWEST), MOST)
-        progress(f"{iterations} operations, {iterations * estimate:.1f} s")
-        each, *quantiles = self.batch_of_slowest(output, given, iterations)
-        algbw = size / each / 1e9
+            if iterations * estimate > WARM_UP / 4 * self.args.budget:
+                break
+        iterations = min(max(math.ceil(self.args.budget / estimate), FEWEST), MOST)
+        times = [seconds * 1e6 for seconds in self.batch_of_slowest(output, given, iterations)]
+        algbw = size / times[0] / 1e3
         busbw = algbw * (self.operation.bus * (self.world_size - 1) / self.world_size)
-        row = {"bytes": size, "count": size // self.element, "in_place": self.in_place, "iterations": iterations}
-        row.update({"time_us": each * 1e6, **{name: q * 1e6 for name, q in zip(QUANTILES, quantiles)}})
-        row.update(algbw_GBps=algbw, busbw_GBps=busbw, algbw_Gbps=8 * algbw, busbw_Gbps=8 * busbw)
-        return {**row, "wrong": sum(wrong) if self.check else None}, wrong
-
-    def share_of_line(self, row: dict) -> float | None:
-        """Return the part of the line rate that a result takes; None without a rate or a link.
-
-        A ring enters and leaves every node once, whatever the number of its ranks, so busbw is what all cards of a node
-        carry together (on one node: what the link of a rank carries). In an all-to-all each of a node's r ranks sends
-        (n - r) / (n - 1) of its traffic to other nodes.
-        """
-        if not self.line_rate or self.world_size == 1:
-            return None
-        here = max(Counter(self.hosts).values())
-        exchanges = self.operation.inputs == self.operation.outputs == 0 and here < self.world_size
-        crossing = here * (self.world_size - here) / (self.world_size - 1) if exchanges else 1
-        return row["busbw_Gbps"] * crossing / self.line_rate
-
-
-def fill(block: torch.Tensor, values: torch.Tensor) -> None:
-    """Write `values`, shape [PERIOD], into a flat block over and over."""
-    rows, tail, row = in_rows(block, values)
-    rows.copy_(row)
-    tail.copy_(row[: len(tail)])
-
-
-def count_wrong(block: torch.Tensor, values: torch.Tensor) -> int:
-    """Return how many elements of a flat block are not what fill() writes there, and turn it into zeros.
-
-    Right bits turn into zeros when they are combined, 8 bytes at a time, with what is right (exclusive or): that is the
-    fastest comparison, and the zeros are of use.
-    """
-    rows, tail, row = in_rows(block, values)
-    wrong = int(torch.count_nonzero(tail != row[: len(tail)]))
-    tail.zero_()
-    pieces = rows.split(1) if block.device.type == "cpu" else [rows]  # a row stays in the core's cache for the count
-    for piece in pieces:
-        bits = piece.view(torch.int64).bitwise_xor_(row.view(torch.int64))
-        if torch.count_nonzero(bits):
-            wrong += int(torch.count_nonzero(piece.view(INTEGERS[piece.element_size()])))
-            piece.zero_()
-    return wrong
-
-
-def in_rows(block: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a flat block's rows [number, REPEATS * PERIOD], its tail (all of a short one), and the values of a row."""
-    row = values.to(block).repeat(min(REPEATS, (len(block) // PERIOD + 8) // 8 * 8))  # multiples of 8 bytes
-    whole = len(block) // len(row) * len(row)
-    return block[:whole].view(-1, len(row)), block[whole:], row
-
-
-def room(device: torch.device, ranks_here: int) -> float:
-    """Return the bytes that this rank may take: free on its GPU, or its share of what this machine has available.
-
-    A limit of the job below that (a cgroup) is not known here: Linux would end the process when it is reached.
-    """
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # the buffers of the size before
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return int(re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())[1]) * 1024 / ranks_here
-    except (OSError, TypeError):  # not Linux
-        return math.inf
+        row = {"bytes": size, "count": size // output.element_size(), "in_place": self.in_place}
+        row.update(zip(FIGURES, (*times, algbw, busbw, 8 * algbw, 8 * busbw)), iterations=iterations, wrong=wrong)
+        return {**row, "of_line_rate": self.full and 8 * busbw / self.full}
 
 
 def network_of(nccl_log: str) -> str:
@@ -328,289 +292,116 @@ def network_of(nccl_log: str) -> str:
 
 def gloo_network() -> str:
     """Return the interface, or else the address of this host's name, which gloo connects through."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    if interface:
-        return f"tcp {interface}"
     try:
-        return f"tcp {socket.gethostbyname(socket.gethostname())}"
+        return "tcp " + (os.environ.get("GLOO_SOCKET_IFNAME") or socket.gethostbyname(socket.gethostname()))
     except OSError:
         return "tcp"
 
 
-def join(args: argparse.Namespace) -> tuple[Bench, dict]:
-    """Join the group; return the bench and what somebody needs to know to repeat the run."""
-    named = ("NCCL_", "GLOO_", "FI_")
-    variables = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(named)}
-    if "OMP_NUM_THREADS" in os.environ:
-        variables["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
-    # NCCL says which network it took only in its debug output, which goes to a file of this process unless the user
-    # has other plans for it. INIT and NET are said while it connects; nothing is said of an operation.
-    log = Path(tempfile.gettempdir()) / f"nccl-{os.getpid()}.log"
-    if torch.cuda.is_available() and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(os.environ):
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
-    rank, world_size, device = setup(args.timeout)
-    on_gpu = device.type == "cuda"
-    dist.all_reduce(torch.zeros(1, device=device))  # connects
-    network = gloo_network()
-    if on_gpu:
-        torch.cuda.synchronize()
-        network = network_of(log.read_text(errors="replace")) if log.exists() else ""
-        log.unlink(missing_ok=True)
-    hosts = gather_text(socket.gethostname(), world_size)
-    per_host = set(Counter(hosts).values())
-    facts = {
-        "program": Path(__file__).name,
-        "operation": args.op,
-        "dtype": args.dtype,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "job": next((os.environ[name] for name in JOB if os.environ.get(name)), ""),
-        "world_size": world_size,
-        "nodes": len(set(hosts)),
-        "hosts": list(dict.fromkeys(hosts)),
-        "ranks_per_node": per_host.pop() if len(per_host) == 1 else None,
-        "devices": gather_text(torch.cuda.get_device_name(device) if on_gpu else "cpu", world_size),
-        "backend": "nccl" if on_gpu else "gloo",
-        "torch": torch.__version__,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
-        "network": network,
-        "environment": variables,
-        "command": shlex.join(["/".join(Path(__file__).resolve().parts[-2:]), *sys.argv[1:]]),
-        "line_rate_Gbps": args.line_rate,
-    }
-    return Bench(args, rank, hosts, device), facts
-
-
 def byte_count(text: str) -> int:
     """Read a size in bytes: 4096, 4K, 256M, 4G; K, M, G and T are powers of 1024."""
-    match = re.fullmatch(r"(\d{1,15})([KMGT]?)", text.upper())
-    size = int(match[1]) * UNITS[match[2]] if match else 0
-    if not 1 <= size <= UNITS["T"] * 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1 byte to 1024T; write for example 4K or 256M")
-    return size
-
-
-def number_from(least: float, most: float, what: str, example: str) -> Callable[[str], float]:
-    """Return a reader of numbers of that range."""
-
-    def read(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not least <= number <= most:
-            expected = f"a {what} from {least:g} to {most:g}; write for example {example}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
-        return number
-
-    return read
-
-
-def new_file(text: str) -> Path:
-    """Read the name of a file that rank 0 will write at the end; find out now whether it can."""
-    path = Path(text)
-    if os.environ.get("RANK", "0") == "0":  # the other ranks may not even see that file system
-        if path.exists() and not path.is_file():
-            raise argparse.ArgumentTypeError(f"{text!r} is not a file; name a file in an existing folder")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise argparse.ArgumentTypeError(f"cannot write in folder {str(path.parent)!r}; create it or name another")
-    return path
-
-
-def unfinished(path: Path) -> Path:
-    """Return the name of a file whose sweep is not complete."""
-    return path.with_name(path.name + ".part")
-
-
-def write_parts(args: argparse.Namespace, facts: dict, results: list[dict]) -> None:
-    """Write what there is so far, so that it survives whatever ends the run."""
-    if args.json:
-        unfinished(args.json).write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
-    if args.csv:
-        common = {key: facts[key] for key in ("operation", "dtype", "world_size", "nodes")}
-        with unfinished(args.csv).open("w", newline="") as file:
-            lines = csv.DictWriter(file, [*common, *results[0]] if results else list(common), lineterminator="\n")
-            lines.writeheader()
-            lines.writerows({**common, **row} for row in results)
-
-
-def comment(line: str) -> str:
-    """Return a line that is not of the table, wrapped to at most 100 columns."""
-    return "\n".join(f"# {piece}" for piece in textwrap.wrap(line, 96, subsequent_indent="  ", break_on_hyphens=False))
-
-
-def in_columns(cells: list[str]) -> str:
-    """Return the cells side by side, right-aligned."""
-    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, COLUMNS.values()))
-
-
-def header(facts: dict, bench: Bench) -> str:
-    """Return what somebody needs to know to repeat the run, then the titles of the columns."""
-    n, bus, rate = bench.world_size, bench.operation.bus, bench.line_rate
-
-    def counted(names: list[str]) -> str:
-        return ", ".join(f"{name} x {number}" for name, number in Counter(names).items())
-
-    lines = [
-        f"{facts['operation']} of {facts['dtype']}, {'in place' if bench.in_place else 'out of place'}, ranks: {n}",
-        f"hosts x ranks: {counted(bench.hosts)}",
-        f"devices x ranks: {counted(facts['devices'])}",
-        f"torch {facts['torch']}, backend {facts['backend']}" + (f" {facts['nccl']}" if facts["nccl"] else ""),
-        f"network of rank 0: {facts['network'] or 'not known: NCCL_DEBUG is set, see what NCCL prints'}",
-        "environment: " + " ".join(f"{name}={value}" for name, value in facts["environment"].items()),
-        f"date: {facts['date']}" + (f", job: {facts['job']}" if facts["job"] else ""),
-        f"command: {facts['command']}",
-        "time: of one operation of a batch, on the slowest rank; p50, p95: most that 50 % or 95 % took",
-        f"busbw = algbw * {'2 ' if bus == 2 else ''}(n - 1) / n = algbw * {bus * (n - 1) / n:.6g};"
-        " 1 GB/s = 1e9 bytes/s = 8 Gbit/s",
-    ]
-    if rate and n > 1:
-        lines.append(f"line rate: {rate:g} Gbit/s out of a {'node' if facts['nodes'] > 1 else 'rank'}")
-    if n == 1:
-        lines.append("n = 1: nothing crosses a link; this is the cost of a call and says nothing of a network")
-    units = ["bytes", facts["dtype"], *IN_UNITS[2:]]
-    titles = ["#" + in_columns(row if rate else row[:-1])[1:] for row in (list(COLUMNS), units)]
-    return "\n".join([*map(comment, lines), *titles])
-
-
-def table_row(row: dict, bench: Bench) -> str:
-    """Return one line of the table."""
-
-    def shown(number: float) -> str:
-        return f"{number:.{4 if number < 10 else 3 if number < 100 else 2 if number < 1000 else 1}f}"
-
-    times = [f"{row[key]:.{1 if row[key] < 1e6 else 0}f}" for key in ("time_us", "p50_us", "p95_us")]
-    rates = [shown(row[key]) for key in ("algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps")]
-    cells = [str(row["bytes"]), str(row["count"]), *times, *rates, "-" if row["wrong"] is None else str(row["wrong"])]
-    if bench.line_rate:
-        taken = bench.share_of_line(row)
-        cells.append("-" if taken is None else f"{min(taken, 99.99):.0%}")
-    return in_columns(cells)
-
-
-def warning(results: list[dict], bench: Bench) -> str:
-    """Return what to think of a result above the line rate; '' if there is none."""
-    taken, size = max(((bench.share_of_line(row) or 0, row["bytes"]) for row in results), default=(0, 0))
-    if taken <= TOO_FAST:
-        return ""
-    return comment(
-        f"WARNING: {taken:.0%} of the line rate at {size} bytes, more than a link carries. Either --line-rate is not "
-        "in Gbit/s, or not of all network cards of a node together; or less crosses the links than busbw counts: on 2 "
-        "nodes NCCL's tree sends half as much over each (https://github.com/NVIDIA/nccl/issues/837; NCCL_ALGO=Ring "
-        "shows the links), and with NVLS or SHARP the switch adds (https://github.com/NVIDIA/nccl-tests/issues/153)."
-    )
+    match = re.fullmatch(r"([1-9]\d{0,14})([KMGT]?)", text.upper())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes; write for example 4K or 256M")
+    return int(match[1]) * 1024 ** " KMGT".index(match[2] or " ")
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Time and check a collective operation over a range of message sizes.")
-    size_help = "{} message in bytes; K, M, G, T = powers of 1024 (default: {})"
-    parser.add_argument("--min", type=byte_count, metavar="SIZE", help=size_help.format("smallest", "1K"))
-    parser.add_argument("--max", type=byte_count, metavar="SIZE", help=size_help.format("largest", "256M"))
-    factor = number_from(1.01, 1e6, "number", "2")
-    parser.add_argument("--factor", type=factor, help="from each size to the next, > 1 (default: 2)")
-    parser.add_argument("--size", type=byte_count, help="this one size, in place of the three above")
-    parser.add_argument("--op", choices=OPERATIONS, default="all_reduce", help="(default: all_reduce)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="type of the elements (default: float32)")
-    parser.add_argument("--out-of-place", action="store_true", help="input and output apart, where torch has both")
-    budget = number_from(0.001, 1e6, "number of seconds", "0.2")
-    budget_help = f"seconds of timed operations per size; {FEWEST} at least, {MOST} at most (default: 0.2)"
-    parser.add_argument("--budget", type=budget, default=0.2, metavar="SECONDS", help=budget_help)
-    parser.add_argument("--no-check", dest="check", action="store_false", help="do not check the data")
-    rate = number_from(0.001, 1e9, "number of Gbit/s", "800, for four cards of 200")
-    rate_help = "Gbit/s that all network cards of a node send together (one node: the link of a rank); adds a column"
-    parser.add_argument("--line-rate", type=rate, metavar="GBIT", help=rate_help)
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the results there too (rank 0)")
-    parser.add_argument("--csv", type=new_file, metavar="FILE", help="write the rows there too (rank 0)")
-    late = number_from(1, 1e6, "number of seconds", "300")
-    late_help = "give up when a rank is this late for the others (default: 300)"
-    parser.add_argument("--timeout", type=late, default=300.0, metavar="SECONDS", help=late_help)
+    add = parser.add_argument
+    size_help = "message in bytes; K, M, G, T = powers of 1024 (default: %(default)s)"
+    add("--min", type=byte_count, default="1K", metavar="SIZE", help=f"smallest {size_help}")
+    add("--max", type=byte_count, default="256M", metavar="SIZE", help=f"largest {size_help}")
+    add("--factor", type=float, default=2.0, help="from each size to the next, > 1 (default: 2)")
+    add("--size", type=byte_count, help="this one size, in place of the three above")
+    add("--op", choices=OPERATIONS, default="all_reduce", help="(default: all_reduce)")
+    add("--dtype", choices=DTYPES, default="float32", help="type of the elements (default: float32)")
+    add("--out-of-place", action="store_true", help="input and output apart, where torch has both")
+    add("--budget", type=float, default=0.2, metavar="SECONDS", help="of timed operations per size (default: 0.2)")
+    add("--no-check", dest="check", action="store_false", help="do not check the data")
+    add("--line-rate", type=float, metavar="GBIT/S", help="of all network cards of a node (one node: of a rank's link)")
+    add("--json", type=Path, metavar="FILE", help="write the results there too (rank 0)")
+    add("--csv", type=Path, metavar="FILE", help="write the rows there too (rank 0)")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="give up on a late rank (default: 300)")
     args = parser.parse_args()
-    if args.size and (args.min or args.max or args.factor):
-        parser.error("--size is one size, --min, --max and --factor are a sweep; choose one of the two")
-    args.min, args.max = args.size or args.min or 2**10, args.size or args.max or 2**28
-    args.factor = args.factor or 2.0
+    for name, least in {"factor": 1.01, "budget": 0.001, "line_rate": 0.001, "timeout": 1}.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= 1e6:
+            parser.error(f"--{name.replace('_', '-')} {value:g} is not a number from {least:g} to 1e6")
+    if args.size:
+        args.min = args.max = args.size
     if args.min > args.max:
         parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them")
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
-    if args.json and args.json == args.csv:
-        parser.error(f"--json and --csv are both {str(args.csv)!r}; name two files")
+    for path in filter(None, (args.json, args.csv)):
+        refused = not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not path.is_file())
+        if os.environ.get("RANK", "0") == "0" and refused:  # the other ranks may not even see that file system
+            parser.error(f"cannot write {path}: name a file in an existing folder that you may write to")
     return args
 
 
-def progress(before: str, text: str) -> None:
-    """Show what is going on in a line that the next one overwrites; only on a terminal, only rank 0."""
-    if os.environ.get("RANK", "0") == "0" and sys.stderr.isatty():
-        print(f"\r\033[K{before}{text}", end="", file=sys.stderr, flush=True)
+def header(bench: Bench) -> str:
+    """Return what somebody needs to know to repeat the run, then the titles of the columns."""
+    n, bus, shown = bench.world_size, bench.operation.bus, {**bench.facts, "hosts": bench.hosts}
+    for name in ("hosts", "devices"):
+        shown[name] = ", ".join(f"{one} x {number}" for one, number in Counter(shown[name]).items())
+    shown["environment"] = " ".join(map("=".join, shown["environment"].items()))
+    shown["time"] = "of one operation of a batch, on the slowest rank; p50, p95: most that 50 % or 95 % took"
+    shown["busbw"] = f"algbw * {bus} (n - 1) / n = algbw * {bus * (n - 1) / n:.6g}; 1 GB/s = 1e9 bytes/s = 8 Gbit/s"
+    if n == 1:
+        shown["n = 1"] = "nothing crosses a link; this is the cost of a call and says nothing of a network"
+    return "\n".join([*(f"# {name}: {value}" for name, value in shown.items() if value not in (None, "")), TITLES])
 
 
-def sweep(args: argparse.Namespace, facts: dict, bench: Bench, results: list[dict]) -> None:
-    """Measure size after size, print a line for each and append it to `results`."""
-    sizes, hosts = bench.sizes(args.min, args.max, args.factor), bench.hosts
+def table_row(row: dict) -> str:
+    """Return one line of the table."""
+    figures = [f"{row[name]:.{max(0, 5 - len(str(int(row[name]))))}f}" for name in FIGURES if name != "p99_us"]
+    wrong, line = ("-" if row[name] is None else row[name] for name in ("wrong", "of_line_rate"))
+    cells = [row["bytes"], row["count"], *figures, wrong, line if line == "-" else f"{line:.0%}"]
+    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS))
+
+
+def sweep(bench: Bench) -> list[dict]:
+    """Measure size after size, print a line for each; return their rows of results."""
+    results, sizes = [], bench.sizes()
     for number, size in enumerate(sizes, 1):
-        # A quarter more than the buffers: on a GPU the comparison takes an eighth of the message.
-        rooms = gather([room(bench.device, hosts.count(hosts[bench.rank]))], bench.world_size)
-        short = [r for r, (there,) in enumerate(rooms) if 1.25 * bench.needs(size) > there]
-        if short:  # all ranks know, so all of them end the sweep here
-            if bench.rank == 0:
-                print(f"# from {size} bytes on skipped: no memory for it on rank {short[0]} ({hosts[short[0]]})")
-            return
-        here = partial(progress, f"# {number} of {len(sizes)}: {size} bytes, ")
-        here("warm-up")
-        row, wrong = bench.measure(size, here)
-        progress("", "")
-        results.append(row)
-        if bench.rank == 0:
-            print(table_row(row, bench), flush=True)
-            held = row["count"] * bench.outputs // max(bench.inputs, bench.outputs)
-            for r, elements in enumerate(wrong):
-                if elements:
-                    print(f"# WRONG DATA on rank {r} ({hosts[r]}) at {size} bytes: {elements} of {held} elements")
-            write_parts(args, facts, results)
+        torch.cuda.empty_cache()  # the buffers of the size before
+        room = torch.cuda.mem_get_info()[0] if bench.device.type == "cuda" else MEMORY / bench.facts["ranks_per_node"]
+        room, rank = min((free, rank) for rank, free in enumerate(gather(room, bench.world_size)))
+        # Buffers, check, and the copy that gloo makes where it has parts.
+        if size * (1.25 if bench.args.op == "all_reduce" else 3) > room:  # all ranks know, and end the sweep here
+            print(f"# from {size} bytes on skipped: no memory for it on rank {rank} ({bench.hosts[rank]})")
+            break
+        if bench.rank == 0 and sys.stderr.isatty():  # the line of the table will overwrite it
+            print(f"# {number} of {len(sizes)}: {size} bytes", end="\r", file=sys.stderr, flush=True)
+        results.append(bench.measure(size))
+        print(table_row(results[-1]), flush=True)
+    return results
 
 
 @record
 def main() -> None:
     """Read the flags, join the group, sweep the sizes, report."""
     args = arguments()
-    bench, facts = join(args)
-    results = []
-    files = [path for path in (args.json, args.csv) if path]
-
-    def say(line: str) -> None:
-        if bench.rank == 0 and line:
-            print(line, flush=True)
-
-    def stopped(why: str) -> None:
-        if bench.rank == 0:
-            write_parts(args, facts, results)  # the signal may have come while they were written
-        kept = f" and kept in {', '.join(str(unfinished(path)) for path in files)}" if files else ""
-        say(f"\n# stopped by {why}: {len(results)} sizes were measured{kept}")
-
-    def interrupted(*_: object) -> None:
-        stopped("Ctrl-C")
-        os._exit(130)  # the group cannot be left in order: the others may wait in an operation
-
-    signal.signal(signal.SIGINT, interrupted)
-    say(header(facts, bench))
-    try:
-        sweep(args, facts, bench, results)
-    except RuntimeError:
-        stopped("an error")
-        raise
-    failed = sum(bool(row["wrong"]) for row in results)
-    if failed:
-        say(f"# {failed} of {len(results)} sizes gave wrong data: trust no result of these nodes")
-    if not results:
-        say("# nothing was measured: choose a smaller --min")
-    say(warning(results, bench))
-    if bench.rank == 0:
-        write_parts(args, facts, results)
-        for path in files:
-            os.replace(unfinished(path), path)
+    bench = Bench(args)
+    if bench.rank:
+        sys.stdout = None  # print() does nothing then: rank 0 speaks for all
+    print(header(bench), flush=True)
+    results = sweep(bench)
+    share, size = max(((row["of_line_rate"] or 0, row["bytes"]) for row in results), default=(0, 0))
+    if share > TOO_FAST:
+        print(f"# WARNING: {share:.0%} of the line rate at {size} bytes, more than a link carries.\n{TOO_MUCH}")
+    texts = {args.json: json.dumps({**bench.facts, "results": results}, indent=1)}
+    rows = [{**{name: bench.facts[name] for name in COMMON}, **row} for row in results]
+    texts[args.csv] = "\n".join(",".join(map(str, cells)) for cells in [*rows[:1], *map(dict.values, rows)])
+    for path in filter(None, texts if bench.rank == 0 else ()):
+        part = path.with_name(path.name + ".part")
+        part.write_text(texts[path] + "\n")
+        part.replace(path)  # nobody finds half a file
     dist.destroy_process_group()
-    if failed or not results:
-        sys.exit(1)
+    sys.exit(int(not results or any(row["wrong"] for row in results)))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ too few for quartiles: there, the slow one is in both slow pairs. Two are one pa
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import math
 import os
 import re
 import socket
@@ -26,7 +24,6 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,7 +31,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 WARM_UP, EXCHANGES = 2, 10  # per pair; the first of the warm-up connects
 FEWEST_ROUNDS = 3  # with fewer, the partner of a slow node has no other pairs to outvote that one
 # Of nodes that are all well, normal noise of 5 or 10 % in each pair puts one beyond the fence in a quarter of the runs.
@@ -42,8 +38,10 @@ FEWEST_ROUNDS = 3  # with fewer, the partner of a slow node has no other pairs t
 MARGIN = 0.1
 FEW, WIDE_MARGIN = 8, 0.25  # for fewer nodes than FEW, and for links, each of which is measured only once
 GRACE = 5.0  # seconds for which the others wait longer than a pair that hangs, so that it speaks first
-TITLES = ("# node", "median", "median", "slowest", "pair", "  with", "verdict")
-IN_UNITS = ("#", "GB/s", "Gbit/s", "GB/s", "Gbit/s", "", "")
+FIGURES = ("median_GBps", "median_Gbps", "slowest_GBps", "slowest_Gbps")
+TITLES = """\
+# node                          median  median slowest    pair  with                      verdict
+#                                 GB/s  Gbit/s    GB/s  Gbit/s"""
 
 
 def setup(timeout: float) -> tuple[int, int, torch.device]:
@@ -66,26 +64,16 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     return dist.get_rank(), dist.get_world_size(), device
 
 
-def gather(number: float, world_size: int) -> list[float]:
-    """Return every rank's number (as float64), in the order of the ranks.
+def gather(value: object, world_size: int) -> list:
+    """Return every rank's value, in the order of the ranks: anything that JSON can hold in 256 bytes.
 
-    It runs on the CPU and ends for nobody before everybody has joined it: a barrier, too.
+    It runs on the CPU and ends for nobody before everybody has joined it: a barrier, too. all_gather_object() would do,
+    but it needs numpy.
     """
-    mine = torch.tensor([number], dtype=torch.float64)
+    mine = torch.tensor(list(json.dumps(value).encode().ljust(256)), dtype=torch.uint8)
     rows = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(rows, mine)
-    return torch.cat(rows).tolist()
-
-
-def gather_text(text: str, world_size: int) -> list[str]:
-    """Return every rank's `text` (at most 256 bytes), in the order of the ranks.
-
-    all_gather_object() would do, but it needs numpy.
-    """
-    mine = torch.tensor(list(text.encode()[:256].ljust(256, b"\0")), dtype=torch.uint8)
-    rows = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(rows, mine)
-    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+    return [json.loads(bytes(row.tolist())) for row in rows]
 
 
 def tournament(nodes: int) -> torch.Tensor:
@@ -103,37 +91,11 @@ def tournament(nodes: int) -> torch.Tensor:
     return torch.where(met == nodes, -1, met)
 
 
-def has_room(size: int, device: torch.device) -> bool:
-    """Return whether so many bytes can be had."""
-    try:
-        torch.empty(size, dtype=torch.uint8, device=device)
-    except RuntimeError:  # torch.cuda.OutOfMemoryError is one as well
-        return False
-    return True
-
-
 def give_up(sentence: str) -> None:
     """End this process at once, with a sentence for the reader and for torchrun."""
     get_error_handler().record_exception(RuntimeError(sentence))
     print(sentence, file=sys.stderr, flush=True)
     os._exit(1)  # the main thread is inside NCCL or gloo and cannot be interrupted
-
-
-@contextlib.contextmanager
-def within(timeout: float, sentence: str) -> Iterator[None]:
-    """Do something in `timeout` seconds; if that takes longer or fails, end with `sentence`.
-
-    By a thread, because NCCL connects to a new peer inside the call, where no timeout of the process group reaches.
-    """
-    timer = threading.Timer(timeout, give_up, [sentence])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except RuntimeError as error:
-        raise RuntimeError(sentence) from error
-    finally:
-        timer.cancel()
 
 
 def exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, times: int) -> None:
@@ -212,20 +174,20 @@ def describe(names: list[str], rates: dict[tuple[int, int], float]) -> tuple[dic
     slowest = {}
     for (a, b), rate in sorted(rates.items(), key=lambda item: -item[1]):  # the last that is written stays
         slowest[a], slowest[b] = (rate, b), (rate, a)
-    rows, lines = [], [in_columns(TITLES), in_columns(IN_UNITS)]
+    rows, lines = [], [TITLES]
     for node in sorted(range(len(names)), key=medians.__getitem__):
         least, partner = slowest[node]
         verdict = "SLOW" if node in slow else "link" if any(node in link for link in links) else "fine"
         verdict = verdict if len(names) > 2 else "-"
-        figures = {"median_GBps": medians[node], "median_Gbps": 8 * medians[node]}
-        figures.update(slowest_GBps=least, slowest_Gbps=8 * least)
-        rows.append({"node": names[node], **figures, "slowest_with": names[partner], "verdict": verdict})
-        cells = [f"{figure:.4g}" if figure < 1000 else f"{figure:.0f}" for figure in figures.values()]
-        lines.append(in_columns((short(names[node], 30), *cells, "  " + short(names[partner], 22), verdict)))
+        row = {"node": names[node], "median_GBps": medians[node], "median_Gbps": 8 * medians[node]}
+        row.update(slowest_GBps=least, slowest_Gbps=8 * least, slowest_with=names[partner], verdict=verdict)
+        rows.append(row)
+        # Of a name that is too long its end, which is where names of nodes differ.
+        figures = "".join(f"{row[key]:8.4g}" if row[key] < 1000 else f"{row[key]:8.0f}" for key in FIGURES)
+        lines.append(f"{names[node][-29:]:<30}{figures}  {names[partner][-23:]:<26}{verdict}")
     lines.append(f"# {rule}")
-    middle = statistics.median(medians)
     for node in slow:
-        share = f"{medians[node] / middle:.0%} of the median node"
+        share = f"{medians[node] / statistics.median(medians):.0%} of the median node"
         lines.append(f"# SLOW NODE {names[node]}: {in_both(medians[node])}, {share}")
     for a, b in sorted(links, key=rates.__getitem__):
         lines.append(f"# SLOW LINK {names[a]} - {names[b]}: {in_both(rates[a, b])}; both are faster with other nodes")
@@ -235,9 +197,10 @@ def describe(names: list[str], rates: dict[tuple[int, int], float]) -> tuple[dic
         if min(medians) < (1 - WIDE_MARGIN) * best and not links:
             extremes = f"{min(medians):.4g} to {best:.4g} GB/s"
             lines.append(f"# but they differ, {extremes}: noise (run it again), or too many slow ones to tell")
-    found = {"results": rows, "slow_nodes": [names[node] for node in slow]}
-    found.update(slow_links=[[names[a], names[b]] for a, b in links], rule=rule)
-    return {**found, "pairs_GBps": [[names[a], names[b], rate] for (a, b), rate in rates.items()]}, "\n".join(lines)
+    found = {"results": rows, "slow_nodes": [names[node] for node in slow], "rule": rule}
+    found["slow_links"] = [[names[a], names[b]] for a, b in links]
+    found["pairs_GBps"] = [[names[a], names[b], rate] for (a, b), rate in rates.items()]
+    return found, "\n".join(lines)
 
 
 def in_both(rate: float) -> str:
@@ -245,126 +208,66 @@ def in_both(rate: float) -> str:
     return f"{rate:.4g} GB/s, {8 * rate:.4g} Gbit/s"
 
 
-def in_columns(cells: tuple[str, ...]) -> str:
-    """Return the cells of a line side by side: 96 characters."""
-    node, *figures, partner, verdict = cells
-    return f"{node:<30}{''.join(f'{figure:>8}' for figure in figures)}{partner:<26}{verdict}".rstrip()
-
-
-def short(name: str, width: int) -> str:
-    """Return a name that fits; its end, which is where names of nodes differ."""
-    return name if len(name) < width else ".." + name[3 - width :]
-
-
-def byte_count(text: str) -> int:
-    """Read a size in bytes, 1K to 64G; K, M and G are powers of 1024."""
-    match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
-    size = int(match[1]) * UNITS[match[2]] if match else 0
-    if not UNITS["K"] <= size <= 64 * UNITS["G"]:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1K (1024 bytes) to 64G; write for example 64M")
-    return size
-
-
-def round_count(text: str) -> int:
-    """Read a number of rounds."""
-    if not text.isdecimal() or int(text) < FEWEST_ROUNDS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of rounds from {FEWEST_ROUNDS} on: a node is judged by its median round"
-        )
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Read a time in seconds, from 1 to 1e6."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 1 <= number <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 1e6; write for example 300")
-    return number
-
-
-def new_file(text: str) -> Path:
-    """Read the name of a file that rank 0 will write at the end; find out now whether it can."""
-    path = Path(text)
-    if os.environ.get("RANK", "0") == "0":  # the other ranks may not even see that file system
-        if path.exists() and not path.is_file():
-            raise argparse.ArgumentTypeError(f"{text!r} is not a file; name a file in an existing folder")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise argparse.ArgumentTypeError(f"cannot write in folder {str(path.parent)!r}; create it or name another")
-    return path
-
-
-def write_json(path: Path, result: dict) -> None:
-    """Write `result` so that a reader finds a whole file or none."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(result) + "\n")  # in one line: of 1024 nodes there are half a million pairs
-    os.replace(part, path)
-
-
-def group_by_node(hosts: list[str]) -> tuple[list[str], list[list[int]], str]:
-    """Return the nodes' names, the ranks of each in order, and what is wrong with them, '' if nothing is.
-
-    hosts: name of each rank's host, in the order of ranks. A rank's partners are those of its place on other nodes.
-    """
-    ranks_of: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        ranks_of.setdefault(host, []).append(rank)
-    names = sorted(ranks_of, key=lambda host: len(ranks_of[host]))
-    problem = ""
-    if len(names) == 1:
-        problem = f"all ranks are on one node, {names[0]}: start three nodes or more (--nodes 3) to find a slow one"
-    elif len(ranks_of[names[0]]) != len(ranks_of[names[-1]]):
-        counts = " and ".join(f"{len(ranks_of[name])} on {name}" for name in (names[0], names[-1]))
-        problem = f"ranks per node differ, {counts}: each needs a partner, start as many on every node (NPROC_PER_NODE)"
-    return [*ranks_of], [*ranks_of.values()], problem
-
-
 def play(
     rounds: list[list[int]], groups: list[list[int]], hosts: list[str], size: int, device: torch.device, timeout: float
 ) -> dict[tuple[int, int], float]:
-    """Play the rounds; return, on rank 0, the bandwidth of each pair of nodes in GB/s.
+    """Play the rounds; return the bandwidth of each pair of nodes in GB/s.
 
-    rounds: whom each node meets, as in tournament(). groups: the ranks of each node. size: of a message, in bytes.
+    rounds: whom each node meets, as in tournament(). groups: the ranks of each node; a rank's partners are those of its
+    place on other nodes. hosts: of each rank. size: of a message, in bytes.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, rates = dist.get_rank(), {}
     node, place = next((node, group.index(rank)) for node, group in enumerate(groups) if rank in group)
     send, receive = torch.zeros([2, size], dtype=torch.uint8, device=device)
-    rates: dict[tuple[int, int], float] = {}
-    elapsed = math.nan
-    for number in range(len(rounds) + 1):
-        try:  # one collective between two rounds: it collects the times and lets all start together
-            times = gather(elapsed, world_size)
-        except RuntimeError as error:
-            late = f"after {number} of {len(rounds)} rounds a rank is late or gone: see what its partner says"
-            raise RuntimeError(late) from error
-        if rank == 0 and number:
-            for a, b in enumerate(rounds[number - 1]):
-                if a < b:
-                    longest = max(times[r] for r in groups[a] + groups[b])
-                    rates[a, b] = len(groups[a]) * size * EXCHANGES / longest / 1e9
-        if number < len(rounds) and rounds[number][node] >= 0:
-            partner = groups[rounds[number][node]][place]
+    if device.type == "cuda":  # all ranks have to take part in a group's first call (see batch_isend_irecv)
+        dist.all_reduce(torch.zeros(1, device=device))
+    gather(0, len(hosts))
+    for number, meets in enumerate(rounds, 1):
+        elapsed = 0.0
+        if meets[node] >= 0:
+            partner = groups[meets[node]][place]
             us, them = (f"{hosts[one]} (rank {one})" for one in (rank, partner))
-            sentence = f"round {number + 1} of {len(rounds)}: {us} and {them} lost each other or took more than "
-            sentence += f"{timeout:g} s: leave out one of these nodes, then the other"
-            with within(timeout, sentence):
+            lost = f"round {number} of {len(rounds)}: {us} and {them} lost each other or took more than {timeout:g} s"
+            sentence = f"{lost}: leave out one of these nodes, then the other"
+            # By a thread, because NCCL connects to a new peer inside the call, where no timeout of the group reaches.
+            watch = threading.Timer(timeout, give_up, [sentence])
+            watch.daemon = True
+            watch.start()
+            try:
                 elapsed = seconds_for(send, receive, partner)
+            except RuntimeError as error:
+                raise RuntimeError(sentence) from error
+            finally:
+                watch.cancel()
+        times = gather(elapsed, len(hosts))  # the barrier between two rounds, too
+        for a, b in enumerate(meets):
+            if a < b:
+                longest = max(times[r] for r in groups[a] + groups[b])
+                rates[a, b] = len(groups[a]) * size * EXCHANGES / longest / 1e9
     return rates
 
 
 def read_flags() -> argparse.Namespace:
     """Return the flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    size_help = "bytes that a rank sends at a time; K, M, G = powers of 1024 (default: 64M)"
-    parser.add_argument("--size", type=byte_count, default="64M", help=size_help)
-    rounds_help = f"play so many of the n - 1 rounds, at least {FEWEST_ROUNDS} (default: all)"
-    parser.add_argument("--rounds", type=round_count, metavar="N", help=rounds_help)
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the results there too (rank 0)")
-    timeout_help = "give up when a pair takes longer for its round (default: 300)"
-    parser.add_argument("--timeout", type=seconds, default=300.0, metavar="SECONDS", help=timeout_help)
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--size", default="64M", help="bytes that a rank sends at a time; K, M, G = powers of 1024 (default: 64M)")
+    add("--rounds", type=int, default=10**6, metavar="N", help="of the n - 1 play so many (default: all)")
+    add("--json", type=Path, metavar="FILE", help="write the results there too (rank 0)")
+    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="give up on a pair's round (default: 300)")
+    args = parser.parse_args()
+    size = re.fullmatch(r"([1-9]\d{0,14})([KMG]?)", args.size.upper())
+    if not size:
+        parser.error(f"--size {args.size} is not a size in bytes; write for example 64M")
+    args.size = int(size[1]) * 1024 ** " KMG".index(size[2] or " ")
+    if args.rounds < FEWEST_ROUNDS:
+        parser.error(f"--rounds {args.rounds} is not {FEWEST_ROUNDS} or more: a node is judged by its median round")
+    if not 1 <= args.timeout <= 1e6:
+        parser.error(f"--timeout {args.timeout:g} is not a number of seconds from 1 to 1e6")
+    path = args.json if os.environ.get("RANK", "0") == "0" else None  # others may not even see that file system
+    if path and (not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not path.is_file())):
+        parser.error(f"cannot write {path}: name a file in an existing folder that you may write to")
+    return args
 
 
 @record
@@ -375,56 +278,42 @@ def main() -> None:
     # sets 1 (https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html, 2026-11).
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     rank, world_size, device = setup(args.timeout + GRACE)
-    hosts = gather_text(socket.gethostname(), world_size)
-    names, groups, problem = group_by_node(hosts)
-    if not problem:
-        fits = gather(has_room(2 * args.size, device), world_size)
-        lacking = [host for host, enough in zip(hosts, fits) if not enough]
-        if lacking:
-            problem = f"no memory on {lacking[0]} for twice --size {args.size} bytes: choose a smaller --size"
-    if problem:
+    hosts = gather(socket.gethostname(), world_size)
+    groups: dict[str, list[int]] = {}
+    for one, host in enumerate(hosts):
+        groups.setdefault(host, []).append(one)
+    example = {len(own): host for host, own in groups.items()}  # a node with so many ranks
+    if len(groups) == 1 or len(example) > 1:
         if rank == 0:
-            print(f"pairs.py: {problem}", file=sys.stderr, flush=True)
+            found = " and ".join(f"{number} on {host}" for number, host in sorted(example.items()))
+            rule = "expected nodes (--nodes 3 or more) with the same number of ranks each (NPROC_PER_NODE)"
+            print(f"pairs.py: ranks per node: {found}; {rule}", file=sys.stderr, flush=True)
         dist.destroy_process_group()
         sys.exit(2)
 
-    table = tournament(len(names))
-    count = min(args.rounds or len(table), len(table))
+    names, table = list(groups), tournament(len(groups))
+    count = min(args.rounds, len(table))
     rounds = [table[k * len(table) // count].tolist() for k in range(count)]  # spread out: partners near and far
     on_gpu = device.type == "cuda"
-    facts = {
-        "program": "pairs.py",
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "job": next(filter(None, map(os.environ.get, ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME"))), ""),
-        "world_size": world_size,
-        "nodes": len(names),
-        "hosts": names,
-        "ranks_per_node": len(groups[0]),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
-        "backend": "nccl" if on_gpu else "gloo",
-        "torch": torch.__version__,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
-        "bytes": args.size,
-        "exchanges": EXCHANGES,
-        "rounds": count,
-    }
+    job = filter(None, map(os.environ.get, ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME")))
+    facts = {"program": "pairs.py", "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": next(job, "")}
+    facts.update(world_size=world_size, nodes=len(names), ranks_per_node=world_size // len(names), hosts=names)
+    facts.update(device=torch.cuda.get_device_name() if on_gpu else "cpu", backend="nccl" if on_gpu else "gloo")
+    facts.update(torch=torch.__version__, nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None)
+    facts.update(bytes=args.size, exchanges=EXCHANGES, rounds=count)
     if rank == 0:
         print("# {nodes} nodes with {ranks_per_node} rank(s) each: {device}, {backend}, torch {torch}".format(**facts))
         print(f"# {count} of {len(table)} rounds; {EXCHANGES} exchanges of {args.size} bytes per rank and pair")
         print("# figures: what one node of a pair sends, all its ranks together, while as much comes back", flush=True)
-    if on_gpu:  # all ranks have to take part in a group's first call (documentation of batch_isend_irecv)
-        dist.all_reduce(torch.zeros(1, device=device))
-    rates = play(rounds, groups, hosts, args.size, device, args.timeout)
-
-    found = {}
+    found, text = describe(names, play(rounds, [*groups.values()], hosts, args.size, device, args.timeout))
     if rank == 0:
-        found, text = describe(names, rates)
         print(text, flush=True)
-        if args.json:
-            write_json(args.json, {**facts, **found})
-    code = int(gather(bool(found.get("slow_nodes")), world_size)[0])
+        if args.json:  # in one line: of 1024 nodes there are half a million pairs
+            part = args.json.with_name(args.json.name + ".part")
+            part.write_text(json.dumps({**facts, **found}) + "\n")
+            part.replace(args.json)  # nobody finds half a file
     dist.destroy_process_group()
-    sys.exit(code)
+    sys.exit(1 if found["slow_nodes"] else 0)
 
 
 if __name__ == "__main__":
