@@ -152,12 +152,8 @@ def test_the_table():
     assert all(row["median_Gbps"] == 8 * row["median_GBps"] for row in found["results"])
     assert len(found["pairs_GBps"]) == 28
     assert re.search(r"^# below \d\.\d+ GB/s \(1\.5 interquartile ranges, and 10% below the median node\)", text, re.M)
-    assert re.search(
-        r"^# SLOW NODE nid000003: [45]\.\d+ GB/s, 3\d\.\d+ Gbit/s, [45]\d% of the median node$", text, re.M
-    )
-    assert re.search(
-        r"^# SLOW LINK nid000000 - nid000006: [34]\.\d+ GB/s, 3\d\.\d+ Gbit/s; both are faster", text, re.M
-    )
+    assert re.search(r"^# SLOW NODE nid000003: [45]\.\d+ GB/s, [45]\d% of the median node$", text, re.M)
+    assert re.search(r"^# SLOW LINK nid000000 - nid000006: [34]\.\d+ GB/s; both are faster", text, re.M)
 
 
 def test_long_names_and_large_figures_fit():

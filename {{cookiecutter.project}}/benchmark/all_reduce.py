@@ -31,10 +31,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, namedtuple
 from datetime import timedelta
 from pathlib import Path
-from typing import Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -50,11 +49,6 @@ REPEATS = {"cpu": 2**8, "cuda": 2**14}  # of the pattern in one go: 0.5 MB of th
 # cgroup) is not known here: Linux would end the process when it is reached.
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
 TOO_FAST = 1.05  # of the line rate
-# https://github.com/NVIDIA/nccl/issues/837 (trees), https://github.com/NVIDIA/nccl-tests/issues/153 (NVLS)
-TOO_MUCH = """\
-# Either --line-rate is not in Gbit/s, or not of all network cards of a node together; or less crosses the links than
-# busbw counts: on 2 nodes NCCL's tree sends half as much over each (NCCL_ALGO=Ring shows the links), and with NVLS or
-# SHARP the switch adds."""
 QUANTILES = (0.5, 0.95, 0.99)
 COMMON = ("operation", "dtype", "world_size", "nodes")  # to all lines of --csv
 FIGURES = ("time_us", "p50_us", "p95_us", "p99_us", "algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps")
@@ -92,18 +86,10 @@ def pieces(block: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tensor
     return [(piece, row[: len(piece)]) for piece in block.view(torch.int64).split(len(row))]
 
 
-class Operation(NamedTuple):
-    """One collective: its bandwidth, where its data lies, and which pattern is right in it."""
-
-    bus: int  # busbw = algbw * bus * (n - 1) / n, from nccl-tests (see the top)
-    inputs: int  # blocks that a rank gives: 1, or 0 for one per rank
-    outputs: int  # blocks that a rank gets, likewise
-    adds: bool  # what the ranks give, or just moves it
-    run: Callable  # of (output, input), each a flat tensor
-    given: Callable  # of (rank, block, number of ranks): the key of the pattern in a block of the input
-    expected: Callable  # the same of the output
-
-
+# A collective: busbw = algbw * bus * (n - 1) / n (see the top); how many blocks a rank gives and gets, 0 for
+# one per rank; is what they give added, or just moved; run(output, input), each a flat tensor; which key the pattern
+# in a block has where it is given and where it is expected: functions of (rank, block, number of ranks).
+Operation = namedtuple("Operation", ("bus", "inputs", "outputs", "adds", "run", "given", "expected"))
 # torch's all_reduce works in place only, its all_to_all out of place only.
 OPERATIONS = {
     "all_reduce": Operation(2, 1, 1, True, lambda o, i: dist.all_reduce(o), lambda r, b, n: 0, lambda r, b, n: 0),
@@ -392,7 +378,12 @@ def main() -> None:
     results = sweep(bench)
     share, size = max(((row["of_line_rate"] or 0, row["bytes"]) for row in results), default=(0, 0))
     if share > TOO_FAST:
-        print(f"# WARNING: {share:.0%} of the line rate at {size} bytes, more than a link carries.\n{TOO_MUCH}")
+        # https://github.com/NVIDIA/nccl/issues/837 (trees), https://github.com/NVIDIA/nccl-tests/issues/153 (NVLS)
+        print(
+            f"# WARNING: {share:.0%} of the line rate at {size} bytes: --line-rate is not in Gbit/s of all cards of a"
+        )
+        print("# node together, or less crosses the links than busbw counts: on 2 nodes NCCL's tree sends half of it")
+        print("# (NCCL_ALGO=Ring shows the links), and with NVLS or SHARP the switch adds.")
     texts = {args.json: json.dumps({**bench.facts, "results": results}, indent=1)}
     rows = [{**{name: bench.facts[name] for name in COMMON}, **row} for row in results]
     texts[args.csv] = "\n".join(",".join(map(str, cells)) for cells in [*rows[:1], *map(dict.values, rows)])

@@ -179,18 +179,18 @@ def describe(names: list[str], rates: dict[tuple[int, int], float]) -> tuple[dic
         least, partner = slowest[node]
         verdict = "SLOW" if node in slow else "link" if any(node in link for link in links) else "fine"
         verdict = verdict if len(names) > 2 else "-"
-        row = {"node": names[node], "median_GBps": medians[node], "median_Gbps": 8 * medians[node]}
-        row.update(slowest_GBps=least, slowest_Gbps=8 * least, slowest_with=names[partner], verdict=verdict)
+        rates_of = zip(FIGURES, (medians[node], 8 * medians[node], least, 8 * least))
+        row = {"node": names[node], **dict(rates_of), "slowest_with": names[partner], "verdict": verdict}
         rows.append(row)
         # Of a name that is too long its end, which is where names of nodes differ.
         figures = "".join(f"{row[key]:8.4g}" if row[key] < 1000 else f"{row[key]:8.0f}" for key in FIGURES)
         lines.append(f"{names[node][-29:]:<30}{figures}  {names[partner][-23:]:<26}{verdict}")
     lines.append(f"# {rule}")
     for node in slow:
-        share = f"{medians[node] / statistics.median(medians):.0%} of the median node"
-        lines.append(f"# SLOW NODE {names[node]}: {in_both(medians[node])}, {share}")
+        share = medians[node] / statistics.median(medians)
+        lines.append(f"# SLOW NODE {names[node]}: {medians[node]:.4g} GB/s, {share:.0%} of the median node")
     for a, b in sorted(links, key=rates.__getitem__):
-        lines.append(f"# SLOW LINK {names[a]} - {names[b]}: {in_both(rates[a, b])}; both are faster with other nodes")
+        lines.append(f"# SLOW LINK {names[a]} - {names[b]}: {rates[a, b]:.4g} GB/s; both are faster with other nodes")
     if len(names) > 2 and not slow:
         lines.append("# no node is slow")
         best = max(rates.values() if len(names) < FEW else medians)  # where two of four are slow, all medians are
@@ -201,11 +201,6 @@ def describe(names: list[str], rates: dict[tuple[int, int], float]) -> tuple[dic
     found["slow_links"] = [[names[a], names[b]] for a, b in links]
     found["pairs_GBps"] = [[names[a], names[b], rate] for (a, b), rate in rates.items()]
     return found, "\n".join(lines)
-
-
-def in_both(rate: float) -> str:
-    """Return a bandwidth in both units."""
-    return f"{rate:.4g} GB/s, {8 * rate:.4g} Gbit/s"
 
 
 def play(
