@@ -62,8 +62,9 @@ def real(text, tmp_path_factory):
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Write a file as --json does, with what is different; return its path."""
+def write(tmp_path, monkeypatch):
+    """Write a file as --json does, with what is different; return its path. The picture goes there, too."""
+    monkeypatch.chdir(tmp_path)
 
     def make(name, losses=LOSSES, **different):
         facts = {"program": "train_ddp", "world_size": 2, "accumulation": 1, "global_batch": 8, "dtype": "float64"}
@@ -110,9 +111,8 @@ def test_real_runs_are_equal(real):
         largest = max(abs(a - b) for a, b in zip(found[0]["losses"], found[1]["losses"]))
         assert row["Losses differ by"] == f"{largest:.1e}" and largest <= 1e-14
         assert row["Last loss"] == f"{found[1]['final_loss']:.12f}"
-        assert float(row["Validation by"]) <= 1e-14
+        assert abs(found[0]["val_loss"] - found[1]["val_loss"]) <= 1e-14
     assert re.search(r"^equal: .* from single-1 is .*; allowed is 1e-14$", done.stdout, re.M)
-    assert done.stdout.count(" on the CPU (0 of 4 GPUs) ") == 3
     if "picture:" in done.stdout:
         width, height = size_of(folder / "compare.png")
         assert 1000 < width < 2000 and 800 < height < 2000
@@ -131,14 +131,13 @@ def test_a_program_with_a_mistake_is_caught(text, tmp_path):
 
 
 def test_a_run_that_fails(text, tmp_path):
-    """What the program says is shown, and what torchrun says of it is not."""
+    """What the program says is shown, before what torchrun says of it."""
     few = ["--steps", 1, "--global-batch", 3]
     words = ["--out", tmp_path, "--", *TINY, *few, "--data", text]
     done = start("compare.py", "--runs", "ddp-2", *words, code=2)
     said = done.stderr.splitlines()
-    assert said[0] == "compare.py: error: ddp-2 ended with exit code 1; the last that it said:"
-    assert said[1].startswith("train_ddp.py: error: --global-batch 3 sequences cannot be shared equally by 2 ranks")
-    assert len(said) == 2
+    assert said[0] == "compare.py: error: ddp-2 ended with exit code 1, and said:"
+    assert "train_ddp.py: error: --global-batch 3 sequences cannot be shared equally by 2 ranks" in done.stderr
     assert "equal" not in done.stdout
 
 
@@ -150,9 +149,7 @@ def test_figures_of_other_jobs(write):
     wrong = write("wrong.json", [5.5, 5.25 + 1e-10, 5.0, 4.5])
     done = start("compare.py", "--figures", one, same, wrong, code=1)
     verdict = f"NOT equal: the largest difference from {one} is 1.0e-10, of {wrong} at step 2; allowed is 1e-14\n"
-    assert done.stdout.endswith(verdict)
-    start("compare.py", "--figures", one, wrong, "--tolerance", "2e-10")
-    start("compare.py", "--figures", wrong, wrong, "--tolerance", "0")
+    assert verdict in done.stdout
     wrong = write("wrong.json", val_loss=4.4 + 1e-10)
     done = start("compare.py", "--figures", one, wrong, code=1)
     assert f"of {wrong} in the validation loss" in done.stdout
@@ -167,30 +164,27 @@ def test_steps_in_common(write):
     one, late = write("one.json"), write("late.json", [5.0, 4.5, 4.0], first_step=2, val_loss=3)
     done = start("compare.py", "--figures", one, late)
     assert [row["Steps"] for row in table(done.stdout)] == ["1-4", "3-4"]
-    assert table(done.stdout)[1]["Validation by"] == "-"
     done = start("compare.py", "--figures", one, write("late.json", [5.0, 4.6, 4.0], first_step=2), code=1)
     assert "late.json at step 4" in done.stdout
     after = write("after.json", first_step=4)
-    assert f"{after} has no step that {one} has" in start("compare.py", "--figures", one, after, code=2).stderr
+    assert "0 in common: compare runs that" in start("compare.py", "--figures", one, after, code=2).stderr
 
 
 def test_what_compare_refuses(write, tmp_path):
     one = write("one.json")
     for arguments, message in (
         (["--figures", one], "--figures compares two files or more"),
-        (["--figures", one, one, "--", "--steps", 3], "--figures compares two files or more, and starts nothing"),
-        (["--figures", one, one, "--runs", "ddp-2"], "only --tolerance and --plot go with it"),
-        (["--figures", one, write("other.json", global_batch=16)], "--global-batch was 16 in "),
-        (["--figures", one, write("float32.json", dtype="float32")], "--dtype was float32 in "),
+        (["--figures", one, one, "--runs", "ddp-2"], "not allowed with argument"),
+        (["--figures", one, write("other.json", global_batch=16)], "other.json had --global-batch 16 --dtype float64"),
+        (
+            ["--figures", one, write("float32.json", dtype="float32")],
+            "32.json had --global-batch 8 --dtype float32",
+        ),
         (["--figures", one, write("nan.json", [5.5, float("nan")])], "nan.json is not what a training program writes"),
         (["--figures", one, write("none.json", [])], "no loss, or one that is no number"),
         (["--figures", one, write("validation.json", val_loss=None)], "validation.json is not what a training program"),
         (["--figures", one, tmp_path / "gone.json"], "gone.json is not what a training program writes for --json"),
         (["--figures", one, TRAINING / "plot.py"], "plot.py is not what a training program writes for --json"),
-        (["--figures", one, one, "--plot", tmp_path / "no/x.png"], f"there is no folder {tmp_path}/no; make it first"),
-        (["--", "--dtype", "float32"], "--dtype after --: give --dtype and --out before it"),
-        (["--", "--json=x"], "--json=x after --"),
-        (["--", "--resume"], "--resume after --"),
         (["--runs", "single-1"], "invalid choice: 'single-1'"),
     ):
         done = start("compare.py", *arguments, code=2)
@@ -208,38 +202,36 @@ def test_pictures(write, tmp_path, hidden):
     start("plot.py", second, metrics(tmp_path / "one step", 1), "--out", tmp_path / "few.png")
     size_of(tmp_path / "few.png")
     equal = [write("one.json"), write("two.json", [5.5, 5.25 + 1e-10, 5.0, 4.5])]
-    start("compare.py", "--figures", *equal, "--plot", tmp_path / "differences.png", code=1)
-    size_of(tmp_path / "differences.png")
-    for place in ("no/x.png", "x.nonsense"):
-        done = start("plot.py", first, "--out", tmp_path / place, code=2)
-        assert f"{place}: no picture can be written there" in done.stderr
-    done = start("compare.py", "--figures", *equal, "--plot", tmp_path / "none.png", code=1, PYTHONPATH=hidden)
-    assert f"no matplotlib here, so no {tmp_path}/none.png: pip install matplotlib" in done.stdout
-    assert not (tmp_path / "none.png").exists()
+    start("compare.py", "--figures", *equal, "--out", tmp_path / "new/folder", code=1)
+    size_of(tmp_path / "new/folder/compare.png")
+    done = start("compare.py", "--figures", *equal, "--out", tmp_path / "none", code=1, PYTHONPATH=hidden)
+    assert f"no matplotlib here, so no {tmp_path}/none/compare.png: pip install matplotlib" in done.stdout
+    assert not (tmp_path / "none").exists()
 
 
-def test_letters_without_matplotlib(tmp_path, hidden):
-    first, second = metrics(tmp_path / "first", 300), metrics(tmp_path / "second", 100)
+def test_text_without_matplotlib(tmp_path, hidden):
+    first, second = metrics(tmp_path / "first", 300), metrics(tmp_path / "second", 1)
     done = start("plot.py", first, second, PYTHONPATH=hidden)
-    assert f"a  {first}: loss 2.0000 at step 300, median 1,151 tokens/s" in done.stdout, "1,151 without the first step"
-    assert f"no matplotlib here, so no {first}/metrics.png: pip install matplotlib" in done.stdout
-    rows = [line[11:] for line in done.stdout.splitlines() if line[10:11] == "|"]
-    assert len(rows) == 15 and {len(row) for row in rows} == {60}
-    assert rows[0][0] == "b" and rows[-1][-1] == "A", "from the top left to the bottom right"
-    assert "4.9900 |" in done.stdout and "2.0000 |" in done.stdout
-    assert re.search(r"^ {11}1 {56}300$", done.stdout, re.M)
-    assert "a" not in "".join(row[:18] for row in rows), "two equal curves, drawn one after the other"
+    assert done.stdout.splitlines() == [
+        f"{first}: loss 2.0000 at step 300, median 1,151 tokens/s after the first step",  # 1,151 without it
+        f"{second}: loss 4.9900 at step 1",
+        f"no matplotlib here, so no {first}/metrics.png: pip install matplotlib",
+    ]
+
+
+def test_means():
+    points = {step: float(step) for step in range(1, 8)}
+    done = subprocess.run(
+        [sys.executable, "-c", f"from plot import means; print(means({points}, 3), means({points}, 50))"],
+        cwd=TRAINING, env=ENVIRONMENT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{ {2: 2.0, 5: 5.0, 7: 7.0} } {points}\n"
 
 
 def test_a_run_that_died(tmp_path, hidden):
-    """The line it died in is left out; so is a loss that is no number."""
+    """The line it died in is left out."""
     torn = metrics(tmp_path / "torn", 5, extra='{"step": 6, "lo')
-    done = start("plot.py", torn, PYTHONPATH=hidden)
-    assert "loss 4.9500 at step 5" in done.stdout
-    assert re.fullmatch(r"note: \S+/metrics.jsonl: 1 left out, the first of them line 7 \(.*\)\n", done.stderr)
-    no_number = metrics(tmp_path / "nan", 5, extra='{"step": 6, "loss": NaN, "lr": 1, "tokens_per_second": 1}\n')
-    done = start("plot.py", no_number, PYTHONPATH=hidden)
-    assert "loss 4.9500 at step 5" in done.stdout and "the loss is nan" in done.stderr
+    assert "loss 4.9500 at step 5" in start("plot.py", torn, PYTHONPATH=hidden).stdout
 
 
 def test_what_plot_refuses(tmp_path):

@@ -21,13 +21,16 @@
 #? endif
 # Settings: env.sh.
 
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
 die() {
     echo "benchmark/scaling.sh: $*" >&2
     exit 2
 }
 
 #? if kind != "local"
-# Whether a job has not come to its end.
+# Whether job $1 has not come to its end.
 unfinished() {
     #? if kind == "slurm"
     [[ -n $(squeue --noheader --jobs="$1" --states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING 2>/dev/null) ]]
@@ -37,48 +40,39 @@ unfinished() {
     #? endif
 }
 
-# Submits a job for $1 nodes that writes $2; prints its number or name.
+# Submits a job; prints its number or name.
 submit() {
     #? if kind == "slurm"
-    local options=(--parsable --nodes="$1" --output="$PWD/$folder/nodes-$1-%j.out")
-    [[ -z $chain || -z $last ]] || options+=(--dependency="afterany:$last")
-    bash slurm/submit_multinode.sh "${options[@]}" -- benchmark/all_reduce.py "${flags[@]}" --json "$PWD/$2" | tail -n 1
+    bash slurm/submit_multinode.sh --parsable --nodes="$nodes" --output="$PWD/$base-%j.out" "${after[@]}" -- \
+        benchmark/all_reduce.py "${flags[@]}" --json "$PWD/$base.json" | sed '$!d; s/;.*//' # the name of a cluster
     #? else
     local said # pods start in the project's folder, whatever its name there
-    said=$(NNODES=$1 bash runai/submit_multinode.sh benchmark/all_reduce.py ${flags[@]+"${flags[@]}"} --json "$2") || return
+    said=$(NNODES=$nodes bash runai/submit_multinode.sh benchmark/all_reduce.py ${flags[@]+"${flags[@]}"} --json "$base.json") || return
     sed -n 's|.*/logs/\(.*\)\.\*/$|\1|p' <<<"$said"
     #? endif
 }
 
 #? endif
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    sed -n '/^#!/d; /^$/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-    exit
-fi
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-name=$(date +%F) counts=() flags=()
 #? if kind == "slurm"
-chain=1 last=''
+name=$(date +%F) counts=() flags=() failed=() chain=1 after=()
+#? else
+name=$(date +%F) counts=() flags=() failed=()
 #? endif
 while (($#)); do
     case $1 in
+        -h | --help) sed -n '/^#!/d; /^[^#]/q; s/^# \{0,1\}//p' benchmark/scaling.sh && exit ;;
         --name) name=${2:-} && shift $(($# > 1)) ;;
         #? if kind == "slurm"
         --parallel) chain='' ;;
         #? endif
         --) flags=("${@:2}") && break ;;
-        *)
-            [[ $1 =~ ^[1-9][0-9]{0,4}$ ]] || die "'$1' is no number of nodes: write 1 2 4 8, and options of all_reduce.py after --"
-            [[ " ${counts[*]-} " != *" $1 "* ]] || die "$1 is there twice: a NAME has one result for each number of nodes"
-            counts+=("$1")
-            ;;
+        *[!0-9]* | 0* | '') die "'$1' is no number of nodes: write 1 2 4 8, and options of all_reduce.py after --" ;;
+        *) counts+=("$1") ;;
     esac
     shift
 done
 ((${#counts[@]})) || die "no number of nodes: write for example bash benchmark/scaling.sh 1 2 4 8"
 [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] || die "--name '$name': expected letters, digits and ._- only, as in --name before"
-[[ " ${flags[*]-}" != *" --json"* ]] || die "--json is what this script sets: leave it out"
 #? if kind == "slurm"
 [[ -z ${SLURM_JOB_ID:-} ]] || die "this shell is inside job $SLURM_JOB_ID: call it from a login node"
 #? endif
@@ -91,33 +85,29 @@ if compgen -G "$folder/*.job" >/dev/null; then # set +u: env.sh may read what is
         if [[ $RUNAI_CLI == v2 ]]; then runai training list -p "$RUNAI_PROJECT"; else runai list jobs -p "$RUNAI_PROJECT"; fi) || exit
 fi
 #? endif
-failed=()
 for nodes in "${counts[@]}"; do
-    file=$folder/nodes-$nodes.json
+    base=$folder/nodes-$nodes
     #? if kind == "local"
-    if [[ -f $file ]]; then
-        echo "nodes $nodes: $file is there"
+    if [[ -f $base.json ]]; then
+        echo "nodes $nodes: $base.json is there"
     else
-        NNODES=$nodes bash local/submit.sh benchmark/all_reduce.py "${flags[@]}" --json "$file" || failed+=("$nodes")
+        NNODES=$nodes bash local/submit.sh benchmark/all_reduce.py "${flags[@]}" --json "$base.json" || failed+=("$nodes")
     fi
     #? else
-    job=$(cat "$folder/nodes-$nodes.job" 2>/dev/null) || job=''
+    job=$(cat "$base.job" 2>/dev/null) || job=''
     if [[ -n $job ]] && unfinished "$job"; then # asked before the file is looked for, as it may end in between
         echo "nodes $nodes: job $job waits or runs"
-    elif [[ -f $file ]]; then
-        echo "nodes $nodes: $file is there"
-        continue
-    elif job=$(submit "$nodes" "$file") && [[ -n $job ]]; then
-        echo "$job" >"$folder/nodes-$nodes.job"
-        echo "nodes $nodes: job $job"
+    elif [[ -f $base.json ]]; then
+        echo "nodes $nodes: $base.json is there" && continue
+    elif job=$(submit) && [[ -n $job ]]; then
+        echo "nodes $nodes: job $(tee "$base.job" <<<"$job")"
     else
-        failed+=("$nodes")
-        continue
+        failed+=("$nodes") && continue
     fi
     #? if kind == "slurm"
-    last=${job%%;*} # --parsable adds the name of a cluster
+    [[ -z $chain ]] || after=(--dependency="afterany:$job")
     #? endif
     #? endif
 done
-echo "report, in $PWD: python3 benchmark/report.py $folder"
+echo "report, in $PWD: python3 benchmark/report.py {{ "benchmark/published.csv " if site_facts(cookiecutter.site).all_reduce }}$folder"
 ((${#failed[@]} == 0)) || { echo "benchmark/scaling.sh: failed with ${failed[*]} nodes, see above; call it again for these" >&2 && exit 1; }
