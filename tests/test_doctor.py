@@ -38,21 +38,20 @@ CASES = [
     ("of a GPU", "--micro", "[node2:3] [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
     ("do not fit", "nvidia-smi", "RuntimeError: The NVIDIA driver on your system is too old (found version 1"),
     ("do not fit", "get_arch_list", "CUDA error: no kernel image is available for execution on the device"),
-    ("no GPU", "--gpus-per-node", "RuntimeError: No CUDA GPUs are available"),
-    ("do not match", "LOCAL_RANK", "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0"),
+    ("see no GPU", "--gpus-per-node", "RuntimeError: No CUDA GPUs are available"),
+    ("or not one each", "LOCAL_RANK", "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0"),
     ("broken", "--exclude", "CUDA error: uncorrectable NVLink error detected during the execution"),
-    ("kernel", "CUDA_LAUNCH_BLOCKING", "RuntimeError: CUDA error: device-side assert triggered"),
     ("over your quota", "remove files", "OSError: [Errno 122] Disk quota exceeded: 'runs/step-10.tmp'"),
     ("a disk is full", "elsewhere", "OSError: [Errno 28] No space left on device"),
     ("read-only", "elsewhere", "OSError: [Errno 30] Read-only file system: '/home/x'"),
-    ("/dev/shm", "--workers", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."),
-    ("memory to read", "--workers", "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"),
-    ("too many open files", "ulimit", "OSError: [Errno 24] Too many open files"),
+    ("too little /dev/shm", "--workers", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."),
+    ("files to read", "--workers", "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"),
+    ("open files to read", "ulimit", "OSError: [Errno 24] Too many open files"),
     ("module is not found", "RUNTIME", "ModuleNotFoundError: No module named 'torch'"),
     ("module is not found", "requirements.txt", "/usr/bin/python3: No module named wandb"),
     ("library", "container", "/lib64/libc.so.6: version `GLIBC_2.34' not found (required by x.so)"),
     ("processor", "compute node", "srun: error: node2: task 3: Illegal instruction (core dumped)"),
-    ("environment module", "spider", 'Lmod has detected the following error: The following module(s) are unknown: "x"'),
+    ("a module is not found", "spider", 'Lmod has detected an error: The following module(s) are unknown: "x"'),
     ("refuses", "sacctmgr", "sbatch: error: Batch job submission failed: Invalid account or account"),
     ("refuses", "#SBATCH", "There are not enough slots available in the system to satisfy the 4"),
     # NVIDIA/pyxis #127, apptainer/singularity #5183
@@ -62,12 +61,12 @@ CASES = [
     ("interface", "GLOO_SOCKET_IFNAME", "ifa != nullptr. Unable to find address for: ib0"),
     ("Lightning", "devices=", "ValueError: tasks per node configured in SLURM `--ntasks-per-node=1` does not match."),
     ("walltime was over", "--time", CANCELLED + " DUE TO TIME LIMIT ***|srun: error: node1: tasks 0-1: Killed"),
-    ("higher priority", "--requeue", CANCELLED + " DUE TO PREEMPTION ***"),
+    ("of higher priority", "--requeue", CANCELLED + " DUE TO PREEMPTION ***"),
     ("a node failed", "--exclude", CANCELLED + " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"),
     ("was cancelled", "sacct", CANCELLED + " ***"),
     ("no address", "MASTER_ADDR_SUFFIX", "[W1121 socket.cpp] The IPv6 network addresses (gai error: -2 - Name or"),
     ("nodes met", "RDZV_TIMEOUT", "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"),
-    ("nodes met", "logs/12.ATTEMPT", "DistNetworkError: The client socket has timed out after 600000ms while trying"),
+    ("nodes met", "logs/JOBID.ATTEMPT", "DistNetworkError: The client socket has timed out after 60000ms while trying"),
     ("not there", "all nodes see", "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'"),
     ("not there", "all nodes see", "slurmstepd: error: execve(): python: No such file or directory"),
     ("not yours", "ls -ld", "PermissionError: [Errno 13] Permission denied: '/sys/x'"),
@@ -75,8 +74,8 @@ CASES = [
     # LlamaFactory #7396
     ("waited in vain", "--timeout", "[rank0]:[E321 NCCL.cpp:607] Watchdog caught collective operation timeout"),
     ("waited in vain", "--timeout", TRACEBACK + "RuntimeError: Timed out waiting 8000ms for recv operation"),
-    ("was killed", "--mem", "srun: error: node2: task 3: Killed"),
-    ("crashed", "PYTHONFAULTHANDLER", "srun: error: node2: task 3: Segmentation fault (core dumped)"),
+    ("was killed, or", "--mem", "srun: error: node2: task 3: Killed"),
+    ("or crashed", "PYTHONFAULTHANDLER", "srun: error: node2: task 3: Segmentation fault (core dumped)"),
     ("lost another", "other node", TRACEBACK + "RuntimeError: NCCL error: ncclRemoteError: A call failed"),
 ]  # fmt: skip
 
@@ -134,6 +133,19 @@ def test_a_cause_its_proof_its_fix(read, cause, fix, log):
 
 
 KNOWN = {"OUT_OF_MEMORY": "of a host", "TIMEOUT": "walltime", "NODE_FAIL": "a node failed", "PREEMPTED": "priority"}
+# What torchrun may end a good run with (pytorch/pytorch #69520): the first node was gone before another had its answer.
+BARRIER = """\
+[W1121 20:40:54.356173506 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on SocketImpl(fd=4, \
+addr=[::ffff:10.77.0.12]:37344, remote=[::ffff:10.77.0.11]:23101): Connection reset by peer
+Exception raised from recvBytes at /__w/pytorch/torch/csrc/distributed/c10d/Utils.hpp:784 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7fbdfd379b8d in /x/libc10.so)
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. Elapsed: 0.03
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008] Traceback (most recent call last):
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008]   File "/x/api.py", line 994, in _exit
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008]     store_util.barrier(
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008] torch.distributed.DistNetworkError: \
+Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("state", KNOWN)
@@ -148,9 +160,15 @@ def test_what_slurm_knows(doctor, state):
 
 
 def test_a_good_log_has_no_cause(read):
-    code, report = read(GOOD)
-    assert code == 1
-    assert report == f"no cause known to doctor.sh; what follows may say more\n{GOOD}"
+    said = "no cause known to doctor.sh; what follows may say more\n"
+    assert read(GOOD) == (1, said + GOOD)
+    assert read(GOOD + BARRIER) == (1, said + "".join((GOOD + BARRIER).splitlines(keepends=True)[-10:]))
+    code, report = read(BARRIER + GOOD + traceback("KeyError: 'x'", "[node1:0] ") + BARRIER)
+    assert (
+        code == 1
+        and report.startswith("first failure: [node1:0] (my job-12.out:")
+        and report.endswith("KeyError: 'x'\n")
+    )
 
 
 def test_warnings_beside_an_error_are_no_cause(read):
@@ -160,6 +178,7 @@ def test_warnings_beside_an_error_are_no_cause(read):
     error = traceback("ValueError: num_samples should be a positive integer value")
     code, report = read(GOOD + warnings + error)
     assert code == 1 and "cause: " not in report, report
+    assert report.startswith("first failure: (my job-12.out:9): the program failed by itself; its own words:\nTrace")
     assert report.endswith("ValueError: num_samples should be a positive integer value\n"), report
     _, report = read(GOOD + warnings + error + "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0\n")
     assert re.findall(r"(?m)^cause: (.*)", report) == ["the memory of a host was not enough"], report
@@ -190,7 +209,7 @@ def test_what_a_rank_said_before_it_left(doctor, project):
         "2026-11-21 on 1 node(s), meeting at node1:10013\nRoot Cause (first observed failure):\n[0]:\n"
         "  host      : node1\n  rank      : 1 (local_rank: 1)\n  exitcode  : 3 (pid: 9)\n"
     )
-    report = doctor("demo-13.out", cwd=project).stdout.decode()
+    report = doctor("13", cwd=project).stdout.decode()
     assert "first failure: rank 1 on node1" in report and report.endswith("config.yaml: no such key\n"), report
 
 
@@ -212,13 +231,6 @@ def test_several_causes_the_most_probable_first(read):
     assert code == 0 and len(causes) == 3
     assert "quota" in causes[0] and "of a GPU" in causes[1] and "of a host" in causes[2]
     assert len(report.splitlines()) <= 40
-
-
-def test_slowness_matters_only_if_the_walltime_was_over(read):
-    slow = "node1:7 NCCL INFO NET/IB : No device found.\n"
-    assert "cause: " not in read(GOOD + slow)[1]
-    causes = re.findall("^cause: (.*)", read(GOOD + slow + CANCELLED + " DUE TO TIME LIMIT ***\n")[1], re.MULTILINE)
-    assert causes == ["the walltime was over", "and it was slow: ranks on one core, or NCCL over TCP"]
 
 
 def test_an_attempt_that_is_past_does_not_count(read):
@@ -258,15 +270,15 @@ def test_the_rank_that_complains_of_others_is_not_the_first(read):
     other, first = "[node1:0] [rank0]: ", "[node2:3] [rank3]: "
     code, report = read(GOOD + traceback(PEER, other) + traceback("KeyError: 'x'", first, depth=500))
     assert code == 1
-    assert "first failure: rank 3 on node2 (my job-12.out:13)\n" in report
-    assert report.endswith(f"{first}KeyError: 'x'\n") and report.count(first) == 29
+    assert report.startswith("first failure: [node2:3] [rank3] (my job-12.out:13): the program failed by itself; its")
+    assert report.endswith(f"{first}KeyError: 'x'\n") and report.count(first) == 30
 
 
 def test_of_a_chain_the_first_exception_decides(read):
     during = "1: \n1: During handling of the above exception, another exception occurred:\n1: \n"
     chain = traceback("KeyError: 'x'", "1: ") + during + traceback(PEER, "1: ")
     report = read(traceback(PEER, "0: ") + chain)[1]
-    assert "first failure: rank 1 (" in report and "1: KeyError: 'x'\n" in report
+    assert "first failure: 1 (" in report and "1: KeyError: 'x'\n" in report
     assert report.endswith(f"1: {PEER}\n")
 
 
@@ -294,11 +306,9 @@ def test_who_ended_first_as_the_launchers_say(read, who, lines):
     told = CANCELLED.replace("JOB 12", "STEP 12.0") + " ***\nsrun: error: node2: tasks 2-3: Killed\n"
     log = GOOD + traceback(PEER, "0: ")
     where, said = f"(my job-12.out:{(log + lines).count(chr(10)) + 1})", lines.splitlines()[-1].strip()
-    assert re.search(
-        rf"^first failure:? {who} {re.escape(f'{where}; {said}')}$", read(f"{log}{lines}\n{told}")[1], re.M
-    )
+    assert re.search(rf"^first failure: {who} {re.escape(f'{where}; {said}')}$", read(f"{log}{lines}\n{told}")[1], re.M)
     report = read(log + told)[1]  # the others were told to end
-    assert "\nfirst failure: rank 0 (" in report and "was killed" not in report
+    assert "\nfirst failure: 0 (" in report and "was killed" not in report
 
 
 def test_logs_of_ranks(doctor, project, tmp_path):
@@ -333,11 +343,11 @@ def test_logs_of_ranks(doctor, project, tmp_path):
 
 def test_mistakes(doctor, tmp_path):
     for arguments, message in {
-        (): "expected one argument",
-        ("1", "2"): "expected one argument",
-        ("nosuch.out",): "'nosuch.out' is neither a file nor a folder here, nor a job's number",
-        (".",): "'.' is not a folder of ranks' logs",
-        ("0",): "'0' is neither",
+        (): "'': expected a job's number",
+        ("1", "2"): "'1 2': expected a job's number",
+        ("nosuch.out",): "'nosuch.out': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT",
+        (".",): "'.': expected",
+        ("0",): "'0': expected",
         ("987654",): "Slurm does not know a job 987654, and there is no *-987654.out in",
     }.items():
         done = doctor(*arguments)
@@ -391,9 +401,9 @@ def fail(slurm, project, folder, program, *arguments, launcher="srun"):
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn", "mpirun-ranks"])
 def test_a_rank_that_raises(slurm, project, tmp_path, launcher):
     job, report = fail(slurm, project, tmp_path, FAILS, "raise", launcher=launcher)
-    assert "cause: " not in report and report.startswith("no cause known to doctor.sh (JobState=FAILED"), report
     log = rf"{project}/logs/{job.id}.0/node1-node2/.*1/stderr.log"
-    assert re.search(rf"^first failure: rank 3 on node2 \({log}\)$", report, re.M), report
+    said = "the program failed by itself; its own words:"
+    assert re.match(rf"first failure: rank 3 on node2 \({log}\): {said}\nTraceback", report), report
     for text in (report, job.output):  # the job ends with it, too
         assert text.endswith('    raise ValueError("bad sample 17")\nValueError: bad sample 17\n'), text
 
@@ -401,7 +411,7 @@ def test_a_rank_that_raises(slurm, project, tmp_path, launcher):
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
 def test_a_rank_that_is_killed(slurm, project, tmp_path, launcher):
     job, report = fail(slurm, project, tmp_path, FAILS, "kill", launcher=launcher)
-    assert report.startswith("cause: a process was killed\nproof: "), report
+    assert report.startswith("cause: a process was killed, or crashed\nproof: "), report
     for text in (report, job.output):
         assert text.splitlines()[-1].startswith("first failure: rank 3 on node2 ("), text
 
@@ -429,6 +439,6 @@ def test_jobs_of_all_kinds(slurm, project, tmp_path):
     array = slurm.sbatch("--array=1-2", "job.sh", "nosuchcommand", cwd=tmp_path)
     slurm.wait(array)
     done = slurm.run("bash", project / "slurm/doctor.sh", array, cwd=tmp_path, check=False)
-    assert done.returncode == 2 and f"{array}_1" in done.stderr and f"{array}_2" in done.stderr, done.stderr
+    assert done.returncode == 2 and f"is an array: name one of it, as {array}_1" in done.stderr, done.stderr
     report = ask(f"{array}_2")
     assert f"proof: slurm-{array}_2.out:2: " in report and "nosuchcommand: command not found" in report
