@@ -2,7 +2,7 @@
 # Says why a job failed: cause, the line that proves it, fix; and last, what the first rank that failed said.
 #
 #   bash slurm/doctor.sh 123                 a job; 12_3 of an array too
-#   bash slurm/doctor.sh demo-123.out        the output of a job, also of one that has nothing to do with this project
+#   bash slurm/doctor.sh demo-123.out        an output alone, also of a job that has nothing to do with this project
 #   bash slurm/doctor.sh logs/123.0          the logs of one attempt's ranks
 #
 # It reads the last 20 MB of the job's output, the last 16 KB of each rank's stderr.log, and what Slurm knows of the job.
@@ -124,8 +124,9 @@ first_failure() {
         }
         from == "output" {
             if (FNR <= since) next
-            if (/ (STEP|JOB) [0-9.]+ ON .* CANCELLED AT |Terminating (StepId|job step)/) exit # what follows was told to end
-            if (/^(srun: error: [^ ]+: tasks?|launch\/spawn\.py on [^ ]+: rank) [0-9]/ && !/: Terminated|exit code (143|130)$|signal (15|2)$/)
+            if (/ (STEP|JOB) [0-9.]+ ON .* CANCELLED AT |Terminating (StepId|job step)/) told = 1 # to end, with signal 15 or 2
+            if (!told && /^(srun: error: [^ ]+: tasks?|launch\/spawn\.py on [^ ]+: rank) [0-9]/ &&
+                !/: Terminated|exit code (143|130)$|signal (15|2)$/)
                 report($5, $3, / exit code / && $NF < 128 ? "exited" : "killed")
             if (/^[a-z]+ noticed that process rank /) report($6, $12, "killed") # mpirun; that of Open MPI 5 breaks the line
             if (/^ +(host|rank) +: /) seen[$1] = $3 # torchrun, on each node
