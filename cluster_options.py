@@ -917,16 +917,15 @@ CHECKS = {
 
 
 def _default_image(facts, runtime):
-    """Return the site's image for a runtime, else the vendor's own in that runtime's spelling; '' for no container."""
+    """Return the site's image for a runtime, else the vendor's own in that runtime's spelling; '' if it takes none."""
     if RUNTIMES.get(runtime) is None:
         return ""
     image = facts["containers"].get(runtime, _CONTAINER)["image"]
     if image:
         return image
     image = VENDOR_IMAGES[facts["node"]["gpu_vendor"]]
-    if runtime == "apptainer":
-        return f"docker://{image}"
-    return image if runtime in ("shifter", "podman-hpc", "pod") else image.replace("/", "#", 1)
+    spellings = (image, f"docker://{image}", image.replace("/", "#", 1))
+    return next((spelling for spelling in spellings if _image_fits(runtime, spelling)), "")
 
 
 def _image_fits(runtime, image):
@@ -1184,7 +1183,7 @@ def pod_volumes(answers) -> list[str]:
 def image_source(answers) -> str:
     """Return REGISTRY/NAME:TAG, what the image is built from; '' for a ready file and where there is no container."""
     found = RUNTIMES[answers["runtime"]] and re.fullmatch(RUNTIMES[answers["runtime"]][0], answers["image"])
-    name = (found[1] or "").replace("#", "/") if found else ""
+    name = (found[1] or "").replace("#", "/") if found and found.groups() else ""
     registry, slash, _ = name.partition("/")
     if name and not (slash and re.search(r"[.:]", registry)):  # what Docker alone would look up in its own registry
         name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"

@@ -156,7 +156,7 @@ export PYTHON="${PYTHON:-python3}"
 
 #? if container
 # ---- container ----------------------------------------------------------------------------------
-#? if runtime in ("apptainer", "pyxis", "enroot", "edf")
+#? if runtime not in ("shifter", "podman-hpc")
 #? if image_source(cookiecutter)
 # Made by slurm/build_container.sh: some gigabytes.
 IMAGE="${IMAGE:-$PROJECT_DIR/container/{{ cookiecutter.project ~ "." ~ suffix }}}"
@@ -241,7 +241,7 @@ missing() {
 }
 
 #? if container
-#? if runtime in ("apptainer", "pyxis", "enroot", "edf")
+#? if runtime not in ("shifter", "podman-hpc")
 have_image() {
     #? if image_source(cookiecutter)
     [[ $IMAGE == /* && -r $IMAGE ]] ||
@@ -264,17 +264,7 @@ visible() {
 }
 
 #? endif
-#? if runtime == "apptainer"
-# Puts 'apptainer exec …' before the launcher.
-#? elif runtime == "pyxis"
-# Gives srun the options of its pyxis plug-in.
-#? elif runtime == "edf"
-# Gives srun the file that describes the container; the variables in that come from here.
-#? elif runtime == "shifter"
-# Puts 'shifter …' before the launcher.
-#? else
-# Puts container/start.sh before the launcher: what it hands in is known on the nodes only.
-#? endif
+# Says how the launcher gets into the container: by CONTAINER_SRUN_ARGS or CONTAINER_EXEC. Arguments: folders that it must see.
 enter_container() {
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     #? if runtime == "apptainer"
@@ -319,7 +309,7 @@ enter_container() {
     [[ $(srun --help 2>&1) == *--environment* ]] ||
         missing "srun on $(hostname) knows no --environment: the container engine is not there; set another RUNTIME" || return
     have_image || return
-    export IMAGE PWD PROGRAM_DIR="${!#}"
+    export IMAGE PWD PROGRAM_DIR="${!#}" # for the file that describes the container
     CONTAINER_SRUN_ARGS=(--environment="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml")
     #? elif runtime == "shifter"
     command -v shifter >/dev/null || missing "shifter was not found on $(hostname); set another RUNTIME" || return
