@@ -5,7 +5,7 @@
 #? set in_job = runtime in ("apptainer", "pyxis", "enroot", "edf")
 #? set source = image_source(cookiecutter)
 #? set name = image_name(cookiecutter)
-#? set mpi = "mpirun-ranks" in site.launchers
+#? set horovod = cookiecutter.launcher == "mpirun-ranks"
 #? if runtime == "apptainer"
 # Makes the container image of env.sh (IMAGE), on a compute node, where there is room and time for it: {{ site.title }}.
 #
@@ -119,12 +119,12 @@ podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/conta
 enroot import -x mount --output "$work/image" "podman://{{ name }}:latest"
 #? else
 packages=$(grep '^[^#[:space:]]' "$PROJECT_DIR/container/requirements.txt" || true)
-#? if mpi
+#? if horovod
 [[ ${INSTALL_HOROVOD:-0} != 1 ]] || packages+=horovod
 #? endif
 if [[ -n $packages ]]; then
     command -v podman >/dev/null || die "podman, which adds packages to the image, was not found on $(hostname)"
-    #? if mpi
+    #? if horovod
     podman build --network=host --build-arg INSTALL_HOROVOD="${INSTALL_HOROVOD:-0}" \
         --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
     #? else

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
 #? set job = build_answers(cookiecutter, "00:30:00")
-#? set mpi = "mpirun-ranks" in site.launchers
+#? set horovod = cookiecutter.launcher == "mpirun-ranks"
 # Builds the virtual environment of env.sh (VENV) from requirements.txt, on a compute node, so that it fits the nodes that
 # will use it: another processor or driver than the login node's is common. {{ site.title }}.
 #
 #   bash slurm/build_venv.sh [options of sbatch]       submits itself
-#? if mpi
+#? if horovod
 #   INSTALL_HOROVOD=1 bash slurm/build_venv.sh         with Horovod, see slurm/build_horovod.sh
 #? endif
 #? if site.internet is false
@@ -39,7 +39,7 @@ if [[ -f $here/env.sh ]]; then # called with bash
         #? if site.internet is false
         compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
             die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
-        #? if mpi
+        #? if horovod
         [[ ${INSTALL_HOROVOD:-0} != 1 ]] || compgen -G "$WHEELS/horovod-*" >/dev/null ||
             die "no Horovod in $WHEELS: see the top of slurm/build_horovod.sh"
         #? endif
@@ -67,7 +67,7 @@ mkdir -p "$VENV" && touch "$VENV/.unfinished"
 #? else
 "$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
 #? endif
-#? if mpi
+#? if horovod
 if [[ ${INSTALL_HOROVOD:-0} == 1 ]]; then
     #? if site.internet is false
     PIP_NO_INDEX=1 PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh" "$WHEELS"
