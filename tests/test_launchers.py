@@ -128,7 +128,7 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
     said = refused(*step, "--ntasks-per-node=2", "launch/torchrun.sh", "pi/pi.py")
     assert "srun started 4 tasks on 2 node(s), but one per node is wanted" in said
     said = refused(*step, "--ntasks-per-node=1", "launch/rank.sh", "pi/pi.py", **meeting)
-    assert "started 1 time(s) on each node, but once per rank is wanted, 2 times: srun --ntasks=4" in said
+    assert "started 2 time(s) on 2 node(s), but once per rank is wanted, 2 times on each: srun --ntasks=4" in said
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "launch/spawn.py", "pi/pi.py", **meeting)
     assert "srun started 4 tasks on 2 node(s), but one per node is wanted (the ranks are started here)" in said
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
