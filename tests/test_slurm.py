@@ -190,7 +190,7 @@ def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_pat
         assert f"[{node}:{rank}] sum 6.0 of 4 ['a b', '\"', '$HOME'] threads 1" in job.output, job.output
     nothing = either.run("bash", "slurm/submit_multinode.sh", cwd=mine, env=python(), check=False)
     assert nothing.returncode == 2
-    assert "no program given" in nothing.stderr and "name one" in nothing.stderr
+    assert "no program 'check/ranks.py'" in nothing.stderr and "name the program alone" in nothing.stderr
 
 
 def test_submitted_from_inside_another_job(either, project, tmp_path):
