@@ -60,31 +60,29 @@ die() {
 }
 
 #? if in_job
-export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
-here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
-if [[ -f $here/env.sh ]]; then # called with bash
-    PROJECT_DIR=$here
-    ( # the job shall read env.sh as it is when it starts
-        # shellcheck source=/dev/null
-        source "$PROJECT_DIR/env.sh"
-        [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
-        mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
-        #? if runtime == "apptainer" and site.internet is false
-        [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
-            die "there is no container/{{ cookiecutter.project }}.tar to make the image from: see the top of this file"
-        #? endif
-    ) || exit
-    IMAGE_OF=$here exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}"
-fi
+# Everything that can be known to be wrong before the job waits in the queue.
+prepare() {
+    [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'"
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh"
+    [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
+    mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
+    #? if runtime == "apptainer" and site.internet is false
+    [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
+        die "there is no container/{{ cookiecutter.project }}.tar to make the image from: see the top of this file"
+    #? endif
+}
 
-# In the job: this file is a copy in a spool folder, and the submission above says where the project is.
-PROJECT_DIR=${IMAGE_OF:-$SLURM_SUBMIT_DIR}
-[[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'"
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
+export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
+    (prepare) || exit # in a shell of its own: the job shall read env.sh as it is when it starts
+    exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}" "$PROJECT_DIR"
+fi
+PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR} # in the job this file is a copy in a spool folder
+prepare
 RUNTIME=none PYTHON=bash activate || exit # the modules alone
 set -euo pipefail
-[[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
 work=$(mktemp -d "$IMAGE.XXXXXX") # beside it: there is room, and half an image never has its name
 trap 'rm -rf "$work"' EXIT
 #? if runtime == "apptainer"
