@@ -318,13 +318,6 @@ def test_checks_are_made_first_thing_in_a_job_too(cluster, project, tmp_path):
     assert (job.state, job.exit_code) == ("FAILED", 2)
 
 
-def test_one_task_per_gpu_is_refused_by_the_wrapper(either, project):
-    command = ["srun", "--nodes=2", "--ntasks-per-node=2", "launch/torchrun.sh", "pi/pi.py"]
-    done = either.run(*command, cwd=project, env=python(), check=False)
-    assert done.returncode == 2
-    assert "srun started 4 tasks on 2 node(s), but one per node is wanted" in done.stderr
-
-
 def test_one_rank_with_one_core_is_found(cluster, project):
     """For real: the step is bound to one core of this machine, which has more."""
     if len(os.sched_getaffinity(0)) < 2:
