@@ -32,15 +32,18 @@ def copy(tmp_path_factory):
 
 
 def edit(path, diff):
-    """Apply what a diff shows; the lines that it begins and ends with have to be there, once."""
-    text = "\n" + path.read_text()
+    """Apply what a diff shows; the lines that are to be there have to be there, once."""
+    text = path.read_text()
     for hunk in diff.split("@@\n"):
         lines = hunk.splitlines(keepends=True)
-        old = "".join(line[1:] for line in lines if line[0] in " -")
-        new = "".join(line[1:] for line in lines if line[0] in " +")
-        assert text.count("\n" + old) == 1, f"{path.name} has other lines than CONTRIBUTING.md thinks:\n{old}"
-        text = text.replace("\n" + old, "\n" + new)
-    path.write_text(text[1:])
+        old = "".join(f"({re.escape(line[1:])})" for line in lines if line[0] != "+").replace("…", ".*")
+        found = list(re.finditer(f"^{old}", text, re.M))
+        assert len(found) == 1, f"{path.name} has these lines {len(found)} times, not once:\n{hunk}"
+        there = iter(found[0].groups())
+        new = [line[1:] if line[0] == "+" else next(there) for line in lines]
+        new = "".join(one for one, line in zip(new, lines) if line[0] != "-")
+        text = text[: found[0].start()] + new + text[found[0].end() :]
+    path.write_text(text)
 
 
 def run(line, copy):
