@@ -14,7 +14,7 @@ from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-LONGEST = ("test_drills", "test_slurm", "test_launchers", "test_bake", "test_runai")
+LONGEST = ("test_drills", "test_slurm", "test_contributing", "test_launchers", "test_bake", "test_runai")
 
 
 def pytest_collection_modifyitems(items):
