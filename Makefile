@@ -36,6 +36,19 @@ test-all: TOOLS += mpicxx cmake g++
 test-all: .venv/ready packages ## every test, drills included
 	$(PYTEST) -m "drill or not drill" $(PYTEST_ARGS)
 
+lint: .venv/ready ## ruff, shellcheck, actionlint: the template is clean as it stands
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	git ls-files -z '*.sh' '*.rc' .ci/run | xargs -0 $(BIN)/shellcheck
+	$(BIN)/pip install --quiet -r .github/requirements.txt
+	PATH="$(BIN):$$PATH" $(BIN)/actionlint
+
+bakes: .venv/ready ## write every allowed combination of answers; refuse the wrong ones
+	$(PYTEST) tests/test_bake.py tests/test_refusals.py $(PYTEST_ARGS)
+
+dates: .venv/ready ## fail if the facts about a site were checked more than a year ago
+	$(BIN)/python -B cluster_options.py dates
+
 perf: .venv/ready ## ratios against other ways to do the same; for a quiet machine
 	$(BIN)/pip install --quiet $(PIP_ARGS) -r perf/requirements.txt
 	$(BIN)/python perf/pi.py
@@ -75,4 +88,4 @@ packages:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
 	    echo "missing, and not to be installed without root and apt:$$missing"
 
-.PHONY: help demo test test-all perf sites drills clean packages
+.PHONY: help demo test test-all lint bakes dates perf sites drills clean packages

@@ -5,6 +5,7 @@ written files all see the same functions. Everything here is a plain function of
 
     python3 cluster_options.py describe      prints a site file for this Slurm cluster; Python 3.9 or newer
     python3 cluster_options.py table         prints the table of sites that README.md shows
+    python3 cluster_options.py dates         fails and names the sites that nobody has checked for a year
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from datetime import date
+from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 
@@ -917,16 +918,15 @@ CHECKS = {
 
 
 def _default_image(facts, runtime):
-    """Return the site's image for a runtime, else the vendor's own in that runtime's spelling; '' for no container."""
+    """Return the site's image for a runtime, else the vendor's own in that runtime's spelling; '' if it takes none."""
     if RUNTIMES.get(runtime) is None:
         return ""
     image = facts["containers"].get(runtime, _CONTAINER)["image"]
     if image:
         return image
     image = VENDOR_IMAGES[facts["node"]["gpu_vendor"]]
-    if runtime == "apptainer":
-        return f"docker://{image}"
-    return image if runtime in ("shifter", "podman-hpc", "pod") else image.replace("/", "#", 1)
+    spellings = (image, f"docker://{image}", image.replace("/", "#", 1))
+    return next((spelling for spelling in spellings if _image_fits(runtime, spelling)), "")
 
 
 def _image_fits(runtime, image):
@@ -1184,7 +1184,7 @@ def pod_volumes(answers) -> list[str]:
 def image_source(answers) -> str:
     """Return REGISTRY/NAME:TAG, what the image is built from; '' for a ready file and where there is no container."""
     found = RUNTIMES[answers["runtime"]] and re.fullmatch(RUNTIMES[answers["runtime"]][0], answers["image"])
-    name = (found[1] or "").replace("#", "/") if found else ""
+    name = (found[1] or "").replace("#", "/") if found and found.groups() else ""
     registry, slash, _ = name.partition("/")
     if name and not (slash and re.search(r"[.:]", registry)):  # what Docker alone would look up in its own registry
         name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"
@@ -1271,7 +1271,20 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def outdated(today: date) -> list[str]:
+    """Return a sentence for each site whose facts were last checked more than a year before a day."""
+    days = {site: site_facts(site)["checked"] for site in site_names()}
+    return [
+        f"sites/{site}.yaml was checked on {day}, more than a year ago: compare it with its sources, correct `checked`"
+        for site, day in days.items()
+        if date.fromisoformat(day) < today - timedelta(days=365)
+    ]
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] != ["table"]:
-        sys.exit("usage: python3 cluster_options.py describe | table")
-    print(table(), end="")
+    if sys.argv[1:] == ["table"]:
+        print(table(), end="")
+    elif sys.argv[1:] == ["dates"]:
+        sys.exit("\n".join(outdated(date.today())) or None)
+    else:
+        sys.exit("usage: python3 cluster_options.py describe | table | dates")

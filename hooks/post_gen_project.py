@@ -13,12 +13,12 @@ RUNTIME = "{{ cookiecutter.runtime }}"
 IMAGE_SOURCE = "{{ image_source(cookiecutter) }}"
 RUNTIMES = {{site_facts(cookiecutter.site).runtimes}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
-LAUNCHERS = {{site_facts(cookiecutter.site).launchers}}  # noqa: F821
+LAUNCHER = "{{ cookiecutter.launcher }}"
 PUBLISHED = {{site_facts(cookiecutter.site).all_reduce != []}}  # noqa: F821
 
 SLURM, RUNAI = KIND == "slurm", KIND == "runai"
 BUILDS_IMAGE = SLURM and IMAGE_SOURCE != ""
-HOROVOD = SLURM and "mpirun-ranks" in LAUNCHERS
+HOROVOD = LAUNCHER == "mpirun-ranks"
 NEEDED = {
     "requirements.txt": not RUNAI,
     "benchmark/published.csv": PUBLISHED,

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-LONGEST = ("test_drills", "test_slurm", "test_launchers", "test_bake", "test_runai")
+LONGEST = ("test_drills", "test_slurm", "test_contributing", "test_launchers", "test_bake", "test_runai")
 
 
 def pytest_collection_modifyitems(items):
@@ -72,7 +73,8 @@ def debian13():
 def cluster24(debian13, tmp_path_factory):
     """A cluster with the Slurm of Debian 13, and with this Python."""
     try:
-        cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=[REPOSITORY, *python_folders()])
+        bind = [REPOSITORY, Path(sys.prefix), *python_folders()]
+        cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=bind)
     except ClusterError as error:
         pytest.skip(str(error))
     with cluster:

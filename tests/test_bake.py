@@ -87,7 +87,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
     if not cluster_options.image_source({**answers, "image": image}):  # a file that the site keeps ready
         expected -= IMAGE
     expected |= {"benchmark/published.csv"} if facts["all_reduce"] else set()
-    assert files(project) == expected | (HOROVOD if "mpirun-ranks" in facts["launchers"] else set())
+    assert files(project) == expected | (HOROVOD if answers["launcher"] == "mpirun-ranks" else set())
     for path in project.rglob("*"):
         assert (path.suffix == ".sh") <= (path.is_dir() or os.access(path, os.X_OK)) or path.name == "env.sh", path
         if path.is_file():
@@ -141,12 +141,12 @@ def test_the_header_follows_the_answers(tmp_path):
 SPECIFIC = [
     ("juwels-booster", {}, "env.sh", 'MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-i}"'),
     ("juwels-booster", {}, "env.sh", 'export "CUDA_VISIBLE_DEVICES=0,1,2,3"'),
-    ("juwels-booster", {}, "slurm/submit_multinode.sh", 'else\n    step+=("--cpu-bind=none")'),
+    ("juwels-booster", {}, "slurm/submit_multinode.sh", '[[ $tasks == ranks ]] || step+=("--cpu-bind=none")'),
     ("jupiter", {}, "slurm/interactive.sh", 'step+=("--cpu-bind=none")'),
     ("frontier", {}, "env.sh", "        module reset\n"),
     ("frontier", {}, "env.sh", 'LAUNCHER="${LAUNCHER:-srun}"'),
     ("frontier", {}, "env.sh", "https_proxy=${https_proxy:-http://proxy.ccs.ornl.gov:3128/}"),
-    ("frontier", {}, "slurm/submit_multinode.sh", '[[ $per_node != "8" ]] || step+=("--cpu-bind=mask_cpu:'),
+    ("frontier", {}, "slurm/submit_multinode.sh", '$per_node != "8" ]] || step+=("--cpu-bind=mask_cpu:'),
     ("frontier", {}, "slurm/submit_multinode.sh", "#SBATCH --network=disable_rdzv_get "),
     ("frontier", {}, "slurm/build_venv.sh", "torch.version.hip is None"),
     ("frontier", {"runtime": "apptainer"}, "env.sh", 'CONTAINER_EXEC=("$program" exec)'),
@@ -298,7 +298,19 @@ def test_writing_again_keeps_what_the_user_added(tmp_path):
     bake(tmp_path, "--overwrite-if-exists", "--skip-if-file-exists", site="slurm")
     assert mine.read_text() == "echo mine\n"
     assert (project / "env.sh").read_text() == "edited\n"
-    assert files(project) == SLURM | HOROVOD | {"slurm/mine.sh", "local/notes.txt"}
+    assert files(project) == SLURM | {"slurm/mine.sh", "local/notes.txt"}
+
+
+def test_horovod_comes_and_goes_with_the_answer(tmp_path):
+    """Written only where it was asked for; another answer over the same folder brings it, and takes it away again."""
+    for launcher in ("torchrun", "mpirun-ranks", "srun"):
+        project = bake(tmp_path, "--overwrite-if-exists", site="slurm", runtime="apptainer", launcher=launcher)
+        asked_for = launcher == "mpirun-ranks"
+        assert files(project) >= HOROVOD if asked_for else not files(project) & HOROVOD
+        for name in ("slurm/build_venv.sh", "container/Dockerfile"):
+            assert ("INSTALL_HOROVOD" in (project / name).read_text()) == asked_for
+        readme = (project / "README.md").read_text()
+        assert ("## Horovod" in readme, "the answer `launcher=mpirun-ranks`" in readme) == (asked_for, not asked_for)
 
 
 def test_a_zip_file_of_the_template_restores_the_run_bits(tmp_path):

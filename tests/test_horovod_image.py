@@ -63,7 +63,8 @@ def vendor():
 
 @pytest.mark.drill
 def test_from_dockerfile_to_ranks_in_apptainer(containers, vendor, tmp_path):
-    project = bake(tmp_path / "my projects", site="slurm", runtime="apptainer", nodes="2", gpus_per_node="2")
+    answers = {"runtime": "apptainer", "launcher": "mpirun-ranks", "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path / "my projects", site="slurm", **answers)
     dockerfile = (project / "container/Dockerfile").read_text()
     offer_image(containers, vendor, re.search(r'^ARG BASE="(.*)"', dockerfile, re.M)[1])
 

@@ -156,7 +156,7 @@ export PYTHON="${PYTHON:-python3}"
 
 #? if container
 # ---- container ----------------------------------------------------------------------------------
-#? if runtime in ("apptainer", "pyxis", "enroot", "edf")
+#? if runtime not in ("shifter", "podman-hpc")
 #? if image_source(cookiecutter)
 # Made by slurm/build_container.sh: some gigabytes.
 IMAGE="${IMAGE:-$PROJECT_DIR/container/{{ cookiecutter.project ~ "." ~ suffix }}}"
@@ -241,49 +241,53 @@ missing() {
 }
 
 #? if container
-#? if runtime in ("apptainer", "pyxis", "enroot", "edf")
-have_image() {
-    #? if image_source(cookiecutter)
-    [[ $IMAGE == /* && -r $IMAGE ]] ||
-        missing "no image at '$IMAGE', which must be an absolute path; make it with 'bash slurm/build_container.sh', or set IMAGE"
-    #? else
-    [[ $IMAGE == /* && -r $IMAGE ]] || missing "no image at '$IMAGE', which must be an absolute path; set IMAGE"
-    #? endif
-}
-
-#? endif
-#? if runtime not in ("edf", "shifter")
-# Fills FOLDERS with what the container shall see, each folder once, those above before those below.
-visible() {
-    local folder
-    mapfile -t FOLDERS < <(printf '%s\n' "$@" "${BINDS[@]}" | LC_ALL=C sort -u)
-    for folder in "${FOLDERS[@]}"; do
-        [[ -r $folder && $folder != *[,:]* ]] ||
-            missing "the container cannot see '$folder': it must be readable and have no , or : in its name; see BINDS" || return
-    done
-}
-
-#? endif
-#? if runtime == "apptainer"
-# Puts 'apptainer exec …' before the launcher.
-#? elif runtime == "pyxis"
-# Gives srun the options of its pyxis plug-in.
-#? elif runtime == "edf"
-# Gives srun the file that describes the container; the variables in that come from here.
-#? elif runtime == "shifter"
-# Puts 'shifter …' before the launcher.
-#? else
-# Puts container/start.sh before the launcher: what it hands in is known on the nodes only.
-#? endif
+# Says how the launcher gets into the container: by CONTAINER_SRUN_ARGS or CONTAINER_EXEC. Arguments: folders that it must see.
 enter_container() {
-    export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
+    #? if runtime not in ("edf", "shifter")
+    local folder folders
+    #? endif
     #? if runtime == "apptainer"
-    local program=apptainer folder
+    local program=apptainer
     command -v apptainer >/dev/null || program=singularity
     command -v "$program" >/dev/null ||
         missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set another RUNTIME;" \
             "if compute nodes alone have it, submit with sbatch" || return
-    have_image && visible "$@" || return
+    #? elif runtime == "pyxis"
+    [[ $(srun --help 2>&1) == *--container-image* ]] ||
+        missing "srun on $(hostname) knows no --container-image: pyxis is not installed; set another RUNTIME" || return
+    #? elif runtime == "edf"
+    [[ $(srun --help 2>&1) == *--environment* ]] ||
+        missing "srun on $(hostname) knows no --environment: the container engine is not there; set another RUNTIME" || return
+    #? elif runtime == "shifter"
+    command -v shifter >/dev/null || missing "shifter was not found on $(hostname); set another RUNTIME" || return
+    [[ -n ${SLURM_JOB_ID:-} ]] || shifterimg lookup "docker:$IMAGE" >/dev/null 2>&1 ||
+        missing "the image $IMAGE was not pulled; run 'bash slurm/build_container.sh', or set IMAGE" || return
+    #? elif runtime == "enroot"
+    command -v enroot >/dev/null ||
+        missing "enroot was not found on $(hostname); name its module in MODULES, or set another RUNTIME;" \
+            "if compute nodes alone have it, submit with sbatch" || return
+    #? else
+    command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
+    [[ -n $(podman-hpc images --quiet "$IMAGE") ]] ||
+        missing "there is no image $IMAGE; run 'bash slurm/build_container.sh', or set IMAGE" || return
+    #? endif
+    #? if runtime not in ("shifter", "podman-hpc")
+    [[ $IMAGE == /* && -r $IMAGE ]] ||
+        #? if image_source(cookiecutter)
+        missing "no image at '$IMAGE', which must be an absolute path; make it with 'bash slurm/build_container.sh', or set IMAGE" || return
+        #? else
+        missing "no image at '$IMAGE', which must be an absolute path; set IMAGE" || return
+        #? endif
+    #? endif
+    #? if runtime not in ("edf", "shifter")
+    mapfile -t folders < <(printf '%s\n' "$@" "${BINDS[@]}" | LC_ALL=C sort -u) # those above before those below
+    for folder in "${folders[@]}"; do
+        [[ -r $folder && $folder != *[,:]* ]] ||
+            missing "the container cannot see '$folder': it must be readable and have no , or : in its name; see BINDS" || return
+    done
+    #? endif
+    export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
+    #? if runtime == "apptainer"
     unset BASH_ENV # the host's would take the place of the image's
     #? if gpu_option(cookiecutter)
     CONTAINER_EXEC=("$program" exec "{{ gpu_option(cookiecutter) }}")
@@ -293,55 +297,31 @@ enter_container() {
     #? for flag in flags
     CONTAINER_EXEC+=("{{ flag }}")
     #? endfor
-    for folder in "${FOLDERS[@]}"; do
-        CONTAINER_EXEC+=(--bind "$folder")
-    done
-    CONTAINER_EXEC+=("$IMAGE")
+    CONTAINER_EXEC+=(--bind "$(IFS=, && echo "${folders[*]}")" "$IMAGE")
     #? for word in site.containers[runtime].entry
     CONTAINER_EXEC+=("{{ word }}")
     #? endfor
     #? elif runtime == "pyxis"
-    local mounts names
-    [[ $(srun --help 2>&1) == *--container-image* ]] ||
-        missing "srun on $(hostname) knows no --container-image: pyxis is not installed; set another RUNTIME" || return
-    have_image && visible "$@" || return
-    mounts=$(printf ',%s' "${FOLDERS[@]}")
     # Where image and job set the same variable, the image's value counts, but for these.
+    local names
     names=$(compgen -e | grep -E '^(NCCL|GLOO|FI|UCX|OMP|TORCH|HF|WANDB)_' | paste -sd,)
     unset "${!PYXIS_@}"
-    CONTAINER_SRUN_ARGS=(--container-image="$IMAGE" --container-mounts="${mounts:1}" --container-workdir="$PWD"
-        --container-env="MASTER_ADDR,MASTER_PORT${names:+,$names}")
+    CONTAINER_SRUN_ARGS=(--container-image="$IMAGE" --container-mounts="$(IFS=, && echo "${folders[*]}")"
+        --container-workdir="$PWD" --container-env="MASTER_ADDR,MASTER_PORT${names:+,$names}")
     #? for flag in flags
     CONTAINER_SRUN_ARGS+=("{{ flag }}")
     #? endfor
     [[ -z $KEEP_CONTAINER ]] || CONTAINER_SRUN_ARGS+=(--container-name="$KEEP_CONTAINER")
     #? elif runtime == "edf"
-    [[ $(srun --help 2>&1) == *--environment* ]] ||
-        missing "srun on $(hostname) knows no --environment: the container engine is not there; set another RUNTIME" || return
-    have_image || return
-    export IMAGE PWD PROGRAM_DIR="${!#}"
+    export IMAGE PWD PROGRAM_DIR="${!#}" # for the file that describes the container
     CONTAINER_SRUN_ARGS=(--environment="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml")
     #? elif runtime == "shifter"
-    command -v shifter >/dev/null || missing "shifter was not found on $(hostname); set another RUNTIME" || return
-    [[ -n ${SLURM_JOB_ID:-} ]] || shifterimg lookup "docker:$IMAGE" >/dev/null 2>&1 ||
-        missing "the image $IMAGE was not pulled; run 'bash slurm/build_container.sh', or set IMAGE" || return
     CONTAINER_EXEC=(shifter --image="docker:$IMAGE")
     #? for flag in flags
     CONTAINER_EXEC+=("{{ flag }}")
     #? endfor
     #? else
-    #? if runtime == "enroot"
-    command -v enroot >/dev/null ||
-        missing "enroot was not found on $(hostname); name its module in MODULES, or set another RUNTIME;" \
-            "if compute nodes alone have it, submit with sbatch" || return
-    have_image || return
-    #? else
-    command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
-    [[ -n $(podman-hpc images --quiet "$IMAGE") ]] ||
-        missing "there is no image $IMAGE; run 'bash slurm/build_container.sh', or set IMAGE" || return
-    #? endif
-    visible "$@" || return
-    CONTAINER_EXEC=("$PROJECT_DIR/container/start.sh" "$IMAGE" "${FOLDERS[@]}" --)
+    CONTAINER_EXEC=("$PROJECT_DIR/container/start.sh" "$IMAGE" "${folders[@]}" --)
     #? endif
 }
 
@@ -371,20 +351,16 @@ activate() {
             #? if slurm and not venv
             [[ -d $VENV/bin ]] || missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
             #? elif slurm
-            [[ -d $VENV/bin ]] ||
-                missing "no virtual environment at $VENV; build it with 'bash slurm/build_venv.sh', set VENV, or another RUNTIME" || return
-            [[ ! -e $VENV/.unfinished ]] ||
-                missing "$VENV is still being built; wait until the output of that job ends with 'ready:'" || return
+            [[ -d $VENV/bin && ! -e $VENV/.unfinished ]] ||
+                missing "no virtual environment at $VENV, or it is still being built; build it with 'bash slurm/build_venv.sh'," \
+                    "whose output ends with 'ready:', set VENV, or another RUNTIME" || return
             #? else
             [[ -d $VENV/bin ]] ||
                 missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or RUNTIME={{ bare }}" || return
             #? endif
-            if [[ -d $VENV/conda-meta ]]; then # a conda environment's folder will do as well
-                export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV"
-            else
-                # shellcheck source=/dev/null
-                source "$VENV/bin/activate"
-            fi
+            [[ ! -d $VENV/conda-meta ]] || export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV" # a conda environment will do as well
+            # shellcheck source=/dev/null
+            [[ -d $VENV/conda-meta ]] || source "$VENV/bin/activate"
             ;;
         #? if runai
         pod) ;;

@@ -24,7 +24,6 @@ die() {
 }
 
 (($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
-[[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
 command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
 
 # nproc obeys OMP_NUM_THREADS, hence without it; a step may be allowed fewer cores than it was given, or the reverse.
@@ -34,27 +33,19 @@ cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
     RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
     LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
-    GROUP_RANK=$((RANK / LOCAL_WORLD_SIZE))
+    nodes=$((WORLD_SIZE / LOCAL_WORLD_SIZE)) GROUP_RANK=$((RANK / LOCAL_WORLD_SIZE))
     export SLURM_STEP_ID=${SLURM_STEP_ID:-0} # Open MPI 4, in a container under mpirun 5, takes a rank without one to be alone
     cores=$((cores > LOCAL_WORLD_SIZE ? cores / LOCAL_WORLD_SIZE : 1)) # mpirun binds nobody: these are the whole node's
-    how="mpirun --map-by ppr:RANKS:node"
 elif [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then # the step: SLURM_JOB_* and SLURM_NTASKS describe another thing, the allocation
-    ((SLURM_STEP_NUM_TASKS % SLURM_STEP_NUM_NODES == 0)) ||
-        die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES nodes, but every node must have as many: srun --ntasks-per-node"
-    RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS
-    LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
-    GROUP_RANK=$SLURM_NODEID
-    how="srun --ntasks=$((SLURM_STEP_NUM_NODES * ${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}})) --ntasks-per-node"
+    RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS nodes=$SLURM_STEP_NUM_NODES GROUP_RANK=$SLURM_NODEID
+    LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((WORLD_SIZE / nodes))
 else
-    RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=0
-fi
-
-if ((WORLD_SIZE == 1)); then # it meets nobody: MASTER_ADDR could be a leftover
-    MASTER_ADDR=127.0.0.1 MASTER_PORT=0
+    RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 nodes=1 GROUP_RANK=0
 fi
 wanted=${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:-$LOCAL_WORLD_SIZE}}
-[[ -z ${how:-} || $LOCAL_WORLD_SIZE == "$wanted" ]] ||
-    die "started $LOCAL_WORLD_SIZE time(s) on each node, but once per rank is wanted, $wanted times: ${how/RANKS/$wanted}${how:+=$wanted}"
+((WORLD_SIZE == nodes * wanted)) ||
+    die "started $WORLD_SIZE time(s) on $nodes node(s), but once per rank is wanted, $wanted times on each: srun --ntasks=$((nodes * wanted)) --ntasks-per-node=$wanted, or mpirun --map-by ppr:$wanted:node"
+((WORLD_SIZE > 1)) || MASTER_ADDR=127.0.0.1 MASTER_PORT=0 # it meets nobody: MASTER_ADDR could be a leftover
 [[ -n ${MASTER_ADDR:-} && -n ${MASTER_PORT:-} ]] ||
     die "$WORLD_SIZE ranks, but MASTER_ADDR and MASTER_PORT are not both set: start through slurm/submit_multinode.sh or set them"
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+#? set runai = site_facts(cookiecutter.site).kind == "runai"
 # One torchrun per node: every node of a run starts this same file, and torchrun starts one process per GPU.
 #
 #   launch/torchrun.sh program.py [arguments]        or: launch/torchrun.sh -m package.module [arguments]
@@ -7,8 +8,10 @@
 #   OMPI_COMM_WORLD_*                   mpirun, one copy per node
 #   SLURM_STEP_*, MASTER_*              srun, one task per node (MASTER_* are set by slurm/submit_multinode.sh)
 #   PET_*                               Kubernetes operators and local/submit.sh
+#? if runai
 #   RANK, WORLD_SIZE, MASTER_*          PyTorchJob before 1.7, where WORLD_SIZE counts pods; later ones set PET_* too, and
 #                                       count processes in it (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)
+#? endif
 #   none of these                       this machine alone
 #
 # Read from the environment, all optional:
@@ -29,57 +32,54 @@ die() {
     exit 2
 }
 
-ranks_per_node() {
-    local found
-    if [[ -n ${NPROC_PER_NODE:-} ]]; then
-        found=$NPROC_PER_NODE
-    elif [[ -n ${SLURM_GPUS_ON_NODE:-} ]]; then
-        found=$SLURM_GPUS_ON_NODE
-    elif [[ ${PET_NPROC_PER_NODE:-} =~ ^[0-9]+$ ]]; then # else "auto", which would mean one per core where there is no GPU
-        found=$PET_NPROC_PER_NODE
-    elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set, but empty or -1: no GPU for you
-        found=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-[:space:]]')
+# Prints how many GPUs of this node are for this run; fails where there is none, as grep -c does.
+count_gpus() {
+    #? if runai
+    # Else "auto", which would mean one per core where there is no GPU.
+    [[ ! ${PET_NPROC_PER_NODE:-} =~ ^[0-9]+$ ]] || { echo "$PET_NPROC_PER_NODE" && return; }
+    #? endif
+    if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set, but empty or -1: no GPU for you
+        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-[:space:]]'
+    #? if runai
     elif [[ ${RUNAI_NUM_OF_GPUS:-} =~ ^[0-9]+$ ]]; then # a part of a GPU is one to the tools below
-        found=$RUNAI_NUM_OF_GPUS
-    elif command -v nvidia-smi >/dev/null; then
-        found=$(nvidia-smi -L | grep -c '^GPU ')
-    elif command -v rocm-smi >/dev/null; then
-        found=$(rocm-smi --showuniqueid | grep -c '^GPU\[')
-    fi || true # grep -c says 1 when it counts 0
-    [[ ${found:-0} != 0 ]] || found=${CPU_RANKS_PER_NODE:-1}
-    echo "$found"
+        echo "$RUNAI_NUM_OF_GPUS"
+    #? endif
+    else
+        { nvidia-smi -L || rocm-smi --showuniqueid; } 2>/dev/null | grep -c '^GPU'
+    fi
 }
 
 (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
 
+nodes=1 node_rank=0 address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
 if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
     [[ $OMPI_COMM_WORLD_LOCAL_SIZE == 1 ]] ||
         die "mpirun started $OMPI_COMM_WORLD_LOCAL_SIZE copies on this node, but one per node is wanted (torchrun starts the processes): mpirun --map-by ppr:1:node"
-    nodes=$OMPI_COMM_WORLD_SIZE node_rank=$OMPI_COMM_WORLD_RANK address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
+    nodes=$OMPI_COMM_WORLD_SIZE node_rank=$OMPI_COMM_WORLD_RANK
 elif [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then # the step: SLURM_JOB_* and SLURM_NTASKS describe another thing, the allocation
     [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
         die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s), but one per node is wanted (torchrun starts the processes): srun --ntasks=$SLURM_STEP_NUM_NODES --ntasks-per-node=1"
-    nodes=$SLURM_STEP_NUM_NODES node_rank=$SLURM_NODEID address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
-    NODE_ADDR=${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}
+    nodes=$SLURM_STEP_NUM_NODES node_rank=$SLURM_NODEID
 elif [[ -n ${PET_NNODES:-} ]]; then
-    nodes=$PET_NNODES node_rank=${PET_NODE_RANK:-}
-    address=${PET_MASTER_ADDR:-${MASTER_ADDR:-}} port=${PET_MASTER_PORT:-${MASTER_PORT:-}}
+    nodes=$PET_NNODES node_rank=${PET_NODE_RANK:-} address=${PET_MASTER_ADDR:-$address} port=${PET_MASTER_PORT:-$port}
+#? if runai
 elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
-    nodes=$WORLD_SIZE node_rank=$RANK address=$MASTER_ADDR port=${MASTER_PORT:-}
-else
-    nodes=1 node_rank=0 address='' port=''
+    nodes=$WORLD_SIZE node_rank=$RANK
+#? endif
 fi
 # On one node torchrun meets itself, on a port that it picks: MASTER_ADDR could be a leftover.
-[[ $nodes != 1 || -n ${PET_NNODES:-} ]] || address=''
-ranks=$(ranks_per_node)
+[[ -n $port && ($nodes != 1 || -n ${PET_NNODES:-}) ]] || address=''
+ranks=${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:-$(count_gpus)}} || true
+[[ $ranks != 0 ]] || ranks=${CPU_RANKS_PER_NODE:-1}
 # torchrun reads every option that is not given here from PET_*: what the operator or a login shell left must not decide.
 unset "${!PET_@}"
+#? if runai
 [[ $nodes =~ ^[1-9][0-9]*$ ]] || die "number of nodes '$nodes': expected a whole number; a range is an elastic job's: submit without --min-replicas and --max-replicas"
 [[ $node_rank =~ ^[0-9]+$ ]] || die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
+#? endif
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || die "processes per node '$ranks': expected a whole number of at least 1; set NPROC_PER_NODE"
-[[ -n $address && -n $port ]] || ((nodes == 1)) ||
+[[ -n $address || $nodes == 1 ]] ||
     die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set: start through the submit script, or set them"
-[[ -n $port ]] || address=''
 command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
 
 # nproc obeys OMP_NUM_THREADS, hence without it; a step may be allowed fewer cores than it was given, or the reverse.
@@ -94,14 +94,14 @@ case ${RDZV_BACKEND:-static}:$address in
     static: | c10d:) options+=(--standalone) ;;
     static:*) options+=(--rdzv-backend=static --node-rank="$node_rank" --rdzv-conf="timeout=${RDZV_TIMEOUT:-600}") ;;
     c10d:*) # who hosts the store is said, not guessed from names; local-addr is what rank 0's node tells the others
-        options+=(--rdzv-backend=c10d --local-addr="${NODE_ADDR:-$host}"
+        options+=(--rdzv-backend=c10d --local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}"
             --rdzv-conf="is_host=$((node_rank == 0)),join_timeout=${RDZV_TIMEOUT:-600}") ;;
     *) die "RDZV_BACKEND='$RDZV_BACKEND': expected static or c10d" ;;
 esac
 [[ -z $address ]] || options+=(--rdzv-endpoint="$address:$port" --rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$port")
 
 if [[ -n ${RUN_DIR:-} ]]; then
-    mkdir -p "$RUN_DIR/node$node_rank-$host"
+    mkdir -p "$RUN_DIR/node$node_rank-$host" # torchrun would, but after what may fail and be told in error.json
     options+=(--log-dir="$RUN_DIR/node$node_rank-$host")
     export TORCHELASTIC_ERROR_FILE=$RUN_DIR/node$node_rank-$host/error.json
 fi
@@ -111,9 +111,6 @@ export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[$host:"'${rank}] '
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
 export PYTHONUNBUFFERED=1 # --tee writes through files, where Python would keep lines back
 
-if [[ $1 == -m ]]; then
-    options+=(-m)
-    shift
-fi
+[[ $1 != -m ]] || { options+=(-m) && shift; }
 # Without -- torchrun takes --max, meant for the program, for an abbreviation of its own --max-restarts.
 exec "$PYTHON" -m torch.distributed.run "${options[@]}" -- "$@"

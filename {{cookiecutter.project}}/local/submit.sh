@@ -14,15 +14,6 @@ die() {
     exit 2
 }
 
-# Prints where a program lies: in the current folder, else in the project.
-find_program() {
-    local folder
-    for folder in "" "$PROJECT_DIR/"; do
-        [[ ! -f $folder$1 ]] || { echo "$folder$1" && return; }
-    done
-    die "no program '$1' in $PWD nor in $PROJECT_DIR"
-}
-
 # Prints the GPUs that may be used, one a line.
 visible_gpus() {
     if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
@@ -92,16 +83,9 @@ export NODE_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 RUN_DIR="$PROJECT_DIR/logs/$(date +%Y%m%d-%H%M%S).$$"
 export RUN_DIR
 
-case ${1:-} in
-    "")
-        [[ -f $PROJECT_DIR/check/ranks.py && -f $PROJECT_DIR/training/train_ddp.py ]] ||
-            die "no program given, and no check/ranks.py and training/train_ddp.py in $PROJECT_DIR to run instead: name one"
-        run "$PROJECT_DIR/check/ranks.py"
-        run "$PROJECT_DIR/training/train_ddp.py"
-        ;;
-    -m) run "$@" ;;
-    *)
-        program=$(find_program "$1")
-        run "$program" "${@:2}"
-        ;;
-esac
+program=${1:-$PROJECT_DIR/check/ranks.py} # then training/train_ddp.py
+[[ $program == -m || -f $program ]] || program=$PROJECT_DIR/${1:-}
+[[ $program == -m || -f $program ]] ||
+    die "no program '${1:-check/ranks.py}' in $PWD nor in $PROJECT_DIR: name the program alone, as in pi/pi.py or -m package.module"
+run "$program" "${@:2}"
+[[ -n ${1:-} ]] || run "$PROJECT_DIR/training/train_ddp.py"

@@ -5,7 +5,7 @@
 #? set in_job = runtime in ("apptainer", "pyxis", "enroot", "edf")
 #? set source = image_source(cookiecutter)
 #? set name = image_name(cookiecutter)
-#? set mpi = "mpirun-ranks" in site.launchers
+#? set horovod = cookiecutter.launcher == "mpirun-ranks"
 #? if runtime == "apptainer"
 # Makes the container image of env.sh (IMAGE), on a compute node, where there is room and time for it: {{ site.title }}.
 #
@@ -60,31 +60,29 @@ die() {
 }
 
 #? if in_job
-export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
-here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
-if [[ -f $here/env.sh ]]; then # called with bash
-    PROJECT_DIR=$here
-    ( # the job shall read env.sh as it is when it starts
-        # shellcheck source=/dev/null
-        source "$PROJECT_DIR/env.sh"
-        [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
-        mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
-        #? if runtime == "apptainer" and site.internet is false
-        [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
-            die "there is no container/{{ cookiecutter.project }}.tar to make the image from: see the top of this file"
-        #? endif
-    ) || exit
-    IMAGE_OF=$here exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}"
-fi
+# Everything that can be known to be wrong before the job waits in the queue.
+prepare() {
+    [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'"
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh"
+    [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
+    mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
+    #? if runtime == "apptainer" and site.internet is false
+    [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
+        die "there is no container/{{ cookiecutter.project }}.tar to make the image from: see the top of this file"
+    #? endif
+}
 
-# In the job: this file is a copy in a spool folder, and the submission above says where the project is.
-PROJECT_DIR=${IMAGE_OF:-$SLURM_SUBMIT_DIR}
-[[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'"
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
+export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
+    (prepare) || exit # in a shell of its own: the job shall read env.sh as it is when it starts
+    exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}" "$PROJECT_DIR"
+fi
+PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR} # in the job this file is a copy in a spool folder
+prepare
 RUNTIME=none PYTHON=bash activate || exit # the modules alone
 set -euo pipefail
-[[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
 work=$(mktemp -d "$IMAGE.XXXXXX") # beside it: there is room, and half an image never has its name
 trap 'rm -rf "$work"' EXIT
 #? if runtime == "apptainer"
@@ -119,12 +117,12 @@ podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/conta
 enroot import -x mount --output "$work/image" "podman://{{ name }}:latest"
 #? else
 packages=$(grep '^[^#[:space:]]' "$PROJECT_DIR/container/requirements.txt" || true)
-#? if mpi
+#? if horovod
 [[ ${INSTALL_HOROVOD:-0} != 1 ]] || packages+=horovod
 #? endif
 if [[ -n $packages ]]; then
     command -v podman >/dev/null || die "podman, which adds packages to the image, was not found on $(hostname)"
-    #? if mpi
+    #? if horovod
     podman build --network=host --build-arg INSTALL_HOROVOD="${INSTALL_HOROVOD:-0}" \
         --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
     #? else

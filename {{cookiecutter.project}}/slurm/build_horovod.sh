@@ -45,27 +45,19 @@ find_nccl() {
     die "no libnccl.so in lib, lib64 or lib/$(uname -m)-linux-gnu of '$nccl' (NCCL_PATH): name the folder that has it"
 }
 
+# need WHAT COMMAND [ARGUMENTS]: notes WHAT as missing where the command fails, and what it says first.
+need() {
+    "${@:2}" >/dev/null 2>"$work/said" || missing+=("$1 ($(sed 's/.*: line [0-9]*: //; q' "$work/said"))")
+}
+
 # Stops with all that is missing, before minutes of compiling.
 check_tools() {
-    local missing=() headers cmake nvcc
-    headers=$(ask 'import sysconfig; print(sysconfig.get_paths()["include"], file=out)')
-    cmake=$(cmake --version 2>/dev/null | sed -n 's/^cmake version //p') || true
-    if [[ -z $cmake ]]; then
-        missing+=("cmake")
-    elif [[ $(printf '%s\n' 3.13 "$cmake" | sort -V | head -n1) != 3.13 ]]; then
-        missing+=("a newer cmake (3.13; this is $cmake)")
-    fi
-    command -v make >/dev/null || missing+=("make")
-    if ! command -v "${CXX:-c++}" >/dev/null; then
-        missing+=("a C++ compiler (${CXX:-c++})")
-    elif ! "${CXX:-c++}" -std=c++17 -x c++ -c - -o /dev/null <<<'' 2>"$work/said"; then
-        missing+=("a C++ compiler that knows C++17 (${CXX:-c++} says: $(head -n1 "$work/said"))")
-    elif ! command -v mpicxx >/dev/null; then
-        missing+=("mpicxx (MPI)")
-    elif ! mpicxx -x c++ -c - -o /dev/null <<<'#include <mpi.h>' 2>"$work/said"; then
-        missing+=("MPI's headers (mpicxx says: $(grep -m1 . "$work/said"))")
-    fi
-    [[ -f $headers/Python.h ]] || missing+=("Python's headers ($headers/Python.h)")
+    local missing=() nvcc
+    need cmake cmake --version # which itself says where it is too old
+    need make make --version
+    need "a C++17 compiler" "${CXX:-c++}" -std=c++17 -x c++ -fsyntax-only /dev/null
+    need "MPI with its headers" mpicxx -include mpi.h -x c++ -fsyntax-only /dev/null
+    need "Python's headers" ls "$(ask 'import sysconfig; print(sysconfig.get_paths()["include"], file=out)')/Python.h"
     if [[ -n $cuda ]]; then
         nvcc=$(command -v "${CUDA_HOME:+$CUDA_HOME/bin/}nvcc" || command -v /usr/local/cuda/bin/nvcc) ||
             missing+=("nvcc of CUDA $cuda (CUDA_HOME)")

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
 #? set job = build_answers(cookiecutter, "00:30:00")
-#? set mpi = "mpirun-ranks" in site.launchers
+#? set horovod = cookiecutter.launcher == "mpirun-ranks"
 # Builds the virtual environment of env.sh (VENV) from requirements.txt, on a compute node, so that it fits the nodes that
 # will use it: another processor or driver than the login node's is common. {{ site.title }}.
 #
 #   bash slurm/build_venv.sh [options of sbatch]       submits itself
-#? if mpi
+#? if horovod
 #   INSTALL_HOROVOD=1 bash slurm/build_venv.sh         with Horovod, see slurm/build_horovod.sh
 #? endif
 #? if site.internet is false
@@ -28,38 +28,35 @@ die() {
     exit 2
 }
 
-export RUNTIME=venv # MODULES of env.sh may depend on it
-here=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
-if [[ -f $here/env.sh ]]; then # called with bash
-    PROJECT_DIR=$here
-    ( # the job shall read env.sh as it is when it starts
-        # shellcheck source=/dev/null
-        source "$PROJECT_DIR/env.sh"
-        [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
-        #? if site.internet is false
-        compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
-            die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
-        #? if mpi
-        [[ ${INSTALL_HOROVOD:-0} != 1 ]] || compgen -G "$WHEELS/horovod-*" >/dev/null ||
-            die "no Horovod in $WHEELS: see the top of slurm/build_horovod.sh"
-        #? endif
-        #? endif
-        RUNTIME=none activate || exit
-        "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || # what the torch of requirements.txt asks for
-            die "$("$PYTHON" --version) is too old, 3.10 is needed; name a module in MODULES of env.sh, or set PYTHON"
-    ) || exit
-    VENV_OF=$here exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}"
-fi
+# Everything that can be known to be wrong before the job waits in the queue; sets up the Python that it is built from.
+prepare() {
+    [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'"
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh"
+    [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
+    #? if site.internet is false
+    compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
+        die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
+    #? if horovod
+    [[ ${INSTALL_HOROVOD:-0} != 1 ]] || compgen -G "$WHEELS/horovod-*" >/dev/null ||
+        die "no Horovod in $WHEELS: see the top of slurm/build_horovod.sh"
+    #? endif
+    #? endif
+    RUNTIME=none activate || exit
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || # what the torch of requirements.txt asks for
+        die "$("$PYTHON" --version) is too old, 3.10 is needed; name a module in MODULES of env.sh, or set PYTHON"
+}
 
-# In the job: this file is a copy in a spool folder, and the submission above says where the project is.
-PROJECT_DIR=${VENV_OF:-$SLURM_SUBMIT_DIR}
-[[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'"
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
-RUNTIME=none activate || exit # the modules and the Python that it is built from
+export RUNTIME=venv # MODULES of env.sh may depend on it
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
+    (prepare) || exit # in a shell of its own: the job shall read env.sh as it is when it starts
+    exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}" "$PROJECT_DIR"
+fi
+PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR} # in the job this file is a copy in a spool folder
+prepare
 set -euo pipefail
-[[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
-trap 'rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
+trap '[[ ! -e $VENV/.unfinished ]] || rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
 mkdir -p "$VENV" && touch "$VENV/.unfinished"
 "$PYTHON" -m venv "$VENV"
 #? if site.internet is false
@@ -67,7 +64,7 @@ mkdir -p "$VENV" && touch "$VENV/.unfinished"
 #? else
 "$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
 #? endif
-#? if mpi
+#? if horovod
 if [[ ${INSTALL_HOROVOD:-0} == 1 ]]; then
     #? if site.internet is false
     PIP_NO_INDEX=1 PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh" "$WHEELS"
@@ -82,5 +79,4 @@ fi
 #? endif
 "$VENV/bin/python" -c 'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")'
 rm "$VENV/.unfinished"
-trap - EXIT
 echo "ready: $VENV"

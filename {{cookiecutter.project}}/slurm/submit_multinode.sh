@@ -2,7 +2,8 @@
 #? set site = site_facts(cookiecutter.site)
 #? set node = node_facts(cookiecutter)
 #? set cores = cores_per_node(cookiecutter)
-#? set container = cookiecutter.runtime not in ("venv", "none")
+#? set runtime = cookiecutter.runtime
+#? set container = runtime not in ("venv", "none")
 #? set mpi = "mpirun" in site.launchers
 # Runs a PyTorch program on all nodes of a job: {{ site.title }}.
 #
@@ -37,6 +38,11 @@ die() {
     exit 2
 }
 
+# Prints a line with the time, without a process: none can be started any more when a requeue ends this script.
+say() {
+    printf '%(%F %T)T %s\n' -1 "$*"
+}
+
 # Prints the project's folder. Under sbatch this file runs as a copy in a spool folder; where the original lies is known
 # to scontrol, as "Command=PATH ARGUMENTS" (PATH may be relative, or all of it "(null)").
 find_project() {
@@ -57,16 +63,6 @@ find_project() {
     return 1
 }
 
-# Prints where a program lies: in the current folder, else in the project.
-find_program() {
-    local folder
-    for folder in "" "$PROJECT_DIR/"; do
-        [[ ! -f $folder$1 ]] || { echo "$folder$1" && return; }
-    done
-    [[ $1 != python* && $1 != torchrun ]] || die "'$1': name the program alone, as in pi/pi.py or -m package.module; LAUNCHER starts $1"
-    die "no program '$1' in $PWD nor in $PROJECT_DIR"
-}
-
 # Everything that can be known to be missing before the job waits in the queue.
 prepare() {
     #? if container
@@ -76,28 +72,21 @@ prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh" && activate || return 2
     #? endif
+    [[ " {{ site.launchers | join(' ') }} " == *" $LAUNCHER "* ]] ||
+        die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}"
     case $LAUNCHER in # how many tasks on each node, and what each of them runs
-        #? if "torchrun" in site.launchers
-        torchrun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
-        #? endif
-        #? if "srun" in site.launchers
-        srun) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
-        #? endif
-        #? if "spawn" in site.launchers
+        torchrun | mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        srun | mpirun-ranks) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
         spawn) tasks=1 start=("$PYTHON" "$PROJECT_DIR/launch/spawn.py") ;;
-        #? endif
-        #? if mpi
-        mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
-        mpirun-ranks) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
-        #? endif
-        *) die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(", ") }}" ;;
     esac
     #? if mpi
     if [[ $LAUNCHER == mpirun* ]]; then
         [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
             die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found; name its module in MODULES of env.sh, or use torchrun"
+        #? if runtime in ("pyxis", "edf")
         ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
             die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of srun; use torchrun, srun or spawn"
+        #? endif
     fi
     #? endif
     [[ $MAX_REQUEUES =~ ^[0-9]+$ ]] || die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
@@ -111,65 +100,50 @@ free_port() {
     #? if site.ports
     local first="{{ site.ports.first }}" count="{{ site.ports.last - site.ports.first + 1 }}" port try # the site's own range
     #? else
-    local low high first=10000 count=20000 port try
+    local low high port try
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
-    if ((low < 11000)); then
-        first=$((high + 1)) count=$((65536 - first))
-    elif ((low < first + count)); then
-        count=$((low - first))
-    fi
-    ((count > 0)) || die "no port is left outside the ephemeral range $low-$high"
+    local first=$((low < 11000 ? high + 1 : 10000))
+    local count=$((low < 11000 ? 65536 - first : low < 30000 ? low - first : 20000))
     #? endif
     for ((try = 0; try < count; try++)); do
         port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
         grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X $port) " /proc/net/tcp /proc/net/tcp6 || { echo $port && return; }
     done
-    die "all ports from $first to $((first + count - 1)) are in use"
+    die "none of the $count ports from $first on is free"
 }
 
-# Prints the smallest number of a list as Slurm writes it: 64(x2),32
+# Prints the smallest number of a list as Slurm writes it: 64(x2),32 or gpu:a100:4(IDX:0-3)
 smallest() {
-    tr , '\n' <<<"$1" | sed 's/(.*//' | sort -n | head -n 1
+    tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1
 }
 
-# Prints the GPUs of each node of the job, or nothing. Slurm's own record has them in salloc too, where no variable does.
-gpus_per_node() {
-    local counts
-    counts=$(scontrol --details show job "$SLURM_JOB_ID" | grep -oE '[=,]gpu(:[^:,( ]+)?:[0-9]+\(' | grep -oE '[0-9]+\($') || return 0
-    smallest "${counts//$'\n'/,}"
-}
-
-# USR1 came: asks the ranks to save and to end.
+# USR1 came, or the time is up: asks the ranks to save and to end.
 # shellcheck disable=SC2329 # called by the trap
 on_warning() {
-    if [[ -z $early ]] && ((left < 600 && SECONDS < left / 2)); then # if the walltime is short, Slurm sends it at the start
-        early=1
-        echo "$(date '+%F %T') warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
-        return 0 # in a trap, it would be the status of what was interrupted
+    if [[ -z $warned ]] && ((left < 600 && SECONDS < left / 2)); then # if the walltime is short, Slurm sends it at the start
+        warned=early
+        say "warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
+    else
+        warned=now
+        touch "$STOP_FILE"
+        say "warned: the program is asked to save and to end"
     fi
-    warned=1 early=''
-    touch "$STOP_FILE"
-    echo "$(date '+%F %T') warned: the program is asked to save and to end"
 }
 
-# Runs a command, in a batch job in the background: bash does not hear a signal while it waits for a foreground process.
+# Runs a command in the background: bash does not hear a signal while it waits for a foreground process.
+# shellcheck disable=SC2329 # called in batch jobs
 follow() {
-    if [[ -z $batch ]]; then
-        "$@"
-        return
-    fi
-    local command
     "$@" &
-    command=$!
-    while kill -0 $command 2>/dev/null; do # a signal ends the wait, not yet the command
-        if [[ -z $early ]]; then
-            wait $command || true
-        else
+    local command=$!
+    while kill -0 "$command" 2>/dev/null; do # a signal ends the wait, not yet the command
+        if [[ $warned == early ]]; then
             sleep 1
             (($(date +%s) < STOP_TIME)) || on_warning
+        else
+            wait "$command" || true
         fi
     done
-    wait $command
+    wait "$command"
 }
 
 # Whether the job shall go on later: its program has saved and has more to do, and was not asked to end for good.
@@ -180,56 +154,22 @@ goes_on() {
     [[ $job == *JobState=RUNNING* ]] || return # else scancel has come since
     # Of a preemption this script may not hear, torchrun ends with exit code 1 then, and Slurm puts back into the queue only
     # what still runs when the grace is over.
-    [[ $job == *PreemptTime=[0-9]* ]] || { ((code == 0)) && [[ -z $cancelled && (-n $warned || $(date +%s) -ge STOP_TIME) ]]; }
-}
-
-# Puts the job back into the queue.
-requeue() {
-    local attempt=${SLURM_RESTART_COUNT:-0} now
-    now=$(date '+%F %T') # the requeue ends what this script would start after it
-    if ((attempt >= MAX_REQUEUES)); then
-        echo "$now saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached: the next job with --resume goes on"
-    elif scontrol requeue "$SLURM_JOB_ID"; then
-        echo "$now saved, but not done: back into the queue as attempt $((attempt + 1)), which will go on"
-    else
-        echo "$now saved, but not done, and this job may not be requeued: the next job with --resume goes on"
-    fi
+    [[ $job == *PreemptTime=[0-9]* ]] || { ((code == 0)) && [[ -z $cancelled && ($warned == now || $(date +%s) -ge STOP_TIME) ]]; }
 }
 
 # Runs one program on all nodes.
 run() {
-    MASTER_PORT=$(free_port) || return
-    export MASTER_PORT
-    if [[ $PREFLIGHT != 0 ]]; then
-        "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
-        PREFLIGHT=0
-    fi
-    echo "$(date '+%F %T') $* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
-    #? if mpi
-    if [[ $LAUNCHER == mpirun* ]]; then
-        # Open MPI starts its daemons with an srun of its own, which takes these: all variables, and all cores (srun 22.05 to
-        # 23.02 would give it one). The header's one task per node would be one slot.
-        follow env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})" \
-            mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none \
-            "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
-        return
-    fi
-    #? endif
-    # The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
-    # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
-    # shell, which is a step itself and holds what this one needs. No --gpu-bind: each rank sees all GPUs of its node.
-    follow srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) \
-        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${step[@]}" \
-        "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
+    say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
+    ${batch:+follow} "${step[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit
 fi
-batch=''
+batch='' warned='' cancelled=''
 if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
-    batch=$SLURM_JOB_ID
+    batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
     trap '' USR1 # which would end this shell, until there is a program to be warned
 fi
 PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
@@ -237,9 +177,9 @@ export PROJECT_DIR
 # What a login shell, or another job, left behind would be taken for this run's own.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}" "${!SLURM_CPU_BIND@}"
 #? if mpi
-for name in "${!PMIX_@}"; do # mpirun inside a step would take itself for a part of it; settings stay
-    [[ $name == PMIX_MCA_* ]] || unset "$name"
-done
+# mpirun inside a step would take itself for a part of it; settings stay.
+mapfile -t left_by_mpi < <(compgen -e PMIX_ | grep -v ^PMIX_MCA_)
+unset "${left_by_mpi[@]}"
 #? endif
 options=() # for sbatch
 if [[ ${1:-} == -* && $1 != -m ]]; then
@@ -248,21 +188,14 @@ if [[ ${1:-} == -* && $1 != -m ]]; then
         options+=("$1")
         shift
     done
-    (($#)) || die "options for sbatch end with --, as in: bash slurm/submit_multinode.sh --nodes=4 -- pi/pi.py"
-    shift
+    shift || die "options for sbatch end with --, as in: bash slurm/submit_multinode.sh --nodes=4 -- pi/pi.py"
 fi
-case ${1:-} in
-    -m) program=-m ;;
-    ?*) program=$(find_program "$1") || exit ;;
-    *)
-        program=$PROJECT_DIR/check/ranks.py # then training/train_ddp.py
-        [[ -f $program && -f $PROJECT_DIR/training/train_ddp.py ]] ||
-            die "no program given, and no check/ranks.py and training/train_ddp.py in $PROJECT_DIR to run instead: name one"
-        ;;
-esac
+program=${1:-$PROJECT_DIR/check/ranks.py} # then training/train_ddp.py
+[[ $program == -m || -f $program ]] || program=$PROJECT_DIR/$1
+[[ $program == -m || -f $program ]] ||
+    die "no program '${1:-check/ranks.py}' in $PWD nor in $PROJECT_DIR: name the program alone, as in pi/pi.py or -m package.module"
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
-    unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES
     command -v sbatch >/dev/null || die "sbatch was not found: this is not a login node of a Slurm cluster"
     [[ -w . ]] || die "cannot write to $PWD, where the job's output would go: submit from another folder"
     (prepare) || exit
@@ -277,7 +210,6 @@ prepare || exit
 set -euo pipefail # only now: modules and virtual environments read variables that are not set
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-((${#hosts[@]} == SLURM_JOB_NUM_NODES)) || die "scontrol names ${#hosts[@]} hosts for $SLURM_JOB_NUM_NODES nodes"
 export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
 export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
 export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
@@ -286,45 +218,45 @@ mkdir -p "$RUN_DIR"
 ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest"
 rm -f "$STOP_FILE" "$REQUEUE_FILE" # of a run before this one in the same allocation
 #? if cores
-cores=${SLURM_CPUS_PER_TASK:-$(smallest "$SLURM_JOB_CPUS_PER_NODE")} # of each node; salloc may not have been told
+cores=${SLURM_CPUS_PER_TASK:-$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")} # of each node; salloc may not have been told
 #? else
-cores=$(smallest "$SLURM_JOB_CPUS_PER_NODE") # of each node
+cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE") # of each node
 #? endif
-gpus=$(gpus_per_node)
-[[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES # of the step that it was submitted from
-per_node=1 step=() # more options of srun
-#? for option in site.srun if not option.tasks
-step+=("{{ option.option }}") # {{ option.why }}
-#? endfor
+# Slurm's own record has the GPUs in salloc too, where no variable does.
+gpus=$(scontrol --details show job "$SLURM_JOB_ID" | grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' | smallest) || true
+[[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES # of the shell or step that it was submitted from
+per_node=1
 if [[ $tasks == ranks ]]; then
     export NPROC_PER_NODE=${NPROC_PER_NODE:-${gpus:-${CPU_RANKS_PER_NODE:-1}}}
-    [[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
-    ((cores >= NPROC_PER_NODE)) ||
-        die "$NPROC_PER_NODE ranks on each node, but $cores core(s): raise --cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
+    [[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ && $NPROC_PER_NODE -le $cores ]] ||
+        die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks, for $cores core(s) on each node: raise --cpus-per-task, lower it, or use LAUNCHER=torchrun"
     per_node=$NPROC_PER_NODE
-    step+=(--label)
-    #? for option in site.srun if option.tasks == "rank"
-    # {{ option.why }}
-    [[ $per_node != "{{ node.gpus }}" ]] || step+=("{{ option.option }}")
-    #? endfor
-#? if site.srun | selectattr("tasks", "equalto", "node") | list
-else
-    #? for option in site.srun if option.tasks == "node"
-    step+=("{{ option.option }}") # {{ option.why }}
-    #? endfor
-#? endif
 fi
-
-needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
-[[ $program == -m ]] || needed+=("$(realpath "$program")")
-#? if container
-if ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]} == 0)); then
-    needed+=("$(command -v "$PYTHON")")
-elif [[ ${IMAGE:-} == /* ]]; then
-    needed+=("$IMAGE")
-fi
+# The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
+# default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
+# shell, which is a step itself and holds what this one needs. No --gpu-bind: each rank sees all GPUs of its node.
+step=(srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node))
+    --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${CONTAINER_SRUN_ARGS[@]}")
+[[ $tasks == 1 ]] || step+=(--label)
+#? for option in site.srun
+#? if option.tasks
+# {{ option.why }}
+#? if option.tasks == "rank"
+[[ $tasks == 1 || $per_node != "{{ node.gpus }}" ]] || step+=("{{ option.option }}")
 #? else
-((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
+[[ $tasks == ranks ]] || step+=("{{ option.option }}")
+#? endif
+#? else
+step+=("{{ option.option }}") # {{ option.why }}
+#? endif
+#? endfor
+#? if mpi
+if [[ $LAUNCHER == mpirun* ]]; then
+    # Open MPI starts its daemons with an srun of its own, which takes these: all variables, and all cores (srun 22.05 to
+    # 23.02 would give it one). The header's one task per node would be one slot.
+    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})"
+        mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none)
+fi
 #? endif
 
 # Two ways to hear of the end, as a site may not send the warning, and in an interactive shell nobody is there to get it:
@@ -334,24 +266,35 @@ end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" 
 left=$((end - $(date +%s)))
 spare=$((left < 600 ? 30 : left > 3000 ? 150 : left / 20)) # later than the warning
 export STOP_TIME=$((end - spare))
-warned='' early='' cancelled=''
-if [[ -n $batch ]]; then
-    trap on_warning USR1
-    trap 'cancelled=1 && touch "$STOP_FILE"' TERM # scancel, or a preemption
-fi
+[[ -z $batch ]] || trap on_warning USR1
+[[ -z $batch ]] || trap 'cancelled=1 && touch "$STOP_FILE"' TERM # scancel, or a preemption
 
+needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
+[[ $program == -m ]] || needed+=("$(realpath "$program")")
+((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
+#? if runtime in ("apptainer", "pyxis", "enroot", "edf")
+[[ $RUNTIME != "{{ runtime }}" ]] || needed+=("$IMAGE")
+#? endif
+MASTER_PORT=$(free_port)
+export MASTER_PORT
+[[ $PREFLIGHT == 0 ]] || "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
 code=0
-if [[ -n ${1:-} ]]; then
-    run "$program" "${@:2}" || code=$?
-else
-    run "$PROJECT_DIR/check/ranks.py" && run "$PROJECT_DIR/training/train_ddp.py" || code=$?
+run "$program" "${@:2}" || code=$?
+if [[ -z ${1:-} && $code == 0 ]]; then
+    MASTER_PORT=$(free_port)
+    run "$PROJECT_DIR/training/train_ddp.py" || code=$?
 fi
 if goes_on; then
-    requeue
+    if ((RESTART_COUNT >= MAX_REQUEUES)); then
+        say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached: the next job with --resume goes on"
+    elif scontrol requeue "$SLURM_JOB_ID"; then
+        say "saved, but not done: back into the queue as attempt $((RESTART_COUNT + 1)), which will go on"
+    else
+        say "saved, but not done, and this job may not be requeued: the next job with --resume goes on"
+    fi
 elif [[ -n $cancelled ]]; then
-    echo "$(date '+%F %T') told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.sh $SLURM_JOB_ID says which"
+    say "told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.sh $SLURM_JOB_ID says which"
 elif ((code)); then
-    [[ -z $batch || -z ${SLURM_ARRAY_TASK_ID:-} ]] || batch=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     "$PROJECT_DIR/slurm/doctor.sh" "${batch:-$RUN_DIR}" || true # why, and the first rank that failed
 fi
 exit $code
