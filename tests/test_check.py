@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
+import torch
 from baking import TEMPLATE
 
 spec = importlib.util.spec_from_file_location("ranks", TEMPLATE / "check/ranks.py")
@@ -41,9 +43,7 @@ def changed(rank, **fields):
 
 def test_no_fault():
     assert ranks.faults(cluster()) == []
-    assert (
-        ranks.faults([row(0, "a"), row(1, "b", uuid="GPU-a-0")]) == []
-    )  # the same UUID on another host is another GPU
+    assert ranks.faults([row(0, "a"), row(1, "b", uuid="GPU-a-0")]) == []  # the same UUID on another host: another GPU
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_no_fault():
         ),
         (changed(7, torch="2.12.0"), ["different versions of torch: 2.13.0 on a, b; 2.12.0 on b", "one environment"]),
         (changed(7, nccl="2.28.9"), ["different versions of NCCL"]),
-        (changed(7, nccl="", torch="2.13.0+cpu"), ["different versions of NCCL: 2.29.1 on a, b; none on b"]),
+        (changed(7, nccl="-", torch="2.13.0+cpu"), ["different versions of NCCL: 2.29.1 on a, b; - on b"]),
         (changed(2, cores=[17]), ["rank(s) 2 on a may use one core of 288", "--cpus-per-task"]),
         (
             [row(n, local=n, cores=[3], host_cores=4) for n in range(4)],
@@ -97,7 +97,17 @@ def test_several_faults_are_all_told():
     ],
 )
 def test_the_network_that_nccl_took(log, network):
-    assert ranks.network_of(log) == network
+    assert ranks.network_of(torch.device("cuda"), log) == f"nccl {network}".strip()
+
+
+def test_what_gloo_connects_through(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.0.0.1")
+    assert ranks.network_of(torch.device("cpu"), "") == "gloo tcp 10.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert ranks.network_of(torch.device("cpu"), "") == "gloo tcp eth0"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: socket.inet_aton("nowhere"))  # OSError
+    assert ranks.network_of(torch.device("cpu"), "") == "gloo tcp"
 
 
 def test_what_says_that_there_are_gpus(monkeypatch):
@@ -127,10 +137,10 @@ def test_tcp_is_told_where_rdma_is_required():
         assert len(ranks.without_rdma([{**one, "network": network} for one in cluster()])) == 2
 
 
-def test_the_table_is_in_the_order_of_ranks():
-    lines = ranks.table(list(reversed(cluster()))).splitlines()
-    assert "  ".join(lines[0].split()) == "rank  host  node  local  device  UUID  cores  threads  torch  NCCL  network"
-    assert [line.split()[0] for line in lines[1:]] == [str(rank) for rank in range(8)]
+def test_the_table():
+    lines = [" ".join(line.split()) for line in ranks.table(cluster()).splitlines()]
+    assert lines[0] == "rank host node local device UUID cores threads torch NCCL network"
+    assert lines[5] == "4 b 0 0 cuda:0 H100 GPU-b-0 288/288 72 2.13.0 2.29.1 -"
 
 
 def test_it_needs_torch_alone(tmp_path):
@@ -147,8 +157,8 @@ def test_it_needs_torch_alone(tmp_path):
 
 def test_wrong_flags_are_refused_at_once(tmp_path):
     for flags, expected in (
-        (["--timeout", "0"], "--timeout 0: expected at least 1 second"),
-        (["--json", tmp_path / "no/rows.json"], f"there is no folder {tmp_path}/no; make it first"),
+        (["--timeout", "0"], "--timeout 0: expected a number of seconds from 1 to 1e6"),
+        (["--json", tmp_path / "no/rows.json"], f"cannot write in folder {tmp_path}/no; create it or name another"),
     ):
         done = subprocess.run(
             [sys.executable, TEMPLATE / "check/ranks.py", *flags], capture_output=True, text=True, check=False

@@ -7,22 +7,31 @@ when two ranks share a GPU, when torch sees none of the GPUs that were given (AL
 differ between ranks, when a rank has one core of a machine that has many, or, with REQUIRE_RDMA=1, when ranks talk TCP.
 """
 
-from __future__ import annotations
-
 import argparse
+import contextlib
 import json
 import os
 import re
 import socket
 import sys
 import tempfile
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
+
+# What is wrong, and what to do; told() fills in the names.
+SHARED = "ranks {ranks} share one GPU of {host} ({uuid}): set NPROC_PER_NODE to its number of GPUs; no --gpus-per-task"
+BLIND = "rank(s) {ranks} on {host} were given GPUs ({given}), but torch {torch} sees none: install a torch that is "
+BLIND += "built for these GPUs and not newer than their driver"
+ONE_CORE = "rank(s) {ranks} on {host} may use one core of {host_cores}: pass --cpus-per-task (mpirun: --bind-to none)"
+TCP = "REQUIRE_RDMA=1, but rank(s) {ranks} on {host} talk through {network}: no RDMA device was given, or libibverbs, "
+TCP += "librdmacm or the device's own library are missing where python3 runs, or NCCL_IB_DISABLE or NCCL_NET wants it "
+TCP += "so (pi/pi.py with NCCL_DEBUG=INFO tells more). REQUIRE_RDMA=0 accepts TCP"
 
 
 def setup(timeout: float) -> tuple[int, int, torch.device]:
@@ -46,11 +55,11 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
 
 
 def describe(rank: int, device: torch.device) -> dict:
-    """Return this process's row of the table; see COLUMNS for the keys that are shown."""
+    """Return this process's row of the table, and what else `faults()` looks at."""
     row = {
+        "rank": rank,
         "host": socket.gethostname(),
         "node_rank": int(os.environ.get("GROUP_RANK", 0)),  # torchrun's name for the rank of the node
-        "rank": rank,
         "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
         "device": "CPU",
         "uuid": "",
@@ -59,7 +68,7 @@ def describe(rank: int, device: torch.device) -> dict:
         "host_cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "nccl": "",
+        "nccl": "-",
         "network": "",
     }
     if device.type == "cuda":
@@ -78,106 +87,67 @@ def given_gpus() -> str:
     return ""
 
 
+def told(rows: list[dict], keys: list[str], sentence: str, least: int = 1) -> list[str]:
+    """Return `sentence` for each group of at least `least` rows that agree in `keys`.
+
+    Filled in are {ranks} and {hosts} of the group and any field of a row.
+    """
+    groups = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[key] for key in keys)].append(row)
+    found = []
+    for group in groups.values():
+        ranks, hosts = (", ".join(map(str, sorted({row[key] for row in group}))) for key in ("rank", "host"))
+        if len(group) >= least:
+            found.append(sentence.format(ranks=ranks, hosts=hosts, **group[0]))
+    return found
+
+
 def faults(rows: list[dict]) -> list[str]:
     """Return what is wrong with the rows of all ranks, one sentence each; [] when nothing is.
 
     rows: one `describe()` for each rank, in any order.
     """
-    found = []
-    ranks_of_gpu, ranks_of_host = defaultdict(list), defaultdict(list)
-    for row in rows:
-        ranks_of_host[row["host"]].append(row)
-        if row["uuid"]:
-            ranks_of_gpu[row["host"], row["uuid"]].append(row["rank"])
-    for (host, uuid), ranks in ranks_of_gpu.items():
-        if len(ranks) > 1:
-            found.append(
-                f"ranks {_listed(ranks)} share one GPU of {host} ({uuid}): start as many processes per node as it has "
-                "GPUs (NPROC_PER_NODE), and let every process see all of them (no --gpus-per-task)"
-            )
-    for host, here in ranks_of_host.items():
-        blind = [row for row in here if not row["uuid"] and row["given"]]
-        if blind:
-            found.append(
-                f"rank(s) {_listed(row['rank'] for row in blind)} on {host} were given GPUs ("
-                f"{blind[0]['given']}), but torch {blind[0]['torch']} sees none: install a torch that is built for "
-                "these GPUs and not newer than their driver"
-            )
+    found = told([row for row in rows if row["uuid"]], ["host", "uuid"], SHARED, least=2)
+    found += told([row for row in rows if row["given"] and not row["uuid"]], ["host"], BLIND)
     for key, name in (("torch", "torch"), ("nccl", "NCCL")):
-        hosts_of_version = defaultdict(set)
-        for row in rows:
-            hosts_of_version[row[key] or "none"].add(row["host"])
-        if len(hosts_of_version) > 1:
-            versions = "; ".join(f"{version} on {_listed(hosts)}" for version, hosts in hosts_of_version.items())
+        versions = told(rows, [key], f"{{{key}}} on {{hosts}}")
+        if len(versions) > 1:
+            versions = "; ".join(versions)
             found.append(f"the ranks run different versions of {name}: {versions}. Use one environment on all nodes")
-    for host, here in ranks_of_host.items():
-        lonely = [row for row in here if len(row["cores"]) == 1]
-        shared = len({row["cores"][0] for row in lonely}) < len(lonely)
-        many = here[0]["host_cores"]
-        if lonely and many > 1 and (shared or many > len(here)):
-            ranks = _listed(row["rank"] for row in lonely)
-            found.append(
-                f"rank(s) {ranks} on {host} may use one core of {many}: pass --cpus-per-task to srun "
-                "(under mpirun: --bind-to none)"
-            )
-    return found
+    lonely = [row for row in rows if len(row["cores"]) == 1]
+    taken = Counter(host for host, _ in {(row["host"], row["cores"][0]) for row in lonely})
+    lonely = [row for row in lonely if taken[row["host"]] < row["host_cores"]]  # else each core has a rank of its own
+    return found + told(lonely, ["host"], ONE_CORE)
 
 
 def without_rdma(rows: list[dict]) -> list[str]:
     """Return a sentence for each host whose ranks talk through TCP, or through nobody knows what."""
-    ranks_of = defaultdict(list)
-    for row in rows:
-        library, _, network = row["network"].partition(" ")
-        if library != "nccl" or network.startswith("Socket") or not network:
-            ranks_of[row["host"], row["network"]].append(row["rank"])
-    return [
-        f"REQUIRE_RDMA=1, but rank(s) {_listed(ranks)} on {host} talk through {network}: no RDMA device was given, "
-        "or libibverbs, librdmacm or the device's own library are missing where python3 runs, or NCCL_IB_DISABLE or "
-        "NCCL_NET wants it so (NCCL_DEBUG=INFO tells more). REQUIRE_RDMA=0 accepts TCP"
-        for (host, network), ranks in ranks_of.items()
-    ]
+    return told([row for row in rows if not re.match("nccl (?!Socket)", row["network"])], ["host", "network"], TCP)
 
 
-def network_of(nccl_log: str) -> str:
-    """Return the network that NCCL says it took, from its NCCL_DEBUG=INFO output; '' when it does not say."""
-    name = re.search(r"Using network (.+)", nccl_log)
-    cards = re.search(r"NET/\w+ *: *Using (\[0\][^;\n]+)", nccl_log)
-    return " ".join(found.group(1).strip() for found in (name, cards) if found)
-
-
-def gloo_network() -> str:
-    """Return the interface, or else the address of this host's name, which gloo connects through."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    if interface:
-        return f"tcp {interface}"
-    try:
-        return f"tcp {socket.gethostbyname(socket.gethostname())}"
-    except OSError:
-        return "tcp"
+def network_of(device: torch.device, nccl_log: str) -> str:
+    """Return what connects this rank: the network that NCCL's log names, or the interface or address of gloo."""
+    if device.type == "cuda":
+        name = re.search(r"Using network (.+)", nccl_log)
+        cards = re.search(r"NET/\w+ *: *Using (\[0\][^;\n]+)", nccl_log)
+        return " ".join(["nccl", *(found.group(1).strip() for found in (name, cards) if found)])
+    address = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    with contextlib.suppress(OSError):  # a host whose name leads nowhere
+        address = address or socket.gethostbyname(socket.gethostname())
+    return f"gloo tcp {address}".strip()
 
 
 def table(rows: list[dict]) -> str:
-    """Return the rows as text, one line each, in the order of ranks."""
-    columns = {
-        "rank": lambda row: row["rank"],
-        "host": lambda row: row["host"],
-        "node": lambda row: row["node_rank"],
-        "local": lambda row: row["local_rank"],
-        "device": lambda row: row["device"],
-        "UUID": lambda row: row["uuid"][:12] or "-",
-        "cores": lambda row: f"{len(row['cores'])}/{row['host_cores']}",
-        "threads": lambda row: row["threads"],
-        "torch": lambda row: row["torch"],
-        "NCCL": lambda row: row["nccl"] or "-",
-        "network": lambda row: row["network"] or "-",
-    }
-    lines = [[str(cell(row)) for cell in columns.values()] for row in sorted(rows, key=lambda row: row["rank"])]
-    widths = [max(map(len, column)) for column in zip(columns, *lines)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in [list(columns), *lines])
-
-
-def _listed(values) -> str:
-    return ", ".join(map(str, sorted(values)))
+    """Return the rows as text, one line each."""
+    lines = [["rank", "host", "node", "local", "device", "UUID", "cores", "threads", "torch", "NCCL", "network"]]
+    for row in rows:
+        cells = [row[key] for key in ("rank", "host", "node_rank", "local_rank", "device")]
+        cells += [row["uuid"][:12], f"{len(row['cores'])}/{row['host_cores']}"]
+        cells += [row[key] for key in ("threads", "torch", "nccl", "network")]
+        lines.append([str(cell) or "-" for cell in cells])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def gather(value, world: int) -> list:
@@ -193,54 +163,41 @@ def gather(value, world: int) -> list:
     return [json.loads(bytes(row.tolist())) for row in padded]
 
 
-def report(rows: list[dict], found: list[str], file: str | None) -> None:
-    """Print table and faults, and write both to `file` if one is given."""
-    print(table(rows), flush=True)
-    for sentence in found:
-        print(f"FAULT: {sentence}", flush=True)
-    if file:
-        Path(file).write_text(json.dumps({"rows": rows, "faults": found}, indent=1) + "\n")
-
-
 @record
 def main() -> None:
     """Read the flags, join the group, look around, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", metavar="FILE", help="write the rows, with all fields, to FILE")
-    parser.add_argument(
-        "--timeout", type=float, default=60, metavar="SECONDS", help="give up on a silent rank (%(default)s)"
-    )
-    arguments = parser.parse_args()
-    if not arguments.timeout >= 1:
-        parser.error(f"--timeout {arguments.timeout:g}: expected at least 1 second")
-    if arguments.json and not Path(arguments.json).resolve().parent.is_dir():
-        parser.error(
-            f"--json {arguments.json}: there is no folder {Path(arguments.json).resolve().parent}; make it first"
-        )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, with all fields, to FILE")
+    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="give up on a silent rank (60)")
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # local rank 0 speaks for its node; the launcher then ends the others
+        parser.error = lambda _: time.sleep(5) or sys.exit(2)
+    args = parser.parse_args()
+    if not 1 <= args.timeout <= 1e6:
+        parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
+    if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
+        parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
 
-    # NCCL says which network it took only in its debug output, which goes to a file of this process.
-    log = Path(tempfile.gettempdir()) / f"nccl-{os.getpid()}.log"
-    if torch.cuda.is_available() and "NCCL_DEBUG_FILE" not in os.environ:
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
-
-    rank, world, device = setup(arguments.timeout)
+    # NCCL says which network it took only in its debug output.
+    log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115  (it lives as long as NCCL does)
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
+    rank, world, device = setup(args.timeout)
     rows = gather(describe(rank, device), world)
     found = faults(rows)
     if not found:  # with a fault, NCCL would stop the ranks with an error of its own
-        total = torch.tensor(rank + 1, dtype=torch.int64, device=device)
+        total, expected = torch.tensor(rank + 1, device=device), world * (world + 1) // 2
         dist.all_reduce(total)
-        if total.item() != world * (world + 1) // 2:
-            found = [f"the all-reduce over {world} ranks gave {total.item()}, not {world * (world + 1) // 2}"]
-        network = gloo_network() if device.type == "cpu" else network_of(log.read_text()) if log.exists() else ""
-        log.unlink(missing_ok=True)
-        for row, name in zip(rows, gather(network, world)):
-            row["network"] = f"{'nccl' if row['nccl'] else 'gloo'} {name}".strip()
+        if total.item() != expected:
+            found = [f"the all-reduce over {world} ranks gave {total.item()}, not {expected}"]
+        for row, network in zip(rows, gather(network_of(device, log.read()), world)):
+            row["network"] = network
         found += without_rdma(rows) if os.environ.get("REQUIRE_RDMA") == "1" else []
     if rank == 0:
-        report(rows, found, arguments.json)
-        if not found:
-            hosts = len({row["host"] for row in rows})
-            print(f"all-reduce over {world} rank(s) on {hosts} host(s): right", flush=True)
+        hosts = len({row["host"] for row in rows})
+        right = [] if found else [f"all-reduce over {world} rank(s) on {hosts} host(s): right"]
+        print("\n".join([table(rows), *(f"FAULT: {sentence}" for sentence in found), *right]), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps({"rows": rows, "faults": found}, indent=1) + "\n")
+    gather(None, world)  # whoever leaves with a fault has all others ended: not before rank 0 has told it
     dist.destroy_process_group()
     sys.exit(1 if found else 0)
 

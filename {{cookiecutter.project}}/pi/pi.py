@@ -10,8 +10,6 @@ spacing of float64 numbers at pi, 4.4e-16, and whatever error is seen is roundin
 the inner points; one exchange at the end brings the shares together.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -19,8 +17,8 @@ import os
 import socket
 import sys
 import time
+import zlib
 from datetime import timedelta
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 import torch
@@ -91,120 +89,61 @@ def partial_sum(first: int, last: int, intervals: int, device: torch.device) -> 
     return high, low
 
 
-def gather_text(text: str, world_size: int) -> list[str]:
-    """Return every rank's `text` (at most 256 bytes), in the order of the ranks.
-
-    all_gather_object() would do, but it needs numpy.
-    """
-    mine = torch.tensor(list(text.encode()[:256].ljust(256, b"\0")), dtype=torch.uint8)
-    rows = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(rows, mine)
-    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
-
-
-def interval_count(text: str) -> int:
-    """Read a whole number >= 1, written 1000000000 or 1e9."""
-    try:
-        number = Decimal(text)
-        whole = number.is_finite() and 1 <= number <= 2**53 and number == int(number)
-    except InvalidOperation:
-        whole = False
-    if not whole:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 2^53; write for example 1e9")
-    return int(number)
-
-
-def seconds(text: str) -> float:
-    """Read a time in seconds, from 1 to 1e6."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 1 <= number <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 1e6; write for example 300")
-    return number
-
-
-def new_file(text: str) -> Path:
-    """Read the name of a file that rank 0 will write at the end; find out now whether it can."""
-    path = Path(text)
-    if os.environ.get("RANK", "0") == "0":  # the other ranks may not even see that file system
-        if path.exists() and not path.is_file():
-            raise argparse.ArgumentTypeError(f"{text!r} is not a file; name a file in an existing folder")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise argparse.ArgumentTypeError(f"cannot write in folder {str(path.parent)!r}; create it or name another")
-    return path
-
-
-def write_json(path: Path, result: dict) -> None:
-    """Write `result` so that a reader finds a whole file or none."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(part, path)
+def exchange(mine: list[float], world_size: int, device: torch.device) -> list[float]:
+    """Return the numbers of all ranks, in the order of the ranks; ends for nobody before everybody has joined."""
+    mine = torch.tensor(mine, dtype=torch.float64, device=device)
+    all_of_them = [torch.empty_like(mine) for _ in range(world_size)]
+    dist.all_gather(all_of_them, mine)
+    return torch.cat(all_of_them).tolist()  # waits for the GPU, too
 
 
 @record
 def main() -> None:
     """Compute pi, time it, report from rank 0."""
-    parser = argparse.ArgumentParser(description="Pi by the trapezoid rule for 4 / (1 + x^2) on [0, 1].")
-    parser.add_argument(
-        "--intervals", type=interval_count, default=10**9, help="trapezoids over all ranks, 1 to 2^53 (default: 1e9)"
-    )
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write the result there too (rank 0)")
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=300.0,
-        metavar="SECONDS",
-        help="give up when a rank is this late for the others (default: 300)",
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--intervals", type=float, default=1e9, metavar="N", help="trapezoids over all ranks (1e9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too (rank 0)")
+    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="give up on a silent rank (300)")
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # local rank 0 speaks for its node; the launcher then ends the others
+        parser.error = lambda _: time.sleep(5) or sys.exit(2)
     args = parser.parse_args()
+    if not (1 <= args.intervals <= 2**53 and args.intervals.is_integer()):
+        parser.error(f"--intervals {args.intervals:g}: expected a whole number from 1 to 2^53, for example 1e9")
+    if not 1 <= args.timeout <= 1e6:
+        parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
+    if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
+        parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
 
+    # Start-up (imports, links between ranks, first use of a kernel) is not timed: a small run and two exchanges first,
+    # which are the barrier in front of the clock as well.
     rank, world_size, device = setup(args.timeout)
-    hosts = list(dict.fromkeys(gather_text(socket.gethostname(), world_size)))
+    exchange(partial_sum(1, 1000, 1000, device), world_size, device)
+    host = zlib.crc32(socket.gethostname().encode())  # a number, because that is what ranks exchange here
+    hosts = len(set(exchange([host], world_size, device)))
 
     # The inner points are 1 ... n - 1. Whatever n and the number of ranks, these shares differ by at most one point,
     # and a rank with nothing to do takes part in the exchange all the same.
-    n = args.intervals
+    n = int(args.intervals)
     first = 1 + (n - 1) * rank // world_size
     last = 1 + (n - 1) * (rank + 1) // world_size
-
-    # Start-up (imports, links between ranks, first use of a kernel) is not timed: a small run and an exchange first.
-    # A gather ends for nobody before everybody has joined it, so it is the barrier in front of the clock as well.
-    mine = torch.tensor(partial_sum(1, 1000, 1000, device), dtype=torch.float64, device=device)
-    shares = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(shares, mine)
-    torch.cat(shares).tolist()  # waits for the GPU, too
-
     begin = time.perf_counter()
-    mine = torch.tensor(partial_sum(first, last, n, device), dtype=torch.float64, device=device)
-    dist.all_gather(shares, mine)
+    shares = exchange(partial_sum(first, last, n, device), world_size, device)
     # The end points count half: g(0)/2 + g(1)/2 = 1/2 + 1/4. fsum makes the total independent of the number of ranks
     # but for the rounding inside the chunks.
-    estimate = 4 * math.fsum([0.75, *torch.cat(shares).tolist()]) / n
-    slowest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    estimate = 4 * math.fsum([0.75, *shares]) / n
+    seconds = max(exchange([time.perf_counter() - begin], world_size, device))
 
     if rank == 0:
         error = estimate - math.pi  # math.pi itself is 1.2e-16 below pi
-        elapsed = slowest.item()
-        rate = n / elapsed
         print(f"pi     {estimate:.17f}")
         print(f"error  {error:+.1e}")
-        print(f"time   {elapsed:.6f} s, slowest rank, start-up excluded: {rate:.3g} intervals/s of {n}")
-        plural = "" if world_size == 1 else "s", "" if len(hosts) == 1 else "s"
-        print(f"by     {world_size} rank{plural[0]} on {len(hosts)} host{plural[1]} ({device.type})", flush=True)
+        print(f"time   {seconds:.6f} s, slowest rank, start-up excluded: {n / seconds:.3g} intervals/s of {n}")
+        ranks = f"{world_size} rank{'s' if world_size > 1 else ''} on {hosts} host{'s' if hosts > 1 else ''}"
+        print(f"by     {ranks} ({device.type})", flush=True)
         if args.json:
-            result = {
-                "pi": estimate,
-                "error": error,
-                "intervals": n,
-                "seconds": elapsed,
-                "intervals_per_second": rate,
-                "world_size": world_size,
-                "hosts": hosts,
-            }
-            write_json(args.json, result)
+            result = {"pi": estimate, "error": error, "intervals": n, "seconds": seconds}
+            result |= {"intervals_per_second": n / seconds, "world_size": world_size, "hosts": hosts}
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
     dist.destroy_process_group()
 
 
