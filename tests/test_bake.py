@@ -345,9 +345,28 @@ def test_a_site_file_of_ones_own(tmp_path):
     assert 'our "big" cluster' in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
 
 
+EXTRAS = ("matplotlib", "tqdm", "tensorboard")
+
+
 def test_the_written_project_passes_its_own_tests(tmp_path):
+    """Where nothing can be imported but pytest and torch."""
     project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="2")
+    for name in ("numpy", *EXTRAS):
+        (tmp_path / f"without/{name}").mkdir(parents=True)
+        (tmp_path / f"without/{name}/__init__.py").write_text("raise ModuleNotFoundError('not in this test')\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "without")}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("site", ["local", "mn5", "slurm", "rcp"])
+def test_optional_packages_are_named_in_one_place(tmp_path, site):
+    """In README.md; beside it a program may name one that it has not found."""
+    project = bake(tmp_path, site=site, account=account(site))
+    named = {}
+    for path in project.rglob("*"):
+        if path.is_file() and path.suffix != ".py":
+            named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in path.read_text()]
+    assert {name: extras for name, extras in named.items() if extras} == {"README.md": ["matplotlib", "tqdm"]}

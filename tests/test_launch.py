@@ -330,7 +330,7 @@ def test_spawned_ranks(tmp_path):
 
 
 def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
-    """The others would wait for a minute; the exit code is the failed one's, its traceback begins in the program."""
+    """The others would wait for a minute; the exit code is the failed one's."""
     program = tmp_path / "x.py"
     for failure, code, said in (
         ("sys.exit(7)", 7, ""),
@@ -341,7 +341,6 @@ def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
         program.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {failure}\ntime.sleep(60)\n")
         done = spawn({"NPROC_PER_NODE": "3", **ELSEWHERE}, program, cwd=tmp_path, timeout=20)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
-        assert "runpy" not in done.stderr and 'spawn.py", line' not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 5)])
@@ -378,7 +377,6 @@ def test_spawn_runs_a_module(tmp_path):
             ["x.py"],
             "srun started 12 tasks on 3 node(s), but one per node is wanted",
         ),
-        (MPI, ["x.py"], "started by mpirun, but srun is wanted"),
         ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 ranks, but MASTER_ADDR and MASTER_PORT are not both set"),
         ({"NPROC_PER_NODE": "gpu"}, ["x.py"], "ranks per node (NPROC_PER_NODE) 'gpu': expected a whole number"),
     ],

@@ -130,7 +130,7 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
     said = refused(*step, "--ntasks-per-node=1", "launch/rank.sh", "pi/pi.py", **meeting)
     assert "started 2 time(s) on 2 node(s), but once per rank is wanted, 2 times on each: srun --ntasks=4" in said
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "launch/spawn.py", "pi/pi.py", **meeting)
-    assert "srun started 4 tasks on 2 node(s), but one per node is wanted (the ranks are started here)" in said
+    assert "srun started 4 tasks on 2 node(s), but one per node is wanted: srun --ntasks-per-node=1" in said
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
     assert "started 4 times without RANK, each would be alone: put launch/rank.sh before pi/pi.py" in said
     script = ["bash", "slurm/submit_multinode.sh"]

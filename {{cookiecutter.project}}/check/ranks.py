@@ -26,12 +26,10 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 # What is wrong, and what to do; told() fills in the names.
 SHARED = "ranks {ranks} share one GPU of {host} ({uuid}): set NPROC_PER_NODE to its number of GPUs; no --gpus-per-task"
-BLIND = "rank(s) {ranks} on {host} were given GPUs ({given}), but torch {torch} sees none: install a torch that is "
-BLIND += "built for these GPUs and not newer than their driver"
+BLIND = "rank(s) {ranks} on {host} were given GPUs ({given}), but torch {torch} sees none: install one for this driver"
 ONE_CORE = "rank(s) {ranks} on {host} may use one core of {host_cores}: pass --cpus-per-task (mpirun: --bind-to none)"
-TCP = "REQUIRE_RDMA=1, but rank(s) {ranks} on {host} talk through {network}: no RDMA device was given, or libibverbs, "
-TCP += "librdmacm or the device's own library are missing where python3 runs, or NCCL_IB_DISABLE or NCCL_NET wants it "
-TCP += "so (pi/pi.py with NCCL_DEBUG=INFO tells more). REQUIRE_RDMA=0 accepts TCP"
+TCP = "REQUIRE_RDMA=1, but rank(s) {ranks} on {host} talk through {network}: no RDMA device, no libibverbs or no "
+TCP += "librdmacm, or NCCL_IB_DISABLE or NCCL_NET (pi/pi.py with NCCL_DEBUG=INFO tells); REQUIRE_RDMA=0 accepts TCP"
 
 
 def setup(timeout: float) -> tuple[int, int, torch.device]:
@@ -56,21 +54,12 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
 
 def describe(rank: int, device: torch.device) -> dict:
     """Return this process's row of the table, and what else `faults()` looks at."""
-    row = {
-        "rank": rank,
-        "host": socket.gethostname(),
-        "node_rank": int(os.environ.get("GROUP_RANK", 0)),  # torchrun's name for the rank of the node
-        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-        "device": "CPU",
-        "uuid": "",
-        "given": given_gpus(),
-        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count())),
-        "host_cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "nccl": "-",
-        "network": "",
-    }
+    row = {"rank": rank, "host": socket.gethostname(), "host_cores": os.cpu_count(), "given": given_gpus()}
+    row["node_rank"] = int(os.environ.get("GROUP_RANK", 0))  # torchrun's name for the rank of the node
+    row["local_rank"] = int(os.environ.get("LOCAL_RANK", 0))
+    row["cores"] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
+    row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "nccl": "-", "network": ""}
+    row |= {"device": "CPU", "uuid": ""}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         row["device"] = f"{device} {properties.name}"
@@ -111,7 +100,7 @@ def faults(rows: list[dict]) -> list[str]:
     found = told([row for row in rows if row["uuid"]], ["host", "uuid"], SHARED, least=2)
     found += told([row for row in rows if row["given"] and not row["uuid"]], ["host"], BLIND)
     for key, name in (("torch", "torch"), ("nccl", "NCCL")):
-        versions = told(rows, [key], f"{{{key}}} on {{hosts}}")
+        versions = told(rows, [key], "{" + key + "} on {hosts}")
         if len(versions) > 1:
             versions = "; ".join(versions)
             found.append(f"the ranks run different versions of {name}: {versions}. Use one environment on all nodes")

@@ -17,7 +17,6 @@ Read from the environment, all optional but MASTER_* where there are several nod
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import runpy
 import signal
@@ -40,110 +39,85 @@ def die(message: str) -> None:
     sys.exit(2)
 
 
-def number(text: str, what: str, least: int) -> int:
-    """Return a whole number of at least `least`, or exit with a sentence."""
-    if not text.isdecimal() or int(text) < least:
-        die(f"{what} {text!r}: expected a whole number of at least {least}")
-    return int(text)
-
-
 def place() -> tuple[int, int]:
     """Return this node's rank and the ranks of each node; put what its ranks share into the environment."""
     seen = os.environ
-    if seen.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
-        die("started by mpirun, but srun is wanted: LAUNCHER=spawn, or launch/torchrun.sh under mpirun")
-    nodes = number(seen.get("SLURM_STEP_NUM_NODES", "1"), "number of nodes", 1)
-    tasks = number(seen.get("SLURM_STEP_NUM_TASKS", "1"), "number of tasks", 1)
-    if tasks != nodes:
-        die(
-            f"srun started {tasks} tasks on {nodes} node(s), but one per node is wanted (the ranks are started here): "
-            f"srun --ntasks={nodes} --ntasks-per-node=1"
-        )
-    node_rank = number(seen.get("SLURM_NODEID", "0"), "node rank", 0) if "SLURM_STEP_NUM_NODES" in seen else 0
+    nodes, tasks = (int(seen.get(name, 1)) for name in ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"))
+    node_rank = int(seen["SLURM_NODEID"]) if nodes > 1 else 0
     counts = ("NPROC_PER_NODE", "SLURM_GPUS_ON_NODE", "CPU_RANKS_PER_NODE")
-    ranks = number(next((seen[name] for name in counts if seen.get(name)), "1"), "ranks per node (NPROC_PER_NODE)", 1)
+    ranks = next((seen[name] for name in counts if seen.get(name)), "1")
+    if tasks != nodes:
+        die(f"srun started {tasks} tasks on {nodes} node(s), but one per node is wanted: srun --ntasks-per-node=1")
+    if not ranks.isdecimal() or int(ranks) < 1:
+        die(f"ranks per node (NPROC_PER_NODE) {ranks!r}: expected a whole number of at least 1")
+    ranks = int(ranks)
     if nodes * ranks == 1:  # it meets nobody: MASTER_ADDR could be a leftover
         seen.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     elif not (seen.get("MASTER_ADDR") and seen.get("MASTER_PORT")):
-        die(
-            f"{nodes * ranks} ranks, but MASTER_ADDR and MASTER_PORT are not both set: start through "
-            "slurm/submit_multinode.sh or set them"
-        )
+        die(f"{nodes * ranks} ranks, but MASTER_ADDR and MASTER_PORT are not both set: use slurm/submit_multinode.sh")
     cores = min(len(os.sched_getaffinity(0)), int(seen.get("SLURM_CPUS_PER_TASK") or sys.maxsize))
     seen.setdefault("OMP_NUM_THREADS", str(max(cores // ranks, 1)))
-    run = f"{seen.get('SLURM_JOB_ID', 'run')}.{seen.get('SLURM_RESTART_COUNT', '0')}.{seen['MASTER_PORT']}"
-    # Frameworks take TORCHELASTIC_RUN_ID for the sign that RANK and the others are there, and leave Slurm's alone.
     seen.update(WORLD_SIZE=str(nodes * ranks), LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK=str(node_rank))
+    # Frameworks take TORCHELASTIC_RUN_ID for the sign that RANK and the others are there, and leave Slurm's alone.
+    run = f"{seen.get('SLURM_JOB_ID', 'run')}.{seen.get('SLURM_RESTART_COUNT', '0')}.{seen['MASTER_PORT']}"
     seen.update(TORCHELASTIC_RUN_ID=run, PYTHONUNBUFFERED="1")
     return node_rank, ranks
 
 
 def run_rank(local_rank: int, outputs: list, folder: Path | None, command: list[str]) -> None:
     """Become one rank: what its program prints goes into its pipes, what it raises is printed there."""
-    for stream, pipe in zip((sys.stdout, sys.stderr), outputs[local_rank]):
-        os.dup2(pipe[1], stream.fileno())
-        stream.reconfigure(line_buffering=True)
+    for owner, stream, _, pipe in outputs:
+        if owner == local_rank:
+            os.dup2(pipe, stream.fileno())
+            stream.reconfigure(line_buffering=True)
     rank = int(os.environ["GROUP_RANK"]) * int(os.environ["LOCAL_WORLD_SIZE"]) + local_rank
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank))
     if folder:
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / str(local_rank) / "error.json")
     try:
         if command[0] == "-m":
-            sys.argv = command[1:]
-            sys.path[0] = ""
+            sys.argv, sys.path[0] = command[1:], ""
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = command
-            sys.path[0] = str(Path(command[0]).resolve().parent)
+            sys.argv, sys.path[0] = command, str(Path(command[0]).resolve().parent)
             runpy.run_path(os.path.abspath(command[0]), run_name="__main__")
     except (Exception, KeyboardInterrupt) as error:  # the second would be a good end to torch.multiprocessing
-        frames = error.__traceback__
-        while frames and frames.tb_frame.f_code.co_filename in {__file__, runpy.__file__, "<frozen runpy>"}:
-            frames = frames.tb_next
-        traceback.print_exception(type(error), error, frames)
+        traceback.print_exc()
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     finally:  # what a forked process leaves out, in Python's order
         threading._shutdown()
         atexit._run_exitfuncs()
 
 
-def relay(source: int, sink, label: bytes, log: Path | None) -> None:
+def relay(source: int, sink, label: bytes, log: Path | str) -> None:
     """Copy lines from a rank's pipe to this process's own output, labelled, and to the rank's log as they are."""
-    with os.fdopen(source, "rb") as lines, open(log or os.devnull, "ab") as file:
+    with os.fdopen(source, "rb") as lines, open(log, "ab", buffering=0) as file:
         for line in lines:
             sink.write(label + line)  # one write for each line: lines of several ranks do not mix
             sink.flush()
             file.write(line)
-            file.flush()
 
 
-def supervise(processes: list) -> int:
+def supervise(processes: list, first_rank: int) -> int:
     """Wait for all ranks; after the first failure end the others. Return the exit code: 0, or the first failure's."""
-    code, deadline = 0, None
     while True:
-        alive = [process for process in processes if process.exitcode is None]
+        alive = [process.sentinel for process in processes if process.exitcode is None]
         failed = next((process for process in processes if process.exitcode), None)
-        if failed and deadline is None:
-            code, deadline = failed.exitcode, time.monotonic() + GRACE
-            if code < 0:  # it had no time to say so itself
-                rank = int(os.environ["GROUP_RANK"]) * len(processes) + processes.index(failed)
-                print(f"launch/spawn.py on {HOST}: rank {rank} was ended by signal {-code}", file=sys.stderr)
-            for process in alive:
-                process.terminate()
+        if failed:
+            break
         if not alive:
-            return code if code >= 0 else 128 - code
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            for process in alive:
-                process.kill()
-        wait([process.sentinel for process in alive], left if left is None or left > 0 else 1)
-
-
-def forward(sent: int, pids: list[int]) -> None:
-    """Send a signal on to the ranks."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.kill(pid, sent)
+            return 0
+        wait(alive)
+    if failed.exitcode < 0:  # it had no time to say so itself
+        rank = first_rank + processes.index(failed)
+        print(f"launch/spawn.py on {HOST}: rank {rank} was ended by signal {-failed.exitcode}", file=sys.stderr)
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + GRACE
+    for process in processes:
+        process.join(max(end - time.monotonic(), 0))
+        process.kill()
+    return failed.exitcode if failed.exitcode > 0 else 128 - failed.exitcode
 
 
 def main() -> None:
@@ -153,30 +127,32 @@ def main() -> None:
         die("no program given. Usage: launch/spawn.py program.py [arguments]")
     node_rank, ranks = place()
     folder = Path(os.environ["RUN_DIR"], f"node{node_rank}-{HOST}") if os.environ.get("RUN_DIR") else None
-    if folder:
-        for local_rank in range(ranks):
-            (folder / str(local_rank)).mkdir(parents=True, exist_ok=True)
+    for local_rank in range(ranks if folder else 0):
+        (folder / str(local_rank)).mkdir(parents=True, exist_ok=True)
 
-    import torch.multiprocessing  # here and not in every rank: they are forks of this process
+    from torch.multiprocessing import start_processes  # here and not in every rank: they are forks of this process
 
-    outputs = [(os.pipe(), os.pipe()) for _ in range(ranks)]
-    context = torch.multiprocessing.start_processes(
-        run_rank, args=(outputs, folder, command), nprocs=ranks, join=False, start_method="fork"
-    )
+    outputs = [(number, stream, *os.pipe()) for number in range(ranks) for stream in (sys.stdout, sys.stderr)]
+    arguments = (outputs, folder, command)
+    processes = start_processes(run_rank, arguments, nprocs=ranks, join=False, start_method="fork").processes
+
+    def forward(sent, _) -> None:
+        for process in processes:
+            if process.exitcode is None:
+                os.kill(process.pid, sent)
+
     for forwarded in FORWARDED:
-        signal.signal(forwarded, lambda sent, _: forward(sent, context.pids()))
+        signal.signal(forwarded, forward)
     relays = []
-    for local_rank, pipes in enumerate(outputs):
+    for local_rank, stream, source, pipe in outputs:
+        os.close(pipe)
         label = f"[{HOST}:{node_rank * ranks + local_rank}] ".encode()
-        for (source, end), stream in zip(pipes, (sys.stdout, sys.stderr)):
-            os.close(end)
-            log = folder / str(local_rank) / f"{stream.name.strip('<>')}.log" if folder else None
-            relays.append(threading.Thread(target=relay, args=(source, stream.buffer, label, log), daemon=True))
-            relays[-1].start()
-    code = supervise(context.processes)
-    end = time.monotonic() + 5  # a process that a rank left behind may hold its pipe open
+        log = folder / str(local_rank) / f"{stream.name.strip('<>')}.log" if folder else os.devnull
+        relays.append(threading.Thread(target=relay, args=(source, stream.buffer, label, log), daemon=True))
+        relays[-1].start()
+    code = supervise(processes, node_rank * ranks)
     for thread in relays:
-        thread.join(max(end - time.monotonic(), 0))
+        thread.join(5 / len(relays))  # a process that a rank left behind may hold its pipe open
     sys.exit(code)
 
 
