@@ -53,7 +53,7 @@ sys.dont_write_bytecode = True  # beside these sources it would become part of e
 import common  # noqa: E402
 import train_ddp  # noqa: E402
 import train_single  # noqa: E402
-from data import Windows, read_corpus  # noqa: E402
+from data import read_corpus  # noqa: E402
 from model import GPT  # noqa: E402
 
 RANKS = 2
@@ -110,7 +110,7 @@ class Way(threading.Thread):
 
     def new_loader(self) -> DataLoader:
         """Return a loader as users of the frameworks have it; the frameworks share it out among the ranks."""
-        windows = Windows(read_corpus(None).train, self.args.context)
+        windows = read_corpus(None, self.args.context).train
         windows.__getitems__ = windows.__getitem__  # DataLoader then asks for a batch at once, as ours does
         return DataLoader(windows, self.args.micro_batch, shuffle=True, collate_fn=tuple)
 
@@ -122,7 +122,7 @@ def ours(way: Way) -> None:
 
 
 def solo(way: Way) -> None:
-    """Run train_single.py, on rank 1 too for a first block: it asks the process group that it finds for agreement."""
+    """Run train_single.py."""
     way.args.global_batch = way.args.micro_batch
     train_single.loader = partial(way.paced, train_single.loader)
     train_single.train(way.args, torch.device("cpu"))
@@ -130,8 +130,10 @@ def solo(way: Way) -> None:
 
 def bare(way: Way) -> None:
     """Cut random windows out of the text; loss, backward, clip, step."""
-    text, context = read_corpus(None).train, way.args.context
-    windows = text.read(0, len(text)).unfold(0, context + 1, context)
+    context = way.args.context
+    part = read_corpus(None, context).train
+    text = torch.frombuffer(bytearray(part.text[: part.stop]), dtype=torch.uint8)
+    windows = text.unfold(0, context + 1, context)
     model, optimizer = way.new_model()
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     while True:
@@ -187,6 +189,7 @@ def lightning(way: Way) -> None:
 def measure(rounds: int, steps: int, folder: str) -> None:
     """Run the blocks on this rank; rank 0 prints the table."""
     rank, _, _ = common.setup(timeout=600)
+    common.Stop = lambda _: argparse.Namespace(asked=bool)  # never; the real one needs the main thread
     whole = str(WARM_UP + rounds * steps + 1)  # one more than are asked for: the last would evaluate and save
     never, ways = ["--steps", whole, "--eval-every", whole, "--save-every", whole], {}
     for loop in (ours, bare, lightning, accelerate, solo):
@@ -207,7 +210,9 @@ def measure(rounds: int, steps: int, folder: str) -> None:
                 if number >= 0:
                     speed[name].append(steps * ways[name].args.global_batch * ways[name].args.context / seconds)
     weights = torch.stack([sum(p.detach().sum() for p in way.model.parameters()) for way in ways.values() if way.model])
-    if not torch.equal(*common.gather_rows(weights[None])):
+    found = [torch.empty_like(weights) for _ in range(RANKS)]
+    dist.all_gather(found, weights)
+    if not torch.equal(*found):
         sys.exit("no ratio: the weights of a way's ranks differ, they did not train together")
     if rank == 0:
         for way in (ways["ours"], ways["solo"]):

@@ -21,7 +21,7 @@ from typing import Any, Callable, NoReturn
 import torch
 import torch.distributed as dist
 from checkpoint import Checkpoints, Foreign, occupied
-from data import Corpus, Windows, read_corpus
+from data import read_corpus
 from model import Config
 from stop import Stop
 
@@ -35,11 +35,13 @@ WARM_UP, LAST = 0.1, 0.1  # the learning rate rises over this part of the steps,
 REFERENCE_BATCH = 32  # sequences per step for which --learning-rate is meant, if it is scaled at all
 LARGEST_MICRO = 32  # sequences that a rank computes at once, unless --micro-batch says otherwise
 MOST_WORKERS = 4  # processes that read ahead, for each rank that has a GPU
+EVALUATION = 1024  # windows of the validation text that are used: more costs time, fewer makes the figure noisy
 SPEAK_FIRST = 2.0  # seconds that the other ranks of a node leave to the one that prints an error
 SAVE_TIMEOUT = 7200  # seconds that ranks wait for the one that writes a checkpoint
 AGREE_BYTES = 192  # of a fact and a host name, when ranks compare what they found
 LOOK = 5.0  # seconds, or one step if that takes longer, until all ranks know that one was asked to stop
 OCCUPIED = 60  # seconds to wait for a folder in use: a file server learns late that a node is dead
+Total = Callable[[torch.Tensor], torch.Tensor]
 # Largest rate of dense bfloat16 products [FLOP/s] by a part of the GPU's name, the first that fits: from the makers'
 # data sheets as torchtitan/tools/utils.py lists them (https://github.com/pytorch/torchtitan, read 2026-11-21).
 PEAKS = (("A100", 312e12), ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12), ("H200", 989e12))  # and GH200
@@ -66,17 +68,36 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     return dist.get_rank(), dist.get_world_size(), device
 
 
-def leave() -> None:
+def leave(code: int = 0) -> NoReturn:
     """Leave the process group, and end this process: the last call of a program."""
-    if not dist.is_initialized():  # after --help
-        return
-    dist.barrier()  # nobody leaves while rank 0 still writes
-    dist.destroy_process_group()
-    # DDP leaves gloo's threads behind. One that gives back a tensor while Python shuts down aborts the process, though
-    # all is done (https://github.com/pytorch/pytorch/issues/190489): so Python does not shut down.
-    if not torch.cuda.is_available():
-        sys.stdout.flush()
-        os._exit(0)
+    if dist.is_initialized():  # not after --help
+        if code == 0:
+            dist.barrier()  # nobody leaves while rank 0 still writes
+        dist.destroy_process_group()
+        # DDP leaves gloo's threads behind. One that gives back a tensor while Python shuts down aborts the process,
+        # though all is done (https://github.com/pytorch/pytorch/issues/190489): so Python does not shut down.
+        if not torch.cuda.is_available():
+            sys.stdout.flush()
+            os._exit(code)
+    sys.exit(code)
+
+
+def fail(message: str) -> NoReturn:
+    """Print what is wrong, once per node, and end this process with exit code 2."""
+    if _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", default="0") == "0":
+        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
+    else:  # a launcher ends all ranks as soon as one has failed; let that be the one with the message
+        time.sleep(SPEAK_FIRST)
+    leave(2)
+
+
+def _from_launcher(*names: str, default: str) -> str:
+    return next((os.environ[name] for name in names if os.environ.get(name)), default)
+
+
+def ranks() -> int:
+    """Return the number of ranks that the launcher started, also where they have not been told of each other."""
+    return int(_from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", default="1"))
 
 
 def writers() -> dist.ProcessGroup:
@@ -84,203 +105,70 @@ def writers() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_TIMEOUT))
 
 
-def ranks() -> int:
-    """Return the number of ranks that the launcher started, also where they have not been told of each other."""
-    names = ("WORLD_SIZE",) if "RANK" in os.environ else ("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-    return int(next((os.environ[name] for name in names if os.environ.get(name)), "1"))
-
-
-def need_numpy() -> None:
-    """Fail where torch.distributed.checkpoint would, at the first save."""
-    try:
-        torch.zeros(1).numpy()
-    except RuntimeError:
-        fail("torch.distributed.checkpoint needs NumPy: install it, or use train_ddp.py")
-
-
-def fail(message: str) -> NoReturn:
-    """Print what is wrong, once per node, and end this process with exit code 2."""
-    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-    if next((os.environ[name] for name in names if os.environ.get(name)), "0") == "0":
-        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
-    else:  # a launcher ends all ranks as soon as one has failed; let that be the one with the message
-        time.sleep(SPEAK_FIRST)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-        if not torch.cuda.is_available():  # as in leave()
-            sys.stdout.flush()
-            os._exit(2)
-    sys.exit(2)
-
-
-def gather_rows(mine: torch.Tensor) -> torch.Tensor:
-    """Return the rows that the ranks have, [ranks, columns], from each one's own, [1, columns]."""
-    if not dist.is_initialized():
-        return mine
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, mine)
-    return torch.cat(rows)
-
-
-def to_row(text: str) -> torch.Tensor:
-    """Return ASCII as a row to gather: a tensor of bytes, because all_gather_object needs NumPy."""
-    return torch.tensor([list(text.encode()[:AGREE_BYTES].ljust(AGREE_BYTES, b"\0"))], dtype=torch.uint8)
-
-
-def to_text(row: torch.Tensor) -> str:
-    """Return what to_row() was given."""
-    return bytes(row.tolist()).rstrip(b"\0").decode()
-
-
-def agree(what: str, fact: str, fix: str, gather: Callable[[torch.Tensor], torch.Tensor] = gather_rows) -> None:
-    """Fail on all ranks, naming the hosts, unless `fact` (ASCII, short) is the same on each of them."""
-    sides: dict[str, dict[str, list[str]]] = {}  # fact -> host -> ranks
-    for rank, row in enumerate(gather(to_row(f"{fact}\0{socket.gethostname()}"))):
-        seen, host = to_text(row).split("\0")
-        sides.setdefault(seen, {}).setdefault(host, []).append(str(rank))
-    if len(sides) > 1:
-        told = []
-        for seen, hosts in sides.items():
-            named = [f"{host} (rank {', '.join(ranks)})" for host, ranks in hosts.items()]
-            told.append(f"{seen} on {', '.join(named[:3])}{f' and {len(named) - 3} more' if len(named) > 3 else ''}")
-        fail(f"the ranks do not have the same {what}: {'; '.join(told)}. {fix}")
-
-
-def number(kind: type, least: float = 0, above: bool = False) -> Callable[[str], Any]:
-    """Return an argparse type: a finite number of `kind`, at least (or above) `least`."""
-
-    def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < least or (above and value == least):
-            rule = f"{'a whole number' if kind is int else 'a number'} {'above' if above else 'of at least'} {least}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
-        return value
-
-    return parse
+FLAGS = (  # name, type, default, help; --resume, --compile and those of the model's Config are added
+    ("steps", int, 200, "updates of the weights, counted from step 0"),
+    ("data", str, None, "text file, or folder of them; else the sources of Python's own library"),
+    ("out", str, "runs/train", "folder for checkpoints and metrics"),
+    ("json", str, None, "write losses, validation loss and tokens/s into this file too"),
+    ("timeout", float, 600.0, "seconds of waiting for a rank"),
+    ("global-batch", int, 32, "sequences per step, over all ranks"),
+    ("micro-batch", int, None, f"sequences a rank computes at once; else its share, or at most {LARGEST_MICRO}"),
+    ("learning-rate", float, 1e-3, "at its peak"),
+    ("scale-learning-rate", ["linear", "sqrt"], None, f"by --global-batch / {REFERENCE_BATCH}, or by the root of that"),
+    ("decay-steps", int, None, "of the learning rate, else --steps: set it to extend a run"),
+    ("seed", int, 0, "of the weights and the order of samples"),
+    ("dtype", ["bfloat16", "tf32", "float32", "float64"], None, "of products; else bfloat16 on GPUs that have it"),
+    ("workers", int, None, "processes per rank that read ahead; else by its cores, on CPUs none"),
+    ("eval-every", int, 100, "steps; the last one also"),
+    ("save-every", int, 100, "steps; the last one also"),
+    ("save-minutes", float, None, "save also when the last checkpoint is so old"),
+    ("keep", int, 3, "checkpoints on the disk"),
+    ("log-every", int, 10, "steps per line of progress"),
+)
 
 
 def flags(doc: str) -> argparse.ArgumentParser:
     """Return what reads the flags."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = fail  # one message per node, without the usage
-    add, n, positive = partial(parser.add_argument, metavar="N"), number(int, 1), number(float, above=True)
-    add("--steps", type=n, default=200, help="updates of the weights, counted from step 0 (default: %(default)s)")
-    add("--data", metavar="PATH", help="text file, or folder of them (default: the sources of Python's own library)")
-    add("--out", metavar="DIR", default="runs/train", help="for checkpoints and metrics (default: %(default)s)")
+    of_model = [(name, type(value), value, "of the model") for name, value in asdict(Config()).items()]
+    for name, kind, default, what in (*FLAGS, *of_model):
+        of_kind = {"choices": kind} if isinstance(kind, list) else {"type": kind, "metavar": kind.__name__.upper()}
+        parser.add_argument(f"--{name}", default=default, help=f"{what} (default: {default})", **of_kind)
     again = os.environ.get("RESTART_COUNT", "0") != "0"  # this job was requeued
-    resume = "continue from the newest checkpoint in DIR, if any (a job that was requeued always does)"
+    resume = "continue from the newest checkpoint in --out, if any (a job that was requeued always does)"
     parser.add_argument("--resume", action="store_true", default=again, help=resume)
-    add("--json", metavar="FILE", help="write losses, validation loss and tokens/s into this file too")
-    add("--timeout", type=positive, default=600, metavar="SECONDS", help="of waiting for a rank (default: %(default)s)")
-    add("--global-batch", type=n, default=32, help="sequences per step, over all ranks (default: %(default)s)")
-    add("--micro-batch", type=n, help=f"sequences a rank computes at once (default: its share, if <= {LARGEST_MICRO})")
-    add("--learning-rate", type=positive, default=1e-3, metavar="X", help="at its peak (default: %(default)s)")
-    scales = f"multiply it by --global-batch / {REFERENCE_BATCH}, or by the root of that (default: neither)"
-    add("--scale-learning-rate", choices=["linear", "sqrt"], metavar="RULE", help=f"linear or sqrt: {scales}")
-    falls = f"steps until it is down to {LAST:g} of that (default: --steps; set it to extend a run)"
-    add("--decay-steps", type=n, help=falls)
-    add("--seed", type=number(int), default=0, help="of the weights and the order of samples (default: %(default)s)")
-    kinds = ["bfloat16", "tf32", "float32", "float64"]
-    types = f"of products: {', '.join(kinds)} (default: bfloat16 on GPUs that have it, else float32)"
-    add("--dtype", metavar="TYPE", choices=kinds, help=f"{types}; weights are in float32, or float64 too")
     parser.add_argument("--compile", action="store_true", help="torch.compile: a minute first, then faster")
-    add("--workers", type=number(int), help="processes per rank that read ahead (default: from its cores; CPU: none)")
-    add("--eval-every", type=n, default=100, help="steps; the last one also (default: %(default)s)")
-    add("--save-every", type=n, default=100, help="steps; the last one also (default: %(default)s)")
-    add("--save-minutes", type=positive, metavar="M", help="save also when the last checkpoint is M minutes old")
-    add("--keep", type=n, default=3, help="checkpoints on the disk (default: %(default)s)")
-    add("--log-every", type=n, default=10, help="steps per line of progress (default: %(default)s)")
-    for name, value in asdict(Config()).items():
-        kind = n if isinstance(value, int) else number(float)
-        add(f"--{name}", type=kind, default=value, help="of the model (default: %(default)s)")
     return parser
 
 
 def parse_arguments(doc: str, world: int) -> argparse.Namespace:
-    """Read the flags and refuse what cannot work for `world` ranks; add config, accumulation and rate_factor."""
+    """Read the flags and refuse what cannot work for `world` ranks; add config and accumulation."""
     args = flags(doc).parse_args()
     if world == 1 and ranks() > 1:
         fail(f"each of {ranks()} ranks would train the whole: use training/train_ddp.py")
-    if args.global_batch % world:
-        below = args.global_batch // world * world
-        near = " or ".join(str(n) for n in (below, below + world) if n)
-        fail(f"--global-batch {args.global_batch} sequences cannot be shared equally by {world} ranks: choose {near}")
+    for name, kind, *_ in FLAGS:
+        value = getattr(args, name.replace("-", "_"))
+        good = kind not in (int, float) or value is None or (value == 0 and name in ("seed", "workers"))
+        if not good and not 0 < value < math.inf:
+            fail(f"--{name} {value} has to be above 0, and finite (--seed and --workers may be 0)")
     share = args.global_batch // world
-    fits = [n for n in range(1, share + 1) if share % n == 0]
-    args.micro_batch = args.micro_batch or max(n for n in fits if n <= LARGEST_MICRO)
+    if args.global_batch % world:
+        near = " or ".join(str(n * world) for n in (share, share + 1) if n)
+        fail(f"--global-batch {args.global_batch} sequences cannot be shared equally by {world} ranks: choose {near}")
+    args.micro_batch = args.micro_batch or max(n for n in range(1, LARGEST_MICRO + 1) if share % n == 0)
     args.accumulation = share // args.micro_batch
-    if args.micro_batch not in fits:
-        fail(
-            f"--micro-batch {args.micro_batch} does not divide the {share} sequences that each of {world} ranks gets "
-            f"of --global-batch {args.global_batch}: choose one of {', '.join(map(str, fits))}"
-        )
-    scale = args.global_batch / REFERENCE_BATCH
-    args.rate_factor = {None: 1.0, "linear": scale, "sqrt": scale**0.5}[args.scale_learning_rate]
+    if share % args.micro_batch:
+        of = f"{share} sequences that each of {world} ranks gets of --global-batch {args.global_batch}"
+        fail(f"--micro-batch {args.micro_batch} does not divide the {of}: choose one that does")
+    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
+        fail(f"--json {args.json} has to be a file in a folder that is there")
     try:
         args.config = Config(**{name: getattr(args, name) for name in asdict(Config())})
         Path(args.out).mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         fail(str(error) if isinstance(error, ValueError) else f"--out {args.out} cannot be a folder ({error})")
-    if args.seed >= 2**32:
-        fail(f"--seed {args.seed} is too large: give one below 2**32")
-    if args.json and Path(args.json).is_dir():
-        fail(f"--json {args.json} is a folder: name a file")
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        fail(f"--json {args.json}: there is no folder {Path(args.json).resolve().parent}; make it first")
     return args
-
-
-def open_corpus(args: argparse.Namespace) -> tuple[Corpus, dict[str, Any]]:
-    """Read the corpus, and look whether it is enough; return it, and what a checkpoint has to have in common."""
-    try:
-        corpus = read_corpus(args.data)
-    except (OSError, ValueError) as error:
-        fail(str(error))
-    train, validation = (len(Windows(text, args.context)) for text in (corpus.train, corpus.validation))
-    if train < args.global_batch or not validation:
-        needed = max(20 * args.global_batch * args.context // 19, 20 * args.context + 19) + 1
-        fail(
-            f"{corpus.name} has {len(corpus.train) + len(corpus.validation):,} bytes; a batch of {args.global_batch} x "
-            f"{args.context} bytes and something to validate need {needed:,}: add text, or lower --global-batch or "
-            "--context"
-        )
-    settings = {**asdict(args.config), "seed": args.seed, "global_batch": args.global_batch, "corpus": corpus.checksum}
-    return corpus, settings
-
-
-def open_run(
-    args: argparse.Namespace,
-    corpus: Corpus,
-    checkpoints: Checkpoints,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    rank: int = 0,
-    gather: Callable[[torch.Tensor], torch.Tensor] = gather_rows,
-) -> dict[str, Any]:
-    """Fill model and optimizer from the checkpoint to go on from, and return its step and losses, or those of a start.
-
-    Fails if the ranks find different ones, or if another job is at work there. What is in the way of a new run is moved
-    aside.
-    """
-    shared = f"Put --out {args.out} on a file system that all nodes share"
-    holder = to_text(gather(to_row(occupied(args.out, min(OCCUPIED, args.timeout / 2)) if rank == 0 else ""))[0])
-    if holder:
-        fail(f"--out {args.out} is in use by {holder}: give another --out, or wait for the end of that")
-    agree("corpus", f"checksum {corpus.checksum}", "Give --data a path that all nodes share", gather)
-    state = None
-    if args.resume:
-        agree("checkpoints", next((path.name for path in checkpoints.there()), "none"), shared, gather)
-        try:
-            state = checkpoints.load(model, optimizer)
-        except Foreign as error:
-            fail(str(error))
-        agree("checkpoint to start from", f"step {state['step']}" if state else "none", shared, gather)
-    elif rank == 0 and (aside := checkpoints.set_aside()):
-        print(f"before  the run that was in {args.out} is now in {aside}; --resume would have continued it", flush=True)
-    return {name: state[name] if state else value for name, value in (("step", 0), ("loss", None), ("val_loss", None))}
 
 
 def precision(dtype: str | None, device: torch.device) -> tuple[str, AbstractContextManager, torch.dtype]:
@@ -296,13 +184,6 @@ def precision(dtype: str | None, device: torch.device) -> tuple[str, AbstractCon
     return dtype, autocast, torch.float64 if dtype == "float64" else torch.float32
 
 
-def workers(args: argparse.Namespace, device: torch.device) -> int:
-    """Return how many processes read ahead: on a CPU none, because its cores are busy with the model."""
-    # The launchers set OMP_NUM_THREADS to the cores of a rank.
-    from_cores = min(MOST_WORKERS, torch.get_num_threads() - 1) if device.type == "cuda" else 0
-    return from_cores if args.workers is None else args.workers
-
-
 def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.AdamW:
     """Return AdamW, as one fused kernel; matrices are decayed."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
@@ -311,8 +192,10 @@ def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.
     return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, fused=True)
 
 
-def learning_rate_at(step: int, steps: int, peak: float) -> float:
+def learning_rate_at(step: int, args: argparse.Namespace) -> float:
     """Return the learning rate of step 1, 2, …: a linear rise, then half a cosine down to LAST of the peak."""
+    scale = (args.global_batch / REFERENCE_BATCH) ** {None: 0, "sqrt": 0.5, "linear": 1}[args.scale_learning_rate]
+    peak, steps = args.learning_rate * scale, args.decay_steps or args.steps
     rise = max(1, round(WARM_UP * steps))
     if step <= rise:
         return peak * step / rise
@@ -320,8 +203,8 @@ def learning_rate_at(step: int, steps: int, peak: float) -> float:
     return peak * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def prepare_step(step: int, rank: int, args: argparse.Namespace, optimizer: torch.optim.Optimizer) -> float:
-    """Set the learning rate of step 1, 2, …, which is returned, and seed what the model draws (dropout).
+def prepare_step(step: int, rank: int, args: argparse.Namespace, optimizer: torch.optim.Optimizer) -> None:
+    """Set the learning rate of step 1, 2, …, and seed what the model draws (dropout).
 
     Both are functions of the step, so that a resumed run needs to know its number alone; each rank draws others.
     """
@@ -329,213 +212,214 @@ def prepare_step(step: int, rank: int, args: argparse.Namespace, optimizer: torc
     torch.default_generator.manual_seed(seed)  # torch.manual_seed also formats three stack traces, 0.1 ms
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
-    rate = learning_rate_at(step, args.decay_steps or args.steps, args.learning_rate * args.rate_factor)
     for group in optimizer.param_groups:
-        group["lr"] = rate
-    return rate
+        group["lr"] = learning_rate_at(step, args)
 
 
-def due(step: int, every: int, args: argparse.Namespace) -> bool:
-    """Return whether something is to be done after this step that is done every so many, and after the last."""
-    return step % every == 0 or step == args.steps
+class Run:
+    """One run of a program on one rank: what it reads, tells and decides. Silent on all ranks but 0.
 
+    The ranks read their losses, evaluate, save and stop after the same steps: they add up what each has to say.
+    """
 
-def peak_memory(device: torch.device) -> int:
-    """Return the most memory [bytes] that tensors on the GPU have had, or on a CPU this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    def __init__(
+        self, args: argparse.Namespace, device: torch.device, rank: int = 0, world: int = 1, total: Total = lambda x: x
+    ) -> None:
+        """Read the corpus, and look whether it is enough. `total` returns the sum of the ranks' tensors."""
+        self.args, self.device, self.rank, self.world, self.total = args, device, rank, world, total
+        self.dtype, self.autocast, self.weights = precision(args.dtype, device)
+        try:
+            self.corpus = read_corpus(args.data, args.context)
+        except (OSError, ValueError) as error:
+            fail(str(error))
+        self.samples, self.held_out = len(self.corpus.train), len(self.corpus.validation)
+        if self.samples < args.global_batch or not self.held_out:
+            has = f"{self.samples:,} samples of {args.context} bytes to train on and {self.held_out:,} to validate"
+            fix = f"{args.global_batch} and 1 are needed: add text, or lower --global-batch or --context"
+            fail(f"{self.corpus.name} has {has}; {fix}")
+        same = {"seed": args.seed, "global_batch": args.global_batch, "corpus": self.corpus.checksum}
+        self.settings = {**asdict(args.config), **same}  # of a run and of the checkpoint that it goes on from
+        if args.workers is None:  # the launchers set OMP_NUM_THREADS to the cores of a rank; on a CPU these are busy
+            args.workers = min(MOST_WORKERS, torch.get_num_threads() - 1) if device.type == "cuda" else 0
+        self.state: dict[str, Any] = {"step": 0, "loss": None, "val_loss": None}
+        self.pending: list[torch.Tensor] = []  # losses since the last look, read together: so the device seldom waits
+        self.losses: list[float] = []
+        self.tokens, self.seconds = 0, 0.0  # without the first look, which pays for memory, buckets and kernels
+        self.seconds_per_step, self.save, self.stop, self.bar = LOOK, False, False, None
 
+    def start(self, checkpoints: Checkpoints, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Fill model and optimizer from the checkpoint to go on from, or move what is in the way of a new run aside.
 
-class Pace:
-    """When the ranks look at their losses, save and stop: all after the same step, as they decide together."""
+        Fails if the ranks find different ones, or if another job is at work there. Says what is about to happen. From
+        now on signals do not end the process.
+        """
+        args, state = self.args, None
+        holder = self.gather(occupied(args.out, min(OCCUPIED, args.timeout / 2)) if self.rank == 0 else "")[0]
+        if holder:
+            fail(f"--out {args.out} is in use by {holder}: give another --out, or wait for the end of that")
+        self.agree("corpus", f"checksum {self.corpus.checksum}", "Give --data a path that all nodes share")
+        if args.resume:
+            shared = f"Put --out {args.out} on a file system that all nodes share"
+            self.agree("checkpoints", next((path.name for path in checkpoints.there()), "none"), shared)
+            try:
+                state = checkpoints.load(model, optimizer)
+            except Foreign as error:
+                fail(str(error))
+            self.agree("checkpoint to start from", f"step {state['step']}" if state else "none", shared)
+        elif self.rank == 0 and (aside := checkpoints.set_aside()):
+            self.say(f"before  the run that was in {args.out} is now in {aside}; --resume would have continued it")
+        self.state = state or self.state
+        self.first = self.state["step"]
+        self.next_look = self.first + 1
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" and self.dtype == "bfloat16" else ""
+        peak = next((rate for name, rate in PEAKS if re.search(rf"{name}\b", gpu)), math.inf)
+        self.mfu_per_speed = model.flops() / (self.world * peak)  # or 0
+        if self.rank == 0:
+            self._open_metrics()
+            # mpirun gives ranks a terminal even where its own output is a file.
+            if tqdm and sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ:
+                self.bar = tqdm(total=args.steps, initial=self.first, unit="step", file=sys.stdout, dynamic_ncols=True)
+        left = f": nothing is left of --steps {args.steps}, a larger number continues"
+        self.say(
+            f"ranks   {self.world} ({self.device.type}, {self.dtype}{', compiled' if args.compile else ''})\n"
+            f"model   {sum(p.numel() for p in model.parameters()):,} parameters, {args.config}\n"
+            f"corpus  {self.corpus.name}: {self.samples:,} samples to train on, {self.held_out:,} to validate; "
+            f"steps per epoch: {self.samples // args.global_batch:,}\n"
+            f"batch   {args.global_batch} sequences = {self.world} (ranks) x {args.micro_batch} (micro batch) x "
+            f"{args.accumulation} (accumulation), {args.global_batch * args.context:,} tokens a step\n"
+            f"start   at step {self.first}{left if self.first >= args.steps else ''}"
+        )
+        self.clock = self.last_save = time.monotonic()
+        self.stop_request = Stop(self.rank)
 
-    def __init__(self, args: argparse.Namespace, log: Log) -> None:
-        """Begin; from now on signals do not end the process."""
-        self.args, self.log, self.stop_request = args, log, Stop(0 if log.speaks else 1)
-        self.look, self.saved = log.first + 1, time.monotonic()
-        self.save = self.stop = False
+    def say(self, text: str) -> None:
+        """Print lines on rank 0, above the progress bar if there is one."""
+        if self.rank == 0:
+            (self.bar.write if self.bar else partial(print, flush=True))(text)
 
-    def due(self, step: int) -> bool:
-        """Return whether the losses are to be read after this step, for which the device has to be waited for."""
-        return step >= self.look or step % self.args.log_every == 0 or due(step, self.args.save_every, self.args)
+    def gather(self, text: str) -> list[str]:
+        """Return what the ranks have given, ASCII of up to AGREE_BYTES: each adds its row to a table of zeros."""
+        table = torch.zeros(self.world, AGREE_BYTES, dtype=torch.int64)
+        table[self.rank] = torch.tensor(list(text.encode()[:AGREE_BYTES].ljust(AGREE_BYTES, b"\0")))
+        return [bytes(row).rstrip(b"\0").decode() for row in self.total(table).tolist()]
 
-    def wishes(self) -> list[float]:
-        """Return what this rank has to say: whether to save (0 or 1), whether to stop, the seconds of a step."""
-        minutes = self.args.save_minutes or math.inf
-        return [time.monotonic() - self.saved > 60 * minutes, self.stop_request.asked(), self.log.seconds_per_step]
+    def agree(self, what: str, fact: str, fix: str) -> None:
+        """Fail on all ranks, naming a host for each, unless `fact` (ASCII, short) is the same on all of them."""
+        sides: dict[str, str] = {}
+        for rank, told in enumerate(self.gather(f"{fact}\0{socket.gethostname()}")):
+            seen, host = told.split("\0")
+            sides.setdefault(seen, f"{seen} on {host} (rank {rank})")
+        if len(sides) > 1:
+            fail(f"the ranks do not have the same {what}: {'; '.join(sides.values())}. {fix}")
 
-    def decide(self, step: int, wishes: list[float]) -> None:
-        """Set `save` and `stop` from the mean of all ranks' wishes."""
-        save, stop, seconds = wishes
-        self.look = step + max(1, min(self.args.log_every, int(LOOK / max(seconds, 1e-9))))
-        self.stop = stop > 0 and step < self.args.steps
-        self.save = save > 0 or self.stop or due(step, self.args.save_every, self.args)
+    def look(self, step: int, model: torch.nn.Module) -> None:
+        """Read the losses over all ranks, evaluate if it is time, and set `save` and `stop` as the ranks decide."""
+        args = self.args
+        overdue = time.monotonic() - self.last_save > 60 * (args.save_minutes or math.inf)
+        wishes = self.pending[0].new_tensor([overdue, self.stop_request.asked(), self.seconds_per_step])
+        means = self.total(torch.cat([torch.stack(self.pending), wishes]).double()) / self.world
+        *losses, save, stop, seconds_per_step = means.tolist()  # waits for the device
+        seconds, tokens = time.monotonic() - self.clock, args.global_batch * args.context * len(losses)
+        if self.losses:
+            self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
+        self.losses += losses
+        self.pending, self.seconds_per_step = [], seconds / len(losses)
+        measured, told = self._speed(tokens, seconds)
+        for number, loss in enumerate(losses, start=step - len(losses) + 1):
+            self._note(number, "loss", loss, lr=learning_rate_at(number, args), **measured)
+        if step % args.log_every == 0 or step in (self.first + 1, args.steps):
+            self.say(f"step {step}/{args.steps}  loss {losses[-1]:.4f}, {told}")
+        if self.bar:
+            self.bar.update(len(losses))
+        if self._after(step, args.eval_every):
+            self._note(step, "val_loss", self.evaluate(model))
+            self.say(f"step {step}/{args.steps}  validation loss {self.state['val_loss']:.4f}")
+        soon = step + max(1, int(LOOK / max(seconds_per_step, 1e-9)))
+        often = (args.log_every, args.eval_every, args.save_every)
+        self.next_look = min(soon, args.steps, *(step - step % every + every for every in often))
+        self.stop = stop > 0 and step < args.steps
+        self.save = save > 0 or self.stop or self._after(step, args.save_every)
+        self.clock = time.monotonic()
 
-    def has_saved(self) -> None:
-        """Count the minutes to the next checkpoint from here."""
-        self.saved = time.monotonic()
+    @torch.no_grad()
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """Return the mean loss over windows spread over the validation text, each computed by one rank.
+
+        A model in parts needs batches of the same sizes on all ranks: where one has a window fewer than others, it
+        computes another and does not count it. So nothing is counted twice, and sums are added up, not means.
+        """
+        windows, size = self.corpus.validation, self.args.micro_batch
+        spread = range(0, len(windows), -(-len(windows) // EVALUATION))
+        mine = [*spread, *[0] * (-len(spread) % self.world)][self.rank :: self.world]
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # of losses, of their number
+        model.eval()
+        for start in range(0, len(mine), size):
+            numbers = mine[start : start + size]
+            counted = max(0, min(len(numbers), len(spread[self.rank :: self.world]) - start))
+            with self.autocast:
+                losses = model(*(part.to(self.device) for part in windows[numbers])).double()
+            sums[0] += losses.view(len(numbers), -1).mean(1)[:counted].sum()
+            sums[1] += counted
+        model.train()
+        sums = self.total(sums)
+        return (sums[0] / sums[1]).item()
+
+    def saved(self) -> None:
+        """Note that there is a checkpoint; if the run shall stop, tell the submit script."""
+        self.clock = self.last_save = time.monotonic()
         if self.stop:
             self.stop_request.obey()
 
-
-class Log:
-    """What a run tells: metrics.jsonl, lines of progress, the figures for --json. Silent on all ranks but 0."""
-
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        corpus: Corpus,
-        model: torch.nn.Module,
-        dtype: str,
-        device: torch.device,
-        state: dict[str, Any],
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        """Say what is about to happen, from `state` on: the step and the losses there.
-
-        What a run that died wrote after its checkpoint will come again: it is dropped.
-        """
-        self.args, self.device, self.speaks, self.state, self.first = args, device, rank == 0, state, state["step"]
-        self.tokens_per_step = args.global_batch * args.context
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" and dtype == "bfloat16" else ""
-        peak = next((rate for name, rate in PEAKS if re.search(rf"{name}\b", gpu)), 0)
-        self.mfu_per_speed = model.flops() / (world * peak) if peak else 0
-        self.figures: dict[str, Any] = {
-            "program": Path(sys.argv[0]).stem, "world_size": world, "device": device.type, "dtype": dtype,
-            "global_batch": args.global_batch, "micro_batch": args.micro_batch, "accumulation": args.accumulation,
-            "first_step": self.first, "losses": [],
-        }  # fmt: skip
-        self.pending: list[torch.Tensor] = []  # losses and learning rates of the steps since the last line: they are
-        self.rates: list[float] = []  # read together, so that the device is seldom waited for
-        self.tokens, self.seconds = 0, 0.0  # without the first step, which pays for memory, buckets and kernels
-        self.seconds_per_step = LOOK  # not known yet
-        self.clock = time.perf_counter()
-        self.bar = None
-        if not self.speaks:
-            return
-        self._keep_metrics_up_to(self.first)
-        # mpirun gives ranks a terminal even where its own output is a file.
-        if tqdm and sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ:
-            self.bar = tqdm(total=args.steps, initial=self.first, unit="step", file=sys.stdout, dynamic_ncols=True)
-        samples, held_out = (len(Windows(part, args.context)) for part in (corpus.train, corpus.validation))
-        scaled = f" x {args.rate_factor:g} ({args.scale_learning_rate})" if args.scale_learning_rate else ""
-        shape = ", ".join(f"{name} {value:,}" for name, value in asdict(args.config).items())
-        self.say(
-            f"ranks   {world} ({device.type}, {dtype}{', compiled' if args.compile else ''})\n"
-            f"model   {sum(p.numel() for p in model.parameters()):,} parameters ({shape})\n"
-            f"corpus  {corpus.name}: {samples:,} samples to train on, {held_out:,} to validate; "
-            f"steps per epoch: {samples // args.global_batch:,}\n"
-            f"batch   {args.global_batch} sequences = {world} (ranks) x {args.micro_batch} (micro batch) x "
-            f"{args.accumulation} (accumulation), {self.tokens_per_step:,} tokens a step\n"
-            f"rate    {args.learning_rate:g}{scaled}, after a rise over "
-            f"{WARM_UP:.0%} of the steps\n"
-            f"start   {self._where_from()}"
-        )
-
-    def say(self, text: str) -> None:
-        """Print a line on rank 0, above the progress bar if there is one."""
-        if self.speaks:
-            (self.bar.write if self.bar else partial(print, flush=True))(text)
-
-    def add(self, loss: torch.Tensor, rate: float) -> None:
-        """Note a step; its loss stays on the device."""
-        self.pending.append(loss)
-        self.rates.append(rate)
-
-    def trained(self, step: int, losses: list[float]) -> None:
-        """Note the losses of the steps up to `step` that are pending, as numbers and over all ranks."""
-        seconds, tokens = time.perf_counter() - self.clock, self.tokens_per_step * len(losses)
-        if self.figures["losses"]:
-            self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
-        self.seconds_per_step = seconds / len(losses)
-        self.figures["losses"] += losses
-        self.state.update(step=step, loss=losses[-1])
-        measured = {"tokens_per_second": round(tokens / seconds, 1)}
-        text = f"loss {losses[-1]:.4f}  lr {self.rates[-1]:.2e}  {tokens / seconds:11,.0f} tokens/s"
-        if self.mfu_per_speed:
-            measured["mfu"] = round(self.mfu_per_speed * tokens / seconds, 4)
-            text += f"  mfu {measured['mfu']:.1%}"
-        for number, (loss, rate) in enumerate(zip(losses, self.rates), start=step - len(losses) + 1):
-            self._write({"step": number, "loss": loss, "lr": rate, **measured})
-        if self.bar:
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(len(losses))
-        elif step % self.args.log_every == 0 or step in (self.first + 1, self.args.steps):
-            self.say(f"{self._step(step)}  {text}")
-        self.pending, self.rates = [], []
-        self._demand_numbers("loss", dict(enumerate(losses, start=step - len(losses) + 1)))
-
-    def evaluated(self, step: int, loss: float) -> None:
-        """Note the loss on the validation text after `step`."""
-        self.state["val_loss"] = loss
-        self._write({"step": step, "val_loss": loss})
-        self.say(f"{self._step(step)}  validation loss {loss:.4f}")
-        self._demand_numbers("validation loss", {step: loss})
-
-    def resume_clock(self) -> None:
-        """Begin to count the time of steps again, after an evaluation or a checkpoint."""
-        self.clock = time.perf_counter()
-
     def finish(self) -> None:
         """Say how it went, and write the figures for --json."""
-        speed, memory = self.tokens / self.seconds if self.seconds else None, peak_memory(self.device)
-        mfu = self.mfu_per_speed * speed if self.mfu_per_speed and speed else None
-        self.close()
-        losses = self.figures["losses"]
-        if self.state["step"] < self.args.steps:
-            told = f"{self.state['step']} of {self.args.steps}, and saved in {self.args.out}"
-            self.say(f"stopped at step {told}; --resume goes on from there")
-        elif losses:
-            told = f"loss {losses[0]:.4f} -> {losses[-1]:.4f}, validation {self.state['val_loss']:.4f}"
-            told += f", {speed:,.0f} tokens/s" if speed else ""
-            told += f", mfu {mfu:.1%}" if mfu else ""
-            self.say(f"done    {told}, {memory / 2**30:.1f} GiB on rank 0; see {self.args.out}")
-        self.figures |= {
-            "steps": self.state["step"], "final_loss": self.state["loss"], "val_loss": self.state["val_loss"],
-            "tokens_per_second": speed, "mfu": mfu, "peak_memory_bytes": memory,
-        }  # fmt: skip
-        if self.args.json and self.speaks:
-            Path(self.args.json).write_text(json.dumps(self.figures, indent=1) + "\n")
-
-    def close(self) -> None:
-        """Leave the line of the progress bar."""
+        args, losses, state = self.args, self.losses, self.state
+        measured, told = self._speed(self.tokens, self.seconds)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if self.device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(self.device)
         if self.bar:
             self.bar.close()
             self.bar = None
+        if state["step"] < args.steps:
+            where = f"{state['step']} of {args.steps}, and saved in {args.out}"
+            self.say(f"stopped at step {where}; --resume goes on from there")
+        elif losses:
+            fell = f"loss {losses[0]:.4f} -> {losses[-1]:.4f}, validation {state['val_loss']:.4f}"
+            self.say(f"done    {fell}, {told}, {memory / 2**30:.1f} GiB on rank 0; see {args.out}")
+        if args.json and self.rank == 0:
+            figures = {
+                "program": Path(sys.argv[0]).stem, "world_size": self.world, "device": self.device.type,
+                "dtype": self.dtype, "global_batch": args.global_batch, "micro_batch": args.micro_batch,
+                "accumulation": args.accumulation, "first_step": self.first, "steps": state["step"], "losses": losses,
+                "final_loss": state["loss"], "val_loss": state["val_loss"], "peak_memory_bytes": memory, **measured,
+            }  # fmt: skip
+            Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
 
-    def _demand_numbers(self, what: str, losses: dict[int, float]) -> None:
-        """Fail, on all ranks alike, if a step has none: before a checkpoint is written from which none comes again."""
-        for step, loss in losses.items():
-            if not math.isfinite(loss):
-                self.close()
-                fail(f"the {what} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
+    def _speed(self, tokens: int, seconds: float) -> tuple[dict[str, float | None], str]:
+        """Return tokens/s and MFU, None where they are not known, and both in words."""
+        speed = tokens / seconds if seconds else 0
+        mfu = speed * self.mfu_per_speed
+        told = f"{speed:,.0f} tokens/s{f', mfu {mfu:.1%}' if mfu else ''}"
+        return {"tokens_per_second": round(speed, 1) or None, "mfu": round(mfu, 4) or None}, told
 
-    def _keep_metrics_up_to(self, first: int) -> None:
-        path, kept = Path(self.args.out, "metrics.jsonl"), ""
-        for line in path.read_text().splitlines() if first and path.exists() else []:
-            try:
-                kept += line + "\n" if json.loads(line)["step"] <= first else ""
-            except (ValueError, TypeError, KeyError):  # the line that it died in
-                break
-        path.with_suffix(".tmp").write_text(kept)
+    def _after(self, step: int, every: int) -> bool:
+        return step % every == 0 or step == self.args.steps
+
+    def _note(self, step: int, what: str, loss: float, **more: float) -> None:
+        """Note a loss; fail, on all ranks alike, if it is none: before a checkpoint from which none comes again."""
+        self.state.update({"step": step, what: loss})
+        if self.rank == 0:
+            self.file.write(json.dumps({"step": step, what: loss, **more}) + "\n")
+            self.file.flush()
+        if not math.isfinite(loss):
+            kind = "validation loss" if what == "val_loss" else "loss"
+            fail(f"the {kind} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
+
+    def _open_metrics(self) -> None:
+        """Open metrics.jsonl; what a run that died wrote after its checkpoint will come again, and is dropped."""
+        path = Path(self.args.out, "metrics.jsonl")
+        lines = path.read_text().splitlines(keepends=True) if self.first and path.exists() else []
+        kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= self.first]
+        path.with_suffix(".tmp").write_text("".join(kept))
         os.replace(path.with_suffix(".tmp"), path)
         self.file = path.open("a")
-
-    def _where_from(self) -> str:
-        if self.first >= self.args.steps:
-            return f"at step {self.first}: nothing is left of --steps {self.args.steps}, a larger number continues"
-        if self.first:
-            return f"at step {self.first}, from the checkpoint in {self.args.out}"
-        if self.args.resume:
-            return f"at step 0, there is no checkpoint in {self.args.out} yet"
-        return "at step 0"
-
-    def _step(self, step: int) -> str:
-        return f"step {step:{len(str(self.args.steps))}}/{self.args.steps}"
-
-    def _write(self, line: dict[str, Any]) -> None:
-        if self.speaks:
-            self.file.write(json.dumps(line) + "\n")
-            self.file.flush()

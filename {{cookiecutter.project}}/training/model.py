@@ -33,9 +33,8 @@ class Config:
         """Raise ValueError, in words for the user, where the numbers do not fit together."""
         if self.vocabulary < 256:
             raise ValueError(f"--vocabulary {self.vocabulary} is too small: data.py has 256 tokens, one for each byte")
-        if self.width % self.heads:
-            fits = self.width // self.heads * self.heads or self.heads
-            raise ValueError(f"--width {self.width} is no multiple of --heads {self.heads}: choose --width {fits}")
+        if min(self.context, self.layers, self.heads, self.width) < 1 or self.width % self.heads:
+            raise ValueError(f"--width has to be a multiple of --heads, and --context and --layers at least 1: {self}")
 
 
 class Block(nn.Module):

@@ -14,13 +14,12 @@ asked for cannot be done, and the message says what would be.
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager
 
 import common
 import torch
 import torch.distributed as dist
 from checkpoint import ShardedCheckpoints
-from data import Share, Windows, evaluation, loader
+from data import loader, share
 from model import GPT
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -28,111 +27,69 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 CLIP = 1.0  # largest norm of the gradient
 
 
-def gradients_of(
-    model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor, parts: int, autocast: AbstractContextManager
-) -> torch.Tensor:
-    """Add a micro batch's gradients to those of the others of `parts`; return its mean loss, divided by `parts`."""
-    with autocast:
-        loss = model(tokens, targets).mean() / parts
-    loss.backward()
-    return loss.detach()
+def total(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the ranks' tensors."""
+    dist.all_reduce(numbers)
+    return numbers
 
 
-def train_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    tokens: torch.Tensor,
-    targets: torch.Tensor,
-    micro_batch: int,
-    autocast: AbstractContextManager,
-) -> torch.Tensor:
-    """Make one update from this rank's share of the batch, [sequences, context]; return the share's mean loss.
+def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list) -> torch.Tensor:
+    """Make one update from this rank's share of a batch, inputs and targets [sequences, context]; return its mean loss.
 
     Every micro batch has the same size, so the mean of their means is the mean. FSDP averages the gradients over the
     ranks while the last micro batch's are computed, and leaves each its part; until then a rank adds up whole ones.
     """
-    optimizer.zero_grad(set_to_none=True)
-    mean_loss = torch.zeros((), device=tokens.device)
-    parts = list(zip(tokens.split(micro_batch), targets.split(micro_batch)))
-    for number, (inputs, wanted) in enumerate(parts, start=1):
+    optimizer.zero_grad()
+    mean_loss = torch.zeros((), device=run.device)
+    parts = list(zip(*(tensor.split(run.args.micro_batch) for tensor in batch)))
+    for number, (tokens, targets) in enumerate(parts, start=1):
         model.set_requires_gradient_sync(number == len(parts))
-        mean_loss = mean_loss + gradients_of(model, inputs, wanted, len(parts), autocast)
+        with run.autocast:
+            loss = model(tokens, targets).mean() / len(parts)
+        loss.backward()
+        mean_loss = mean_loss + loss.detach()
     torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     optimizer.step()
     return mean_loss
 
 
-def collect(losses: list[torch.Tensor], wishes: list[float]) -> tuple[list[float], list[float]]:
-    """Return the losses as numbers, and the wishes, means over the ranks; this waits for the device."""
-    numbers = torch.cat([torch.stack(losses), losses[0].new_tensor(wishes)]).double()
-    dist.all_reduce(numbers)
-    numbers /= dist.get_world_size()
-    return numbers[: len(losses)].tolist(), numbers[len(losses) :].tolist()
-
-
-@torch.no_grad()
-def evaluate(model: torch.nn.Module, windows: Windows, size: int, autocast: AbstractContextManager) -> float:
-    """Return the mean loss over windows spread over the text, `size` at once, each computed by one rank."""
-    device = next(model.parameters()).device
-    sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses, of their number
-    model.eval()
-    for batch in evaluation(windows, size, dist.get_rank(), dist.get_world_size()):
-        tokens, targets, weights = (part.to(device) for part in batch)
-        with autocast:
-            losses = model(tokens, targets).double().view(len(weights), -1)
-        sums += torch.stack([(losses.mean(1) * weights).sum(), weights.sum()])
-    model.train()
-    dist.all_reduce(sums)  # and not means: a rank may have one window fewer
-    return (sums[0] / sums[1]).item()
-
-
 def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
     """Train from step 0, or the newest checkpoint, to args.steps."""
-    corpus, settings = common.open_corpus(args)
-    dtype, autocast, weights_in = common.precision(args.dtype, device)
+    run = common.Run(args, device, rank, world, total)
     torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
-    model = GPT(args.config).to(weights_in)  # in the host's memory
+    model = GPT(args.config).to(run.weights)  # in the host's memory
     # Rounded before they are gathered: of whole float32 weights autocast would keep a rounded copy of each layer's.
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if dtype == "bfloat16" else MixedPrecisionPolicy()
+    rounds = run.dtype == "bfloat16"
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if rounds else MixedPrecisionPolicy()
     for layer in model.blocks:
         if args.compile:
             layer.compile()
         fully_shard(layer, mp_policy=policy)  # this rank's part of it goes to the GPU
     fully_shard(model, mp_policy=policy)
     optimizer = common.make_optimizer(model, args.learning_rate)
-    checkpoints = ShardedCheckpoints(args.out, args.keep, settings, common.writers())
-    state = common.open_run(args, corpus, checkpoints, model, optimizer, rank)
+    checkpoints = ShardedCheckpoints(args.out, args.keep, run.settings, common.writers())
+    run.start(checkpoints, model, optimizer)
 
-    log = common.Log(args, corpus, model, dtype, device, state, rank, world)
-    windows, validation = Windows(corpus.train, args.context), Windows(corpus.validation, args.context)
-    share = Share(len(windows), args.global_batch, args.seed, log.first, args.steps, rank, world)
-    pace = common.Pace(args, log)
-    for step, batch in enumerate(loader(windows, share, common.workers(args, device), device), start=log.first + 1):
-        tokens, targets = (part.to(device, non_blocking=True) for part in batch)
-        rate = common.prepare_step(step, rank, args, optimizer)
-        log.add(train_step(model, optimizer, tokens, targets, args.micro_batch, autocast), rate)
-        evaluate_now = common.due(step, args.eval_every, args)
-        if not (evaluate_now or pace.due(step)):
+    numbers = share(run.samples, args.global_batch, args.seed, run.first, args.steps, rank, world)
+    for step, parts in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
+        batch = [tensor.to(device, non_blocking=True) for tensor in parts]
+        common.prepare_step(step, rank, args, optimizer)
+        run.pending.append(train_step(run, model, optimizer, batch))
+        if step < run.next_look:
             continue
-        losses, wishes = collect(log.pending, pace.wishes())
-        log.trained(step, losses)
-        pace.decide(step, wishes)
-        if evaluate_now:
-            log.evaluated(step, evaluate(model, validation, args.micro_batch, autocast))
-        if pace.save:
-            checkpoints.save(log.state, model, optimizer)
-            pace.has_saved()
-        if pace.stop:
+        run.look(step, model)
+        if run.save:
+            checkpoints.save(run.state, model, optimizer)
+            run.saved()
+        if run.stop:
             break
-        log.resume_clock()
-    log.finish()
+    run.finish()
 
 
 @record
 def main() -> None:
     """Join the other ranks, and train."""
     args = common.parse_arguments(__doc__, world=common.ranks())
-    common.need_numpy()
     train(args, *common.setup(args.timeout))
 
 

@@ -17,13 +17,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from contextlib import AbstractContextManager
-from functools import partial
 
 import common
 import torch
 from checkpoint import Checkpoints
-from data import Share, Windows, evaluation, loader
+from data import loader, share
 from model import GPT
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -64,34 +62,25 @@ def join(timeout: float) -> tuple[int, int, torch.device]:
     return hvd.rank(), hvd.size(), device
 
 
-def gradients_of(
-    model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor, parts: int, autocast: AbstractContextManager
-) -> torch.Tensor:
-    """Add a micro batch's gradients to those of the others of `parts`; return its mean loss, divided by `parts`."""
-    with autocast:
-        loss = model(tokens, targets).mean() / parts
-    loss.backward()
-    return loss.detach()
+def total(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the ranks' tensors."""
+    return hvd.allreduce(numbers, name="total", op=hvd.Sum)
 
 
-def train_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    tokens: torch.Tensor,
-    targets: torch.Tensor,
-    micro_batch: int,
-    autocast: AbstractContextManager,
-) -> torch.Tensor:
-    """Make one update from this rank's share of the batch, [sequences, context]; return the share's mean loss.
+def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list) -> torch.Tensor:
+    """Make one update from this rank's share of a batch, inputs and targets [sequences, context]; return its mean loss.
 
     Every micro batch has the same size, so the mean of their means is the mean. Horovod averages the gradients over
     the ranks while the last micro batch's are computed: the backward_passes_per_step-th that it counts.
     """
-    optimizer.zero_grad()  # Horovod's takes no set_to_none
-    mean_loss = torch.zeros((), device=tokens.device)
-    parts = list(zip(tokens.split(micro_batch), targets.split(micro_batch)))
-    for inputs, wanted in parts:
-        mean_loss = mean_loss + gradients_of(model, inputs, wanted, len(parts), autocast)
+    optimizer.zero_grad()
+    mean_loss = torch.zeros((), device=run.device)
+    parts = list(zip(*(tensor.split(run.args.micro_batch) for tensor in batch)))
+    for tokens, targets in parts:
+        with run.autocast:
+            loss = model(tokens, targets).mean() / len(parts)
+        loss.backward()
+        mean_loss = mean_loss + loss.detach()
     optimizer.synchronize()  # the averages are there: what is clipped has to be the whole gradient
     torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
     with optimizer.skip_synchronize():
@@ -99,70 +88,37 @@ def train_step(
     return mean_loss
 
 
-def collect(losses: list[torch.Tensor], wishes: list[float]) -> tuple[list[float], list[float]]:
-    """Return the losses as numbers, and the wishes, means over the ranks; this waits for the device."""
-    numbers = torch.cat([torch.stack(losses), losses[0].new_tensor(wishes)]).double()
-    numbers = hvd.allreduce(numbers, name="losses", op=hvd.Average)
-    return numbers[: len(losses)].tolist(), numbers[len(losses) :].tolist()
-
-
-@torch.no_grad()
-def evaluate(model: torch.nn.Module, windows: Windows, size: int, autocast: AbstractContextManager) -> float:
-    """Return the mean loss over windows spread over the text, `size` at once, each computed by one rank."""
-    device = next(model.parameters()).device
-    sums = torch.zeros(2, dtype=torch.float64, device=device)  # of losses, of their number
-    model.eval()
-    for batch in evaluation(windows, size, hvd.rank(), hvd.size()):
-        tokens, targets, weights = (part.to(device) for part in batch)
-        with autocast:
-            losses = model(tokens, targets).double().view(len(weights), -1)
-        sums += torch.stack([(losses.mean(1) * weights).sum(), weights.sum()])
-    model.train()
-    sums = hvd.allreduce(sums, name="evaluation", op=hvd.Sum)  # and not means: a rank may have one window fewer
-    return (sums[0] / sums[1]).item()
-
-
 def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
     """Train from step 0, or the newest checkpoint, to args.steps."""
-    corpus, settings = common.open_corpus(args)
-    dtype, autocast, weights_in = common.precision(args.dtype, device)
+    run = common.Run(args, device, rank, world, total)
     torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
-    model = GPT(args.config).to(device, weights_in)
+    model = GPT(args.config).to(device, run.weights)
     if args.compile:
         model.compile()
     new = common.make_optimizer(model, args.learning_rate)  # wrapped before it has moments: wrapping drops them
     optimizer = hvd.DistributedOptimizer(new, model.named_parameters(), backward_passes_per_step=args.accumulation)
-    checkpoints = Checkpoints(args.out, args.keep, settings)
-    state = common.open_run(args, corpus, checkpoints, model, optimizer, rank, partial(hvd.allgather, name="agreement"))
-    if state["step"]:  # a new one has no state: Horovod would make a step to get some, in which AdamW decays weights
+    checkpoints = Checkpoints(args.out, args.keep, run.settings)
+    run.start(checkpoints, model, optimizer)
+    if run.first:  # a new one has no state: Horovod would make a step to get some, in which AdamW decays weights
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    log = common.Log(args, corpus, model, dtype, device, state, rank, world)
-    windows, validation = Windows(corpus.train, args.context), Windows(corpus.validation, args.context)
-    share = Share(len(windows), args.global_batch, args.seed, log.first, args.steps, rank, world)
-    pace = common.Pace(args, log)
-    for step, batch in enumerate(loader(windows, share, common.workers(args, device), device), start=log.first + 1):
-        tokens, targets = (part.to(device, non_blocking=True) for part in batch)
-        rate = common.prepare_step(step, rank, args, optimizer)
-        log.add(train_step(model, optimizer, tokens, targets, args.micro_batch, autocast), rate)
-        evaluate_now = common.due(step, args.eval_every, args)
-        if not (evaluate_now or pace.due(step)):
+    numbers = share(run.samples, args.global_batch, args.seed, run.first, args.steps, rank, world)
+    for step, parts in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
+        batch = [tensor.to(device, non_blocking=True) for tensor in parts]
+        common.prepare_step(step, rank, args, optimizer)
+        run.pending.append(train_step(run, model, optimizer, batch))
+        if step < run.next_look:
             continue
-        losses, wishes = collect(log.pending, pace.wishes())
-        log.trained(step, losses)
-        pace.decide(step, wishes)
-        if evaluate_now:
-            log.evaluated(step, evaluate(model, validation, args.micro_batch, autocast))
-        if pace.save:
+        run.look(step, model)
+        if run.save:
             if rank == 0:
-                checkpoints.save(log.state, model, optimizer)
+                checkpoints.save(run.state, model, optimizer)
             hvd.join()  # and not barrier(), for which --timeout holds: a large checkpoint may take longer
-            pace.has_saved()
-        if pace.stop:
+            run.saved()
+        if run.stop:
             break
-        log.resume_clock()
-    log.finish()
+    run.finish()
 
 
 @record
