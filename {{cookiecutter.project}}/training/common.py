@@ -161,13 +161,13 @@ def parse_arguments(doc: str, world: int) -> argparse.Namespace:
     if share % args.micro_batch:
         of = f"{share} sequences that each of {world} ranks gets of --global-batch {args.global_batch}"
         fail(f"--micro-batch {args.micro_batch} does not divide the {of}: choose one that does")
-    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
-        fail(f"--json {args.json} has to be a file in a folder that is there")
     try:
         args.config = Config(**{name: getattr(args, name) for name in asdict(Config())})
         Path(args.out).mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         fail(str(error) if isinstance(error, ValueError) else f"--out {args.out} cannot be a folder ({error})")
+    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
+        fail(f"--json {args.json} has to be a file in a folder that is there")
     return args
 
 
