@@ -180,7 +180,7 @@ def test_folders(either, run_dir):
             f"{run_dir} has 2 MiB left, not 1 GiB: free space there, or set MIN_FREE_GB; {run_dir} is"
         )
         line = fault_of_node2(preflight(either, run_dir, MIN_FREE_GB=0))
-        assert line.startswith(f"{run_dir} is another folder than on the first node: put the project on")
+        assert line.startswith(f"{run_dir} is another folder than on the first node: put the project where")
     with mounted(either, "node2", run_dir.parent):
         line = fault_of_node2(preflight(either, run_dir))
         assert line.startswith(f"cannot write to {run_dir} (No such file or directory): free space there, or put it on")
