@@ -6,11 +6,13 @@ written files all see the same functions. Everything here is a plain function of
     python3 cluster_options.py describe      prints a site file for this Slurm cluster; Python 3.9 or newer
     python3 cluster_options.py table         prints the table of sites that README.md shows
     python3 cluster_options.py dates         fails and names the sites that nobody has checked for a year
+
+Nothing here is newer than Python 3.6 can read, so that an old one says what it lacks.
 """
 
-from __future__ import annotations
-
 import difflib
+import importlib.util
+import json
 import os
 import re
 import shlex
@@ -18,8 +20,15 @@ import socket
 import subprocess
 import sys
 from datetime import date, timedelta
-from functools import cache
 from pathlib import Path
+
+if sys.version_info < (3, 9):  # noqa: UP036
+    TOO_OLD = f"this template needs Python 3.9 or newer, and {sys.executable} is {sys.version.split()[0]}"
+    if __name__ == "__main__":
+        sys.exit(f"{TOO_OLD}; name a newer one, for example python3.11")
+    raise ImportError(
+        f"{TOO_OLD}; install cookiecutter with a newer one: pipx install --python python3.11 cookiecutter"
+    )
 
 if __name__ == "__main__" and sys.argv[1:] == ["describe"]:  # before the imports below, which it can do without
     import describe_cluster
@@ -30,11 +39,15 @@ if __name__ == "__main__" and sys.argv[1:] == ["describe"]:  # before the import
         sys.exit(f"describe: {error}")
     sys.exit()
 
+from functools import cache
+
 import click
 import yaml
 from jinja2.ext import Extension
 
+VERSION = "1.0.0"  # CHANGELOG.md begins with it
 SITES = Path(__file__).resolve().parent / "sites"
+STARTED_IN = Path.cwd()  # cookiecutter renders from other folders
 
 # The container image that a runtime needs: None, or a pattern and what to say to who misses it. The group of a pattern
 # is a name in a registry, from which the image is made; without it the image is a file that is ready.
@@ -74,6 +87,7 @@ KINDS = {
     "slurm": {"runtimes": tuple(RUNTIMES)[:-1], "launchers": LAUNCHERS, "name": "Slurm"},
     "runai": {"runtimes": ("pod",), "launchers": ("torchrun",), "name": "Run:ai"},
 }
+HOSTS = {"gh": "https://github.com/{}.git", "gl": "https://gitlab.com/{}.git", "bb": "https://bitbucket.org/{}"}
 # Options of sbatch that come from elsewhere than `directives`.
 OWN_OPTIONS = {
     "--nodes": "the question nodes",
@@ -101,6 +115,7 @@ UNSAFE = re.compile(r"[^A-Za-z0-9._:/@+=,-]")
 UNSAFE_IN_QUOTES = re.compile(r"[^A-Za-z0-9._:/@+=,# -]")
 QUESTIONS = ("project", "site", "launcher", "runtime", "image", "account", "partition", "qos")
 QUESTIONS += ("nodes", "gpus_per_node", "time_limit")
+UNASKED = "the default"  # see cookiecutter.json: what a replay does not hold is rendered without this extension
 
 
 # ---- site files ------------------------------------------------------------------------------------------------------
@@ -576,7 +591,8 @@ def site_here() -> str:
     named = [_first_line("/etc/xthostname"), _first_line("/etc/FZJ/systemname")]  # on Cray systems; at Jülich
     confs = [os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"]
     configured = [_cluster_name(_read(conf)) for conf in confs if conf]
-    if site := _named(patterns, named + configured):
+    site = _named(patterns, named + configured)
+    if site:
         return site
     hosts = {socket.gethostname(), socket.gethostname().split(".")[0]}
     for site, pattern in patterns.items():
@@ -937,7 +953,7 @@ def _image_wanted(runtime):
     return f"give {RUNTIMES[runtime][1]}" if RUNTIMES[runtime] else "this runtime is no container"
 
 
-def _whole(text: str) -> int | None:
+def _whole(text: str) -> "int | None":
     return int(text) if re.fullmatch(r"\d{1,6}", text, re.ASCII) else None
 
 
@@ -1094,9 +1110,9 @@ def nodes_of(limits) -> str:
 def for_tests(facts, answers) -> bool:
     """Whether the chosen queue is one for tests, which takes some consideration."""
     chosen = {**facts["partitions"], **facts["qos"]}
-    names = [name for question in ("partition", "qos") if (name := _queue(question, answers, facts)) in chosen]
+    names = [_queue(question, answers, facts) for question in ("partition", "qos")]
     words = r"(?<![a-z])(debug|tests?|dev(el\w*)?)(?![a-z])"
-    return any(re.search(words, f"{name} {chosen[name]['about']}") for name in names)
+    return any(re.search(words, f"{name} {chosen[name]['about']}") for name in names if name in chosen)
 
 
 def remarks(limits) -> str:
@@ -1213,43 +1229,138 @@ def in_quotes(command: str) -> str:
     return re.sub(r'(["`\\]|\$(?=\())', r"\\\1", command)
 
 
+# ---- where a project comes from --------------------------------------------------------------------------------------
+
+
+def complete(answers) -> str:
+    """Give the questions that a replay of an older version does not know their default. Returns ''."""
+    if not answers.get("site"):
+        answers["site"] = site_here()
+    for question in QUESTIONS[2:]:
+        if answers.get(question, UNASKED) == UNASKED:
+            answers[question] = suggest(answers["site"], question, answers.get("runtime", ""))
+    return ""
+
+
+def template_source(answers) -> dict:
+    """Return where the template came from: its `name` for cookiecutter, its `commit` if known, its `git` URL for cruft.
+
+    Local names are made absolute. `git` is empty for a zip file, which has no history.
+    """
+    name, local = str(answers["_template"]), STARTED_IN / str(answers["_template"])
+    if local.exists():
+        name = str(local.resolve())
+    url = name
+    for short, long in HOSTS.items():  # cruft knows long ones alone, and what it writes has to be the same
+        if re.fullmatch(long.format("(.+)"), name):
+            name = re.sub(long.format("(.+)"), rf"{short}:\1", name)
+        if name.startswith(f"{short}:"):
+            url = long.format(name.partition(":")[2])
+    return {"name": name, "commit": _commit(), "git": "" if name.lower().endswith(".zip") else url}
+
+
+@cache
+def _commit() -> str:
+    """Return the commit of the template's repository; '' where it is none."""
+    if not (SITES.parent / ".git").exists():
+        return ""
+    try:
+        asked = ["git", "-C", SITES.parent, "rev-parse", "HEAD"]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def _given(answers) -> dict:
+    """Return the answers that a project cannot be written without: those that are not its site's default."""
+    site, runtime = answers["site"], answers["runtime"]
+    own = {question: answers[question] for question in QUESTIONS[2:]}
+    changed = {question: value for question, value in own.items() if value != suggest(site, question, runtime)}
+    return {"project": answers["project"], "site": site, **changed}
+
+
+def bake_command(answers) -> str:
+    """Return the command that writes the same project again, whatever cookiecutter's configuration says."""
+    source = template_source(answers)
+    local = source["name"].startswith("/")  # cookiecutter ignores --checkout there
+    checkout = [] if local or not source["commit"] else ["--checkout", source["commit"]]
+    words = ["cookiecutter", "--no-input", "--default-config", *checkout, source["name"]]
+    return shlex.join(words + [f"{question}={value}" for question, value in _given(answers).items()])
+
+
+def link_command(answers) -> str:
+    """Return the command that tells cruft what a project was written from; for the project's folder."""
+    source = template_source(answers)
+    checkout = ["--checkout", source["commit"]] if source["commit"] else []
+    words = ["cruft", "link", "--no-input", "--default-config", *checkout, source["git"]]
+    return shlex.join([*words, "--extra-context", json.dumps(_given(answers))])
+
+
+def scripts() -> list:
+    """Return the template's scripts, by the paths that they are written to."""
+    folder = SITES.parent / "{{cookiecutter.project}}"
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.sh"))
+
+
+GLOBALS = [
+    site_here,
+    site_facts,
+    suggest,
+    settle,
+    problems,
+    refuse_problems,
+    node_facts,
+    interactive_answers,
+    build_answers,
+    resources,
+    warning,
+    example_nodes,
+    nodes_of,
+    for_tests,
+    remarks,
+    gpu_option,
+    cell,
+    in_code,
+    modules_of,
+    interactive_line,
+    cores_per_node,
+    pod_volumes,
+    image_source,
+    image_name,
+    pad,
+    overridable,
+    in_quotes,
+    complete,
+    template_source,
+    bake_command,
+    link_command,
+    scripts,
+]
+
+
+def _stamps() -> dict:
+    return {path: path.stat().st_mtime_ns for path in [*SITES.parent.glob("*.py"), *SITES.glob("*.yaml")]}
+
+
+STAMPS = _stamps()
+
+
 class ClusterOptions(Extension):
     """Makes the functions above known to cookiecutter.json, to the hooks and to every rendered file."""
 
     def __init__(self, environment):
-        """Add them as globals."""
+        """Add them as globals.
+
+        `cruft update` renders the old and the new template in one process, one after the other in the same folder.
+        """
         super().__init__(environment)
-        for function in (
-            site_here,
-            site_facts,
-            suggest,
-            settle,
-            problems,
-            refuse_problems,
-            node_facts,
-            interactive_answers,
-            build_answers,
-            resources,
-            warning,
-            example_nodes,
-            nodes_of,
-            for_tests,
-            remarks,
-            gpu_option,
-            cell,
-            in_code,
-            modules_of,
-            interactive_line,
-            cores_per_node,
-            pod_volumes,
-            image_source,
-            image_name,
-            pad,
-            overridable,
-            in_quotes,
-        ):
-            environment.globals[function.__name__] = function
-        environment.globals["LAUNCHER_ROWS"] = LAUNCHER_ROWS
+        _commit.cache_clear()
+        if _stamps() != STAMPS:
+            sys.modules.pop("describe_cluster", None)
+            Path(importlib.util.cache_from_source(__file__)).unlink(missing_ok=True)  # it knows whole seconds only
+            importlib.reload(sys.modules[__name__])
+        environment.globals.update({function.__name__: function for function in GLOBALS})
+        environment.globals.update(LAUNCHER_ROWS=LAUNCHER_ROWS, VERSION=VERSION)
 
 
 def table() -> str:

@@ -1,7 +1,7 @@
 """Finishes a written project: drops what its site does not need, restores run bits, says what to do next.
 
 Runs in the new folder, also over a project that exists already and twice during `cruft update`: it removes files by
-their names, only what the template itself wrote, and asks nothing.
+their names, only what was written just now, and asks nothing.
 """
 
 from pathlib import Path
@@ -15,6 +15,7 @@ RUNTIMES = {{site_facts(cookiecutter.site).runtimes}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
 LAUNCHER = "{{ cookiecutter.launcher }}"
 PUBLISHED = {{site_facts(cookiecutter.site).all_reduce != []}}  # noqa: F821
+SCRIPTS = {{scripts()}}  # noqa: F821
 
 SLURM, RUNAI = KIND == "slurm", KIND == "runai"
 BUILDS_IMAGE = SLURM and IMAGE_SOURCE != ""
@@ -22,7 +23,6 @@ HOROVOD = LAUNCHER == "mpirun-ranks"
 NEEDED = {
     "requirements.txt": not RUNAI,
     "benchmark/published.csv": PUBLISHED,
-    "benchmark/scaling.sh": True,
     "benchmark/pairs.py": KIND != "local",
     "local/submit.sh": KIND == "local",
     "launch/rank.sh": SLURM,
@@ -67,15 +67,15 @@ BUILD_IMAGE = ("bash slurm/build_container.sh", "once; go on when its output end
 
 def main() -> None:
     """Drop, restore, say."""
-    for name, needed in NEEDED.items():
-        path = Path(name)
-        if not needed:
-            path.unlink(missing_ok=True)
-            if path.parent.is_dir() and not any(path.parent.iterdir()):
-                path.parent.rmdir()
-    for name in ["env.sh", "launch/torchrun.sh", *(name for name, needed in NEEDED.items() if needed)]:
-        if name.endswith(".sh"):  # a template that came as a zip file has lost the run bits
-            Path(name).chmod(Path(name).stat().st_mode | 0o111)
+    began = Path(".began").stat().st_mtime_ns
+    Path(".began").unlink()
+    for path in [Path(name) for name, needed in NEEDED.items() if not needed]:
+        if path.exists() and path.stat().st_mtime_ns >= began:  # older ones were kept by --skip-if-file-exists
+            path.unlink()
+        if path.parent.is_dir() and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    for path in filter(Path.exists, map(Path, SCRIPTS)):  # a template that came as a zip file has lost the run bits
+        path.chmod(path.stat().st_mode | 0o111)
 
     steps = [(f"cd {PROJECT}", "settings: env.sh; all else: README.md")]
     if SLURM and OFFLINE and (RUNTIME == "venv" or BUILDS_IMAGE):

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -109,7 +108,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
 
 def test_the_template_is_clean_before_it_is_rendered():
     assert lint(TEMPLATE) == ""
-    others = [REPOSITORY / name for name in ("hooks", "cluster_options.py", "tests", "perf")]
+    others = [REPOSITORY / name for name in ("hooks", "tests", "perf")] + sorted(REPOSITORY.glob("*.py"))
     for command in (["check", "--quiet", "--no-cache"], ["format", "--check", "--quiet", "--no-cache"]):
         done = subprocess.run(
             [TOOLS / "ruff", *command, TEMPLATE, *others], cwd=REPOSITORY, capture_output=True, check=False
@@ -288,19 +287,6 @@ def test_the_questions_are_the_ones_of_the_readme():
     assert all(f"| `{name}` |" in readme for name in asked)
 
 
-def test_writing_again_keeps_what_the_user_added(tmp_path):
-    project = bake(tmp_path, site="slurm")
-    mine = project / "slurm/mine.sh"
-    mine.write_text("echo mine\n")
-    (project / "local").mkdir()
-    (project / "local/notes.txt").write_text("mine too\n")
-    (project / "env.sh").write_text("edited\n")
-    bake(tmp_path, "--overwrite-if-exists", "--skip-if-file-exists", site="slurm")
-    assert mine.read_text() == "echo mine\n"
-    assert (project / "env.sh").read_text() == "edited\n"
-    assert files(project) == SLURM | {"slurm/mine.sh", "local/notes.txt"}
-
-
 def test_horovod_comes_and_goes_with_the_answer(tmp_path):
     """Written only where it was asked for; another answer over the same folder brings it, and takes it away again."""
     for launcher in ("torchrun", "mpirun-ranks", "srun"):
@@ -311,20 +297,6 @@ def test_horovod_comes_and_goes_with_the_answer(tmp_path):
             assert ("INSTALL_HOROVOD" in (project / name).read_text()) == asked_for
         readme = (project / "README.md").read_text()
         assert ("## Horovod" in readme, "the answer `launcher=mpirun-ranks`" in readme) == (asked_for, not asked_for)
-
-
-def test_a_zip_file_of_the_template_restores_the_run_bits(tmp_path):
-    archive = tmp_path / "template.zip"
-    with zipfile.ZipFile(archive, "w") as target:
-        target.mkdir("template")
-        for part in ("cookiecutter.json", "cluster_options.py", "sites", "hooks", TEMPLATE.name):
-            path = REPOSITORY / part
-            for file in [path] if path.is_file() else sorted(path.rglob("*")):
-                if "__pycache__" not in file.parts:
-                    target.write(file, Path("template") / file.relative_to(REPOSITORY))
-    done = cookiecutter("--no-input", "-o", tmp_path, archive, home=tmp_path, project="zipped")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert os.access(tmp_path / "zipped/launch/torchrun.sh", os.X_OK)
 
 
 def test_the_next_commands_are_printed(tmp_path):

@@ -1,0 +1,278 @@
+"""A project is written again, updated, replayed, written over, and from other kinds of source."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, TEMPLATE, bake, cluster_options, cookiecutter
+
+TOOLS = Path(sys.executable).parent
+QUESTIONS = cluster_options.QUESTIONS
+ANSWERS = {"project": "demo", "site": "slurm", "nodes": "3", "runtime": "venv"}
+SCONTROL = """#!/bin/sh
+case $* in
+ping) echo "Slurmctld(primary) at toy is UP" ;;
+*config) echo "ClusterName = toy" ;;
+*partition) echo "PartitionName=p State=UP Default=YES MaxTime=01:00:00 TotalNodes=2 Nodes=n1,n2" ;;
+*) for n in 1 2; do echo "NodeName=n$n CPUTot=8 CPUEfctv=8 RealMemory=100 Gres=gpu:2 Partitions=p State=IDLE"; done ;;
+esac
+"""
+
+
+def shell(command, folder, home):
+    """Run a line of bash as a user would who has cookiecutter and cruft on PATH; fails with what it printed."""
+    path = f"{TOOLS}:{home}/bin:{os.environ['PATH']}"
+    git = {f"GIT_{who}_{what}": "me@here" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    environment = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **git}
+    if not command.startswith("cruft"):  # which has to live with the bytecode of two versions
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=folder, env=environment, input="", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def tree(folder):
+    """Return the content and the mode of every file, but for what git and cruft keep."""
+    files = [path for path in folder.rglob("*") if path.is_file() and ".git" not in path.relative_to(folder).parts]
+    found = {str(path.relative_to(folder)): (path.stat().st_mode, path.read_bytes()) for path in files}
+    found.pop(".cruft.json", None)
+    return found
+
+
+def change(path, old, new):
+    """Replace one text in a file."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A git repository of the template, with a tag v1, and a version v2 that changes a bit of everything."""
+    home = tmp_path_factory.mktemp("template")
+    folder = home / "our-template.git"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if tracked.returncode != 0:
+        pytest.skip("the template is not in git here")
+    for name in filter(None, tracked.stdout.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, folder / name)
+    shell("git init -q && git add -A && git commit -qm v1 && git tag v1", folder, home)
+    written = folder / TEMPLATE.name
+    change(written / "env.sh", "#!/usr/bin/env bash\n", "#!/usr/bin/env bash\n# New in v2.\n")
+    change(written / "launch/torchrun.sh", "#!/usr/bin/env bash\n", "#!/usr/bin/env bash\n# New in v2.\n")
+    (written / "launch/new.sh").write_text("#!/usr/bin/env bash\n")
+    (written / "launch/new.sh").chmod(0o755)
+    with (written / "README.md").open("a") as readme:
+        readme.write("\n{{ news() }}\n")
+    change(folder / "cluster_options.py", f'"{cluster_options.VERSION}"', '"9.9.9"')
+    change(folder / "cluster_options.py", "GLOBALS = [", 'def news():\n    return "news of v2"\n\n\nGLOBALS = [news,')
+    change(folder / "sites/slurm.yaml", "title: your Slurm cluster", "title: your newer cluster")
+    shell("git add -A && git commit -qm v2 && git tag v2", folder, home)
+    return folder
+
+
+def commands(project):
+    """Return the blocks of commands at the end of a written README: how it is written again, how it is updated."""
+    text = (project / "README.md").read_text()
+    return re.findall(r"```bash\n(.*?)\n```", text[text.index("\n## Written by version") :], re.DOTALL)
+
+
+# ---- the command in the README ---------------------------------------------------------------------------------------
+
+AGAIN = {
+    "nothing but defaults": {"site": "local"},
+    "some answers": ANSWERS,
+    "a site with an account": {"site": "mn5", "account": "abc@h100", "qos": "acc_debug", "time_limit": "01:00:00"},
+    "an image": {"site": "slurm", "runtime": "pyxis", "image": "registry.lab:5000#group/torch:1.0"},
+    "an answer that empties a default": {"site": "clariden", "partition": "", "project": "My.project-2"},
+    "Run:ai": {"site": "rcp", "account": "mlo-jdoe", "nodes": "1"},
+    "a site's file": {"site": "our 'big' $cluster.yaml", "gpus_per_node": "0"},
+    "here": {"site": "here", "nodes": "1"},
+}
+
+
+@pytest.mark.parametrize("case", AGAIN)
+def test_the_readme_s_command_writes_the_same_project(case, tmp_path):
+    shutil.copy(REPOSITORY / "sites/slurm.yaml", tmp_path / "our 'big' $cluster.yaml")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text(SCONTROL)
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    # a configuration that the answers were given in spite of
+    (tmp_path / ".cookiecutterrc").write_text("default_context: {nodes: '2', launcher: srun, site: mn5}\n")
+    answers = {"project": "demo", "launcher": "torchrun", **AGAIN[case]}
+    words = [shlex.quote(f"{name}={value}") for name, value in answers.items()]
+    source = os.path.relpath(REPOSITORY, tmp_path)
+    shell(f"cookiecutter --no-input -o first {source} {' '.join(words)}", tmp_path, tmp_path)
+    first = tmp_path / "first" / answers["project"]
+    (tmp_path / "second").mkdir()
+    shell(commands(first)[0], tmp_path / "second", tmp_path)
+    assert tree(tmp_path / "second" / answers["project"]) == tree(first)
+    assert ("`site=here` is the cluster that this is typed on" in (first / "README.md").read_text()) == (case == "here")
+
+
+@pytest.mark.parametrize("source", ["git", "zip"])
+def test_other_sources(source, template, tmp_path):
+    """What a tag gave is written again although the template has moved on; a zip file loses no run bit."""
+    given = f"file://{template} --checkout v1"
+    if source == "zip":
+        shell(f"git -C {template} archive -o {tmp_path}/v2.zip --prefix=t/ v2", tmp_path, tmp_path)
+        given = "v2.zip"
+    shell(f"cookiecutter --no-input -o first {given} project=demo site=slurm nodes=3", tmp_path, tmp_path)
+    (tmp_path / "second").mkdir()
+    command, *update = commands(tmp_path / "first/demo")
+    shell(command, tmp_path / "second", tmp_path)
+    found = tree(tmp_path / "first/demo")
+    assert found == tree(tmp_path / "second/demo")
+    assert (f"{tmp_path}/v2.zip" if source == "zip" else f" file://{template} ") in command
+    assert len(update) == (source == "git")
+    version = "9.9.9" if source == "zip" else cluster_options.VERSION
+    assert f"## Written by version {version}\n" in (tmp_path / "first/demo/README.md").read_text()
+    expected = {name: mode for name, (mode, _) in tree(bake(tmp_path / "third", site="slurm", nodes="3")).items()}
+    expected |= {"launch/new.sh": expected["env.sh"]} if source == "zip" else {}
+    assert {name: mode for name, (mode, _) in found.items()} == expected
+
+
+# ---- a newer version -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["create", "link"])
+def test_cruft_merges_a_newer_version_with_the_user_s_edits(how, template, tmp_path):
+    project = tmp_path / "demo"
+    if how == "create":
+        shell(f"cruft create -y --checkout v1 {template} --extra-context '{json.dumps(ANSWERS)}'", tmp_path, tmp_path)
+        shell("git init -q && git add -A && git commit -qm first", project, tmp_path)
+    else:
+        words = [f"{name}={value}" for name, value in ANSWERS.items()]
+        shell(f"git clone -q {template} t.git && git -C t.git checkout -q v1", tmp_path, tmp_path)
+        shell(f"cookiecutter --no-input t.git {' '.join(words)}", tmp_path, tmp_path)
+        shell("git init -q && git add -A && git commit -qm first", project, tmp_path)
+        shell(commands(project)[1].replace("cruft update", "").strip(), project, tmp_path)
+        shell("git checkout -q v2", tmp_path / "t.git", tmp_path)
+    shell("cruft check --checkout v1", project, tmp_path)
+    shell("! cruft check", project, tmp_path)
+    with (project / "env.sh").open("a") as settings:
+        settings.write('export MINE="yes"\n')
+    (project / "my_program.py").write_text("print()\n")
+    shell("git add -A && git commit -qm mine", project, tmp_path)
+    before = tree(project)
+    said = shell("cruft update -y", project, tmp_path)
+    assert said.count("demo is written for") == 2  # the hook ran for the old and for the new version
+    shell("cruft check", project, tmp_path)
+    after = tree(project)
+    settings = (project / "env.sh").read_text()
+    assert "# New in v2.\n" in settings and settings.endswith('export MINE="yes"\n')
+    assert "# New in v2.\n" in (project / "launch/torchrun.sh").read_text()
+    readme = (project / "README.md").read_text()
+    assert "## Written by version 9.9.9\n" in readme and "news of v2" in readme
+    assert "your newer cluster" in (project / "slurm/submit_multinode.sh").read_text()
+    assert set(after) - set(before) == {"launch/new.sh"} and os.access(project / "launch/new.sh", os.X_OK)
+    assert set(before) <= set(after) and all(after[name][0] == mode for name, (mode, _) in before.items())
+    assert "nodes=3" in readme and "runtime=venv" in readme
+
+
+@pytest.mark.parametrize(
+    "missing", [(), ("launcher",), ("image", "time_limit"), QUESTIONS[2:]], ids=lambda names: "-".join(names) or "none"
+)
+def test_a_replay_of_an_older_version(missing, tmp_path):
+    """Questions that are new are asked; Enter is the site's default. What computes and checks is this version's."""
+    fresh = tree(bake(tmp_path / "fresh", site="slurm"))
+    bake(tmp_path, "--config-file", "/dev/null", project="other", site="slurm")
+    replay = next((tmp_path / ".cookiecutter_replay").glob("*.json"))
+    context = json.loads(replay.read_text())
+    context["cookiecutter"]["project"] = "demo"
+    for name in missing:
+        del context["cookiecutter"][name], context["cookiecutter"][f"__{name}"]
+    del context["cookiecutter"]["__checked"]
+    (tmp_path / "old.json").write_text(json.dumps(context))
+    command = [sys.executable, "-m", "cookiecutter", "--replay-file", tmp_path / "old.json", "-o", tmp_path, REPOSITORY]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(command, input="\n" * 20, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\(the\s+default\)", done.stdout)) == len(missing)
+    assert tree(tmp_path / "demo") == fresh
+
+
+def test_a_replay_records_the_version_that_writes(template, tmp_path):
+    shell(f"cookiecutter --no-input file://{template} --checkout v1 project=demo site=slurm", tmp_path, tmp_path)
+    shell(f"yes | cookiecutter --replay -o again file://{template} --checkout v2", tmp_path, tmp_path)
+    assert "## Written by version 9.9.9\n" in (tmp_path / "again/demo/README.md").read_text()
+
+
+def test_answers_from_a_file(tmp_path):
+    """No question is a choice: cookiecutter#2219 drops all that follows one that it does not know."""
+    questions = json.loads((REPOSITORY / "cookiecutter.json").read_text())
+    assert all(isinstance(questions[name], str) for name in QUESTIONS)
+    config = tmp_path / "answers.yaml"
+    config.write_text("default_context: {project: demo, site: slurm, nodes: 3, launcher: spawn}\n")
+    done = cookiecutter("--no-input", "--config-file", config, "-o", tmp_path, REPOSITORY, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "demo") == tree(bake(tmp_path / "b", site="slurm", nodes="3", launcher="spawn"))
+    config.write_text("default_context: {project: again, site: slurm, launcher: slurm, nodes: none}\n")
+    done = cookiecutter("--no-input", "--config-file", config, "-o", tmp_path, REPOSITORY, home=tmp_path)
+    assert done.returncode == 1 and not (tmp_path / "again").exists()
+    assert "launcher 'slurm' is not available" in done.stderr and "nodes 'none' is not a whole number" in done.stderr
+
+
+# ---- over a project --------------------------------------------------------------------------------------------------
+
+
+def test_writing_over_a_project_with_other_answers(tmp_path):
+    """What the template wrote is replaced or goes; what it did not write stays."""
+    project = bake(tmp_path, site="slurm")
+    mine = {"slurm/mine.sh": "mine", "local/notes.txt": "mine", "container/own/Dockerfile": "mine", "data.bin": "mine"}
+    for name, text in mine.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    (project / "env.sh").write_text("edited\n")
+    bake(tmp_path, "--overwrite-if-exists", site="local")
+    found = tree(project)
+    assert {name: found.pop(name)[1].decode() for name in mine} == mine
+    assert found == tree(bake(tmp_path / "fresh", "--overwrite-if-exists", site="local"))
+
+
+def test_writing_what_is_missing_into_a_project(tmp_path):
+    """With --skip-if-file-exists nothing that is there changes or goes, even where the template has such a name."""
+    project = bake(tmp_path, site="slurm")
+    (project / "slurm/doctor.sh").unlink()
+    for name in ("env.sh", "slurm/submit_multinode.sh", "container/Dockerfile", "slurm/mine.sh"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("mine\n")
+    before = tree(project)
+    bake(tmp_path, "--overwrite-if-exists", "--skip-if-file-exists", site="slurm")
+    after = tree(project)
+    assert set(after) - set(before) == {"slurm/doctor.sh"}
+    assert all(after[name] == before[name] for name in before if not name.endswith("mine.sh"))
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "url"),
+    [
+        ("gh:org/template", "gh:org/template", "https://github.com/org/template.git"),
+        ("https://gitlab.com/org/template.git", "gl:org/template", "https://gitlab.com/org/template.git"),
+        ("git@host:org/template.git", "git@host:org/template.git", "git@host:org/template.git"),
+        ("https://host/template.zip", "https://host/template.zip", ""),
+    ],
+)
+def test_a_source_is_named_alike_by_cookiecutter_and_cruft(given, name, url):
+    source = cluster_options.template_source({"_template": given})
+    assert (source["name"], source["git"]) == (name, url)
+
+
+# ---- which version this is -------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_the_newest_of_the_changelog():
+    newest = re.search(r"^## (\S+), \d{4}-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest[1] == cluster_options.VERSION
