@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, bake, cluster_options
+from baking import REPOSITORY, TEMPLATE, bake, cluster_options
 from conftest import alone
 
 OLDEST, NEWEST = "2.1.0", "2.7.1"
@@ -126,3 +127,15 @@ def test_cookiecutter_with_an_older_python_says_what_is_missing(python, tmp_path
     done = run(python, packages, "-m", "cookiecutter", "--no-input", REPOSITORY, home=tmp_path)
     assert done.returncode == 1
     assert done.stdout.startswith("Unable to load extension: this template needs Python 3.9 or newer"), done.stderr
+
+
+# ---- bash ------------------------------------------------------------------------------------------------------------
+
+# EPOCHSECONDS and wait -f are of 5.0; wait -p, ${x@U} and SRANDOM of 5.1; ${ command; } of 5.3
+NEWER_THAN_4_4 = r"EPOCH(REAL|SECONDS)|BASH_ARGV0|SRANDOM|\bwait( -\w+)* -[pf]|\$\{\w+(\[.\])?@[UuLKk]\}|\$\{[ |]"
+
+
+def test_scripts_use_nothing_that_is_newer_than_bash_4_4():
+    for script in [*TEMPLATE.rglob("*.sh"), *TEMPLATE.rglob("*.rc")]:
+        assert not re.search(NEWER_THAN_4_4, script.read_text()), script
+    assert all(re.search(NEWER_THAN_4_4, new) for new in ("wait -n -p pid", "${x@U}", "$EPOCHREALTIME", "${ date; }"))
