@@ -957,7 +957,7 @@ def _whole(text: str) -> "int | None":
     return int(text) if re.fullmatch(r"\d{1,6}", text, re.ASCII) else None
 
 
-def _minutes(text: str) -> float | None:
+def _minutes(text: str) -> "float | None":
     match = WALLTIME.fullmatch(text)
     if not match:
         return None
@@ -1060,7 +1060,7 @@ def example_nodes(answers) -> str:
     return answers["nodes"] if list(_review(more)) else "4"
 
 
-def cores_per_node(answers) -> int | None:
+def cores_per_node(answers) -> "int | None":
     """Return the cores a job asks for on each node: all of a whole node, else the GPUs' share; None if unknown."""
     node = node_facts(answers)
     return node["cores"] and _share(node["cores"], node, int(answers["gpus_per_node"]))

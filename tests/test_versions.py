@@ -83,7 +83,7 @@ def test_cookiecutter(version, tmp_path):
 def test_an_older_cookiecutter_says_what_is_missing(tmp_path):
     packages = install("cookiecutter==1.7.3")
     done = run(sys.executable, packages, "-m", "cookiecutter", "--no-input", REPOSITORY, home=tmp_path)
-    assert done.returncode == 1 and list(tmp_path.iterdir()) == [tmp_path / ".cookiecutter_replay"] * 0
+    assert done.returncode == 1 and not (tmp_path / "demo").exists()
     assert done.stdout + done.stderr == "Unable to load extension: No module named 'needs_cookiecutter_2_1_or_newer'\n"
 
 
@@ -91,7 +91,7 @@ def test_an_older_cookiecutter_says_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("python", NEW, ids=lambda path: Path(path).name)
-def test_a_newer_python_compiles_everything(python, tmp_path):
+def test_another_python_compiles_everything(python, tmp_path):
     for site in ("slurm", "local", "runai"):
         bake(tmp_path / site, site=site, account="me" if site == "runai" else "")
     files = [path for folder in (tmp_path, REPOSITORY / "tests", REPOSITORY / "perf") for path in folder.rglob("*.py")]
@@ -100,13 +100,16 @@ def test_a_newer_python_compiles_everything(python, tmp_path):
     done = run(python, "", "-W", "error", "-c", compiles, *files, home=tmp_path)
     assert done.returncode == 0, done.stderr
     done = run(python, "", REPOSITORY / "cluster_options.py", "describe", home=tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith("describe: scontrol: ") and "Traceback" not in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith("describe: scontrol") and "Traceback" not in done.stderr
 
 
-@pytest.mark.drill
-@pytest.mark.parametrize("python", NEW, ids=lambda path: Path(path).name)
-def test_a_newer_python_bakes(python, tmp_path):
-    packages = install(f"cookiecutter=={NEWEST}", python)
+@pytest.mark.parametrize(
+    "python",
+    NEW[:1] + [pytest.param(path, marks=pytest.mark.drill) for path in NEW[1:]],
+    ids=lambda path: Path(path).name,
+)
+def test_another_python_bakes(python, tmp_path):
+    packages = install("cookiecutter==2.6.0", python)  # the newest for Python 3.9
     assert_bakes_the_same(python, packages, tmp_path)
     done = run(python, packages, REPOSITORY / "cluster_options.py", "table", home=tmp_path)
     assert done.stdout == cluster_options.table(), done.stderr
