@@ -97,7 +97,7 @@ def test_another_python_compiles_everything(python, tmp_path):
     files = [path for folder in (tmp_path, REPOSITORY / "tests", REPOSITORY / "perf") for path in folder.rglob("*.py")]
     files += REPOSITORY.glob("*.py")
     compiles = "import sys\nfor name in sys.argv[1:]:\n    compile(open(name, encoding='utf-8').read(), name, 'exec')"
-    done = run(python, "", "-W", "error", "-c", compiles, *files, home=tmp_path)
+    done = run(python, "", "-W", "error::SyntaxWarning", "-c", compiles, *files, home=tmp_path)
     assert done.returncode == 0, done.stderr
     done = run(python, "", REPOSITORY / "cluster_options.py", "describe", home=tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("describe: scontrol") and "Traceback" not in done.stderr
