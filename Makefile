@@ -67,6 +67,9 @@ drills: .venv/ready packages ## break jobs in all the ways of tests/test_drills.
 	DRILLS_FILE="$(CURDIR)/build/drills.md" .venv/bin/pytest -m drill tests/test_drills.py
 	sed -i -e '/<!-- make drills -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make drills -->/r build/drills.md' README.md
 
+pictures: .venv/ready packages ## record the session and the figures of README.md on the tests' Slurm cluster
+	$(BIN)/python docs/record.py
+
 clean: ## remove the environment and everything that was built
 	rm -rf .venv build
 
@@ -88,4 +91,4 @@ packages:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
 	    echo "missing, and not to be installed without root and apt:$$missing"
 
-.PHONY: help demo test test-all lint bakes dates perf sites drills clean packages
+.PHONY: help demo test test-all lint bakes dates perf sites drills pictures clean packages
