@@ -65,7 +65,8 @@ def combinations() -> list[dict[str, str]]:
             for runtime, launcher in product(facts["runtimes"], facts["launchers"])
             if not (runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"))
         ]
-        gpus = ["1", "0"] if facts["node"]["cpu_only"] else [str(facts["node"]["gpus"]), "1"]
+        node = facts["node"]
+        gpus = ["0"] if node["gpus"] == 0 else ["1", "0"] if node["cpu_only"] else [str(node["gpus"]), "1"]
         found += [
             {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account(site)}
             for (runtime, launcher), count in product(both, gpus)
