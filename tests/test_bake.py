@@ -25,7 +25,7 @@ COMMON = {
     "benchmark/report.py",
     "benchmark/scaling.sh",
     *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "common", "checkpoint", "model")),
-    *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "plot.py", "README.md")),
+    *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }
 SLURM = COMMON | {

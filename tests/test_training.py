@@ -1292,7 +1292,7 @@ def read_corpus(path, context):
 """
 
 
-@pytest.mark.parametrize("program", ["train_single", "train_ddp", "train_fsdp", "data", "plot", "compare"])
+@pytest.mark.parametrize("program", ["train_single", "train_ddp", "train_fsdp", "data", "compare"])
 def test_help(program):
     """Which @record would take for the good end of a run."""
     line = [sys.executable, TRAINING / f"{program}.py", "--help"]

@@ -1,12 +1,13 @@
-"""Show that the training programs learn the same: one process, DDP and FSDP on 2 and 4 ranks, with accumulation.
+"""Did training runs learn the same? A table, a picture of losses, tokens/s and differences, and a verdict.
 
-    python training/compare.py                                        six runs on this machine, and a picture of them
-    python training/compare.py --runs ddp-4 -- --data text --steps 9  one of them; what follows -- is for the programs
-    python training/compare.py --figures one.json two.json            what runs elsewhere have written for --json
+    python training/compare.py                                       six runs that must be equal, made here, on the CPU
+    python training/compare.py single-1 ddp-4 -- --data my.txt       two of them; what follows -- is for the programs
+    python training/compare.py runs/first runs/second                folders that programs were given by --out, also
+                                                                     while they still write there
 
-All of them are on the CPU. The first is the reference. The same numbers added in another order give another rounding:
-that much may differ, and in float64 it is too little to hide a mistake. Exit code 1: more than that differs; 2: there
-is nothing to judge.
+The first run is the reference. The same numbers added in another order give another rounding: that much may differ, and
+in float64, as in the runs that are made here, it is too little to hide a mistake. Exit code 1: more than that differs;
+2: there is nothing to judge.
 """
 
 from __future__ import annotations
@@ -17,102 +18,119 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-
-from plot import MARKERS, fail, paint
+from statistics import fmean, median
 
 RUNS = ("single-1", "ddp-2", "ddp-4", "ddp-2-accumulated", "fsdp-2", "fsdp-4")  # program, ranks
-TOLERANCES = {"float64": 1e-14, "float32": 1e-5}  # numbers from 2 to 4 are 4e-16, or 2e-7, apart
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-TITLES = ["Run", "Program", "Ranks", "Accumulation", "Steps", "Last loss", "Validation loss", "Losses differ by"]
+# Okabe and Ito's colours, which the colour-blind tell apart (https://jfly.uni-koeln.de/color/, 2026-11-21), but for the
+# yellow, too light for a line. Markers tell the lines apart in grey.
+COLOURS, MARKERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00"), "osD^vPX*"
 
 
-def read_figures(name: str, path: Path) -> dict:
-    """Read what a training program has written for --json; add the run's name, and its losses by step."""
-    try:
-        run = {**json.loads(path.read_text()), "name": name}
-        run["by step"] = dict(enumerate(run["losses"], start=run["first_step"] + 1))
-        run["kind"] = f"--global-batch {run['global_batch']} --dtype {run['dtype']}"
-        run["facts"] = [name, *(str(run[key]) for key in ("program", "world_size", "accumulation"))]
-        if not run["losses"] or not all(map(math.isfinite, [*run["losses"], run["val_loss"]])):
-            raise ValueError("no loss, or one that is no number")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        fail(f"{path} is not what a training program writes for --json ({error!r}): name another")
-    return run
+def fail(message: str) -> None:
+    """End with exit code 2: there is nothing to judge."""
+    print(f"compare.py: error: {message}", file=sys.stderr)
+    sys.exit(2)
 
 
-def train(name: str, flags: list[str], folder: Path) -> dict:
-    """Make a run in a folder of its name; it ends all if it fails."""
+def make(name: str, flags: list[str], folder: Path) -> Path:
+    """Make one of RUNS, and return its folder; it ends all if it fails."""
     kind, ranks, *accumulated = name.split("-")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable] if ranks == "1" else [*TORCHRUN, f"--nproc-per-node={ranks}", "--"]
-    command += [str(Path(__file__).with_name(f"train_{kind}.py")), "--dtype", "float64", "--steps", "40", *flags]
+    program = [str(Path(__file__).with_name(f"train_{kind}.py")), "--dtype", "float64", "--steps", "40"]
+    command = [*TORCHRUN, f"--nproc-per-node={ranks}", "--", *program, "--out", str(folder / name), *flags]
     command += ["--micro-batch", "1"] if accumulated else []
-    command += ["--out", str(folder / name), "--json", str(folder / name / "figures.json")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     print(f"{name} …", flush=True)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         fail(f"{name} ended with exit code {done.returncode}, and said:\n{done.stderr}")
-    return read_figures(name, folder / name / "figures.json")
+    return folder / name
 
 
-def judge(runs: list[dict], tolerance: float) -> bool:
-    """Add to each run its differences from the first; print the table and the verdict, return whether it is good."""
-    rows, found, reference = [TITLES, [":-:"] * len(TITLES)], [], runs[0]
-    for run in runs:
-        mine, theirs = run["by step"], reference["by step"]
-        shared = run["differences"] = {step: abs(mine[step] - theirs[step]) for step in mine if step in theirs}
-        if run["kind"] != reference["kind"] or not shared:
-            told = ", ".join(f"{one['name']} had {one['kind']}, {len(one['losses'])} steps" for one in (reference, run))
-            fail(f"{told}, {len(shared)} in common: compare runs that had the same, and share some steps")
-        found += [(value, f"{run['name']} at step {step}") for step, value in shared.items()]
-        if max(mine) == max(theirs):
-            found.append((abs(run["val_loss"] - reference["val_loss"]), f"{run['name']} in the validation loss"))
-        cells = [f"{min(shared)}-{max(shared)}", f"{run['losses'][-1]:.12f}", f"{run['val_loss']:.12f}"]
-        rows.append([*run["facts"], *cells, "reference" if run is reference else f"{max(shared.values()):.1e}"])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    print("", *(f"| {' | '.join(map(str.center, row, widths))} |" for row in rows), "", sep="\n")
-    value, where = max(found)
-    told = f"the largest difference from {reference['name']} is {value:.1e}, of {where}; allowed is {tolerance:g}"
-    print(f"{'equal' if value <= tolerance else 'NOT equal'}: {told}")
+def read(folder: Path) -> dict[str, dict[int, float]]:
+    """Return losses and validation losses [nats per token], and speeds [tokens/s], by step."""
+    path, run = folder / "metrics.jsonl", {"loss": {}, "val_loss": {}, "tokens_per_second": {}}
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        with suppress(ValueError):  # the line that it died in
+            found = json.loads(line, parse_constant=lambda _: math.inf)  # NaN: so it is far from all numbers
+            for kind in run.keys() & found.keys():
+                run[kind][found["step"]] = found[kind]
+    if not run["loss"]:
+        fail(f"no step in {path}: name folders that programs were given by --out, or some of {' '.join(RUNS)}")
+    return run
+
+
+def differences(run: dict, reference: dict, kind: str) -> dict[int, float]:
+    """Return by how much two runs' losses of one kind differ, by step."""
+    return {step: abs(loss - reference[kind][step]) for step, loss in run[kind].items() if step in reference[kind]}
+
+
+def judge(runs: dict[str, dict], tolerance: float) -> bool:
+    """Print a table of the runs and, of several, whether their losses are equal; return that."""
+    (first, reference), largest = next(iter(runs.items())), []
+    print("\nlast step         loss  validation loss  tokens/s  differs by  run")
+    for name, run in runs.items():
+        found = [(value, f"{name} at step {step}") for step, value in differences(run, reference, "loss").items()]
+        validated = differences(run, reference, "val_loss")
+        found += [(value, f"{name} in the validation at step {step}") for step, value in validated.items()]
+        largest.append(max(found, default=None) or fail(f"{name} has no step in common with {first}: compare others"))
+        loss, val_loss, speeds = (list(points.values()) or [math.nan] for points in run.values())
+        figures = f"{loss[-1]:14.12f} {val_loss[-1]:16.12f} {median(speeds):9,.0f} {largest[-1][0]:11.1e}"
+        print(f"{max(run['loss']):9} {figures}  {name}")
+    value, where = max(largest[1:] or largest)
+    if len(runs) > 1:
+        told = f"the largest difference from {first} is {value:.1e}, of {where}; allowed is {tolerance:g}"
+        print(f"\n{'equal' if value <= tolerance else 'NOT equal'}: {told}")
     return value <= tolerance
 
 
-def draw(path: Path, runs: list[dict], tolerance: float) -> None:
-    """Draw the losses on top of each other, and their differences from the reference."""
-    upper, lower = [], []
-    for i, run in enumerate(runs):  # the first are seen behind, and around, the last
-        size, marker = 1 - i / len(runs), MARKERS[i % len(MARKERS)]
-        upper.append((i, run["by step"], {"linewidth": 1 + 5 * size}))
-        look = {"marker": marker, "markersize": 3 + 7 * size, "fillstyle": "none", "linewidth": 0.5}
-        lower.append((i, run["differences"], {**look, "label": run["name"]}))
-    ends = dict.fromkeys((min(runs[0]["by step"]), max(runs[0]["by step"])), tolerance)
-    lower.append((4, ends, {"linestyle": "--", "label": f"allowed: {tolerance:g}"}))
-    first = ("loss [nats per token]", f"{runs[0]['kind']}: losses, on top of each other", {"value": "linear"}, upper)
-    scale = {"value": "symlog", "linthresh": tolerance / 100 or 1e-16}
-    paint(path, [first, ("|difference| [nats per token]", "differences from the first run", scale, lower)])
+def curve(points: dict[int, float]) -> list[list[float]]:
+    """Return the steps and the values to draw: of a longer run, means over a hundredth of the steps."""
+    size = 1 + len(points) // 100
+    return [[fmean(some[i : i + size]) for i in range(0, len(some), size)] for some in ([*points], [*points.values()])]
+
+
+def draw(path: Path, runs: dict[str, dict], tolerance: float) -> None:
+    """Draw losses, tokens/s and differences over the steps, where there is matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return print(f"no matplotlib here, so no {path}: pip install matplotlib")
+    figure, reference = Figure(figsize=(7, 9), layout="constrained"), next(iter(runs.values()))  # inches
+    losses, speeds, apart = figure.subplots(3, sharex=True)
+    for i, (name, run) in enumerate(runs.items()):
+        later, colour = len(runs) - 1 - i, COLOURS[i % len(COLOURS)]  # those drawn on top of this one are thinner
+        mark = {"color": colour, "marker": MARKERS[i % len(MARKERS)], "markersize": 4 + later, "fillstyle": "none"}
+        losses.plot(*curve(run["loss"]), color=colour, linewidth=1.2 + later)
+        losses.plot(*curve(run["val_loss"]), **mark, linestyle="none", label=name)
+        speeds.plot(*curve(run["tokens_per_second"]), color=colour)
+        apart.plot(*curve(differences(run, reference, "loss")), **mark, linewidth=0.5)
+    apart.axhline(tolerance, color="0.4", linestyle="--", label=f"allowed: {tolerance:g}")
+    apart.set_yscale("symlog", linthresh=max(tolerance / 100, 1e-16))
+    losses.set(title="lines: training, markers: validation", ylabel="loss [nats per token]")
+    speeds.set(ylabel="tokens/s", ylim=(0, None))
+    apart.set(ylabel="difference from the first run", ylim=(0, None), xlabel="step (update of the weights)")
+    figure.legend(loc="outside lower left", ncols=2, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=200)
+    print(f"picture: {path}")
 
 
 def main() -> None:
-    """Read the flags; run, judge, draw."""
-    parser = argparse.ArgumentParser(description="Compare the losses of training runs that must be equal.")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--runs", nargs="+", choices=RUNS[1:], default=RUNS[1:], help="besides single-1 (default: all)")
-    which.add_argument("--figures", nargs="+", type=Path, metavar="JSON", help="start nothing, compare these")
-    out = "for the runs and compare.png (default: runs/compare)"
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), metavar="DIR", help=out)
+    """Read the flags; make the runs, judge, draw."""
+    parser = argparse.ArgumentParser(description="Compare training runs: losses, tokens/s, and whether they are equal.")
+    which = f"folder that a program was given by --out, or a run to make, of {' '.join(RUNS)} (default: all these)"
+    parser.add_argument("runs", nargs="*", default=RUNS, metavar="RUN", help=which)
+    parser.add_argument("--tolerance", type=float, default=1e-14, help="of losses; default: 1e-14, fit for float64")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="for runs made here and compare.png")
     place = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, flags = parser.parse_args(sys.argv[1:place]), sys.argv[place + 1 :]
-    if args.figures and len(args.figures) < 2:
-        parser.error("--figures compares two files or more: name another")
-    if args.figures:
-        runs = [read_figures(str(path), path) for path in args.figures]
-    else:
-        runs = [train(name, flags, args.out) for name in (RUNS[0], *args.runs)]
-    tolerance = TOLERANCES.get(runs[0]["dtype"], 0)
-    good = judge(runs, tolerance)
-    draw(args.out / "compare.png", runs, tolerance)
-    sys.exit(0 if good else 1)
+    runs = {name: read(make(name, flags, args.out) if name in RUNS else Path(name)) for name in args.runs}
+    good = judge(runs, args.tolerance)
+    draw(args.out / "compare.png", runs, args.tolerance)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
