@@ -112,14 +112,13 @@ def read(path: Path) -> list[Run]:
     if path.suffix == ".csv":
         return runs
     runs.sort(key=lambda run: run.rows[0])
-    for run, other in zip(runs, runs[1:]):
-        same_kind(run, other)
-    sizes = set.intersection(*({row.size for row in run.rows} for run in runs))
-    if not sizes:
-        fail(f"no message size that all files of {path} have; measure again with the same --min and --max")
-    last, rows = runs[-1], [row for run in runs for row in run.rows]
-    name, title = path.name if path.is_dir() else str(path), f"{last.kind}, {size_text(max(sizes))}"
-    return [last._replace(name=name, title=title, size=max(sizes), rows=rows)]
+    for run in runs:
+        same_kind(runs[0], run)
+    shared = set.intersection(*({row.size for row in run.rows} for run in runs))
+    nothing = f"no message size that all files of {path} have; measure again with the same --min and --max"
+    size, rows = max(shared, default=0) or fail(nothing), [row for run in runs for row in run.rows]
+    name, title = path.name if path.is_dir() else str(path), f"{runs[-1].kind}, {size_text(size)}"
+    return [runs[-1]._replace(name=name, title=title, size=size, rows=rows)]
 
 
 def same_kind(run: Run, other: Run) -> None:
@@ -211,26 +210,30 @@ def pictures_of(runs: list[Run]) -> dict[str, list[tuple]]:
 def in_letters(pictures: dict[str, list[tuple]]) -> None:
     """Print the lines as bars."""
     for axis, lines in pictures.items():
-        values = [y for line in lines for y in line[-1].values()]
-        scale = 60 / math.log(1.001 * max(values) / min(values))
-        print(f"```\nbus bandwidth [Gbit/s] over {axis}, on a logarithmic scale")
+        least = min(y for line in lines for y in line[-1].values())
+        print(f"```\nbus bandwidth [Gbit/s] over {axis}: two # more are twice as much")
         for label, *_, points in lines:
             print(f"{label}:")
             for x, y in points.items():
                 name = size_text(x) if axis == "message size" else x
-                print(f"{name:>12} {number(y):>10} {'#' * round(1 + scale * math.log(y / min(values)))}")
+                print(f"{name:>12} {number(y):>10} {'#' * round(1 + 2 * math.log2(y / least))}")
         print("```\n")
 
 
-def paint(pictures: dict[str, list[tuple]], about: str, rate: float | None, prefix: Path) -> None:
-    """Write PREFIX.png and PREFIX.svg: as wide as a column of print, both axes logarithmic."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
+def draw(runs: list[Run], prefix: Path) -> None:
+    """Write PREFIX.png and PREFIX.svg, as wide as a column of print; print letters where there is no matplotlib."""
+    pictures = pictures_of(runs) or fail("nothing to draw: this is one message size on one number of nodes")
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        print(f"benchmark/report.py: no matplotlib, so no {prefix}.png: pip install matplotlib", file=sys.stderr)
+        return in_letters(pictures)
     matplotlib.rcParams.update({"font.size": 8, "legend.fontsize": 7, "lines.markersize": 4, "svg.fonttype": "none"})
     height = sum(2.6 + 0.16 * len(lines) for lines in pictures.values())
     figure = Figure(figsize=(3.5, 0.4 + height), layout="constrained")  # inches
-    figure.suptitle(about, fontsize=8)
+    figure.suptitle("\n".join([runs[-1].kind, *runs[-1].about.split("; ")[:2]]), fontsize=8)
+    rate = max(run.line_rate or 0 for run in runs)
     for axes, (axis, lines) in zip(figure.subplots(len(pictures), squeeze=False)[:, 0], pictures.items()):
         for label, colour, dash, points in lines:
             look = {"color": COLOURS[colour % len(COLOURS)], "marker": MARKERS[colour % len(MARKERS)]}
@@ -255,25 +258,13 @@ def paint(pictures: dict[str, list[tuple]], about: str, rate: float | None, pref
     print(f"Picture: {prefix}.png, {prefix}.svg\n")
 
 
-def draw(runs: list[Run], prefix: Path) -> None:
-    """Write the picture, or print it in letters where there is no matplotlib."""
-    pictures = pictures_of(runs) or fail("nothing to draw: this is one message size on one number of nodes")
-    about = "\n".join([runs[-1].kind, *runs[-1].about.split("; ")[:2]])
-    try:
-        paint(pictures, about, max(run.line_rate or 0 for run in runs), prefix)
-    except ImportError:
-        print(f"benchmark/report.py: no matplotlib, so no {prefix}.png: pip install matplotlib", file=sys.stderr)
-        in_letters(pictures)
-
-
 def main() -> None:
     """Read the flags and the runs; print, draw, judge."""
     parser = argparse.ArgumentParser(description="Tables, ratios and pictures of what all_reduce.py measured.")
-    which = "folder of JSON files, JSON file, or benchmark/published.csv; the first is the reference"
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=which)
-    lower = "exit code 1 if a bus bandwidth is lower than the reference by more than this share, 0.1 for 10 %%"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of JSON files, one of them, or a CSV")
+    lower = "exit code 1 if a bus bandwidth is lower than the first run's by more than this: 0.1 for 10 %%"
     parser.add_argument("--tolerance", type=float, metavar="SHARE", help=lower)
-    parser.add_argument("--plot", type=Path, metavar="PREFIX", help="write the picture as PREFIX.png and PREFIX.svg")
+    parser.add_argument("--plot", type=Path, metavar="PREFIX", help="draw PREFIX.png and PREFIX.svg")
     args = parser.parse_args()
     runs = [run for path in args.runs for run in read(path)]
     if args.tolerance is not None and (len(runs) < 2 or not runs[-1].size or not 0 <= args.tolerance < 1):
