@@ -137,10 +137,6 @@ def test_names(either, run_dir, tmp_path):
     with hosts(either, "node2", tmp_path, " node2\n", " node9\n"):
         line = fault_of_node2(preflight(either, run_dir))
         assert line == "its own name node2 does not resolve: tell your site"
-    with hosts(either, "node2", tmp_path, r"\S+ node2\n", "127.0.1.1 node2\n"):
-        code, lines = preflight(either, run_dir)
-        assert code == 0 and lines[0].startswith("warning: node2: its own name leads to 127.0.1.1: "), lines
-        assert preflight(either, run_dir, GLOO_SOCKET_IFNAME="eth0") == FIT
 
 
 def test_the_way_to_the_master(either, run_dir):
@@ -176,11 +172,8 @@ def test_clocks(either, run_dir, tmp_path):
 def test_folders(either, run_dir):
     with mounted(either, "node2", run_dir, options="-o size=3m"):
         line = fault_of_node2(preflight(either, run_dir))
-        assert line.startswith(
-            f"{run_dir} has 2 MiB left, not 1 GiB: free space there, or set MIN_FREE_GB; {run_dir} is"
-        )
-        line = fault_of_node2(preflight(either, run_dir, MIN_FREE_GB=0))
-        assert line.startswith(f"{run_dir} is another folder than on the first node: put the project where")
+        assert line == f"{run_dir} has 2 MiB left, not 1 GiB: free space there, or set MIN_FREE_GB"
+        assert preflight(either, run_dir, MIN_FREE_GB=0) == FIT
     with mounted(either, "node2", run_dir.parent):
         line = fault_of_node2(preflight(either, run_dir))
         assert line.startswith(f"cannot write to {run_dir} (No such file or directory): free space there, or put it on")

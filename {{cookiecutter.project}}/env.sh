@@ -133,11 +133,9 @@ MODULES=("{{ site.modules | join('" "') }}")
 #? else
 MODULES=()
 #? endif
-case $RUNTIME in
-    #? for name, list in modules.items() if list
-    "{{ name }}") MODULES=("{{ list | join('" "') }}") ;;
-    #? endfor
-esac
+#? for name, list in modules.items() if list
+[[ $RUNTIME != "{{ name }}" ]] || MODULES=("{{ list | join('" "') }}")
+#? endfor
 #? elif modules[""]
 MODULES=("{{ modules[''] | join('" "') }}")
 #? else
@@ -235,23 +233,21 @@ WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 #? endif
 #? endif
 # Says what is missing; returns 2.
-missing() {
-    echo "env.sh: $*" >&2
-    return 2
-}
+missing() { echo "env.sh: $*" >&2 && return 2; }
 
 #? if container
 # Says how the launcher gets into the container: by CONTAINER_SRUN_ARGS or CONTAINER_EXEC. Arguments: folders that it must see.
 enter_container() {
-    #? if runtime not in ("edf", "shifter")
+    #? if runtime == "apptainer"
+    local folder folders program=singularity
+    ! command -v apptainer >/dev/null || program=apptainer
+    #? elif runtime not in ("edf", "shifter")
     local folder folders
     #? endif
     #? if runtime == "apptainer"
-    local program=apptainer
-    command -v apptainer >/dev/null || program=singularity
     command -v "$program" >/dev/null ||
-        missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set another RUNTIME;" \
-            "if compute nodes alone have it, submit with sbatch" || return
+        missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set another" \
+            "RUNTIME; if compute nodes alone have it, submit with sbatch" || return
     #? elif runtime == "pyxis"
     [[ $(srun --help 2>&1) == *--container-image* ]] ||
         missing "srun on $(hostname) knows no --container-image: pyxis is not installed; set another RUNTIME" || return
@@ -352,8 +348,7 @@ activate() {
             [[ -d $VENV/bin ]] || missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
             #? elif slurm
             [[ -d $VENV/bin && ! -e $VENV/.unfinished ]] ||
-                missing "no virtual environment at $VENV, or it is still being built; build it with 'bash slurm/build_venv.sh'," \
-                    "whose output ends with 'ready:', set VENV, or another RUNTIME" || return
+                missing "no virtual environment at $VENV, or it is still being built; build it with 'bash slurm/build_venv.sh'" || return
             #? else
             [[ -d $VENV/bin ]] ||
                 missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or RUNTIME={{ bare }}" || return

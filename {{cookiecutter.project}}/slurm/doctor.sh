@@ -16,9 +16,8 @@ export LC_ALL=C # not every byte is UTF-8
 # The wording is that of torch 2.13, Slurm 22.05 and 24.11 and their sources, and of threads on GitHub (read 2026-11-21):
 # huggingface/accelerate #2246, NVIDIA/nccl #1948, MIC-DKFZ/nnUNet #1519, vllm-project/vllm #5222, NVIDIA/enroot #243,
 # pytorch/pytorch #5040 #69197 #73656 #108861 #126510, NVIDIA/pyxis #61 #127 #168, apptainer/singularity #5183,
-# apptainer/apptainer #1051, sgl-project/sglang #3226, Lightning-AI/pytorch-lightning #10098 #19817.
-known_causes() {
-    cat <<'EOF'
+# apptainer/apptainer #1051, sgl-project/sglang #3226.
+read -rd '' known <<'EOF'
 1 (launch|slurm|container)/[a-z_]+\.(sh|py)( on [^ ]+)?: [^r]|(^|[: ])env\.sh: .|\.py: error: .|(^|[: ])FAULT: .|preflight: .*: .
     = -> as that line says
 1 oom[-_]kill|: Out Of Memory|OUT_OF_MEMORY|[^a-zA-Z.]MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator: can
@@ -41,16 +40,12 @@ known_causes() {
     a library is missing, or made for another system or processor -> build it on a compute node, use a container, or MODULES in env.sh
 1 Invalid (account|qos)|nvalid partition|Requested (node con|time li)|violates accounting|Unable to create step|More processors req|enough slots
     Slurm refuses what was asked for -> edit the #SBATCH lines; sinfo, and sacctmgr show associations user=$USER, say what there is
-1 ExitCode=0:53
-    the folder of --output, or that of submission, is not there or not yours -> make it before you submit: Slurm does not
 1 pyxis: (couldn|failed|container start failed)|\[ERROR\] (No such file|URL )|FATAL: +(could not open|Unable to handle|[Ww]hile )
     the container image is not there, or does not start -> slurm/build_container.sh makes it; IMAGE in env.sh: a path all nodes see
 1 EADDRINUSE|[Aa]ddress already in use
     the port is taken -> submit again (the port follows from the job), do not set MASTER_PORT, and start torchrun once on a node
 1 Unable to find address for: |[Nn]o socket interface found|connectFullMesh failed
     the ranks use the wrong network interface -> set NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME to one that all nodes have (ip -br address)
-1 configured in SLURM .*does not match|.srun. command is available on your system but is not used
-    Lightning and Slurm disagree -> Trainer(devices=ranks per node, num_nodes=nodes), started through slurm/submit_multinode.sh
 2 DUE TO TIME LIMIT|JobState=(TIMEOUT|DEADLINE)
     the walltime was over -> more --time, or --resume from what was saved; a program of your own whose rank hangs ends so too
 2 DUE TO (PREEMPTION|NODE FAILURE)|JobState=(PREEMPTED|NODE_FAIL|BOOT_FAIL)|error: Node failure on .
@@ -61,10 +56,8 @@ known_causes() {
     a host has no address, or cannot be reached -> a node: MASTER_ADDR_SUFFIX in env.sh; the internet: download on the login node first
 2 client socket has timed out|seconds waiting for clients|Rendezvous(Timeout|Connection|Closed)Error
     not all nodes met -> those without a folder in logs/JOBID.ATTEMPT did not start: --exclude them; slow ones: raise RDZV_TIMEOUT
-2 Permission denied|FileNotFoundError: |can't open file '|execve\(\): .*No such file|: command not found
-    something is not there, or not yours -> ls -ld PATH on a node: it has to be on a file system that all nodes see
-2 ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage
-    NCCL failed on a node -> run again with NCCL_DEBUG=INFO: its lines with WARN name the interface, the device or the limit
+2 Permission denied|FileNotFoundError: |can't open file '|execve\(\): .*No such file|: command not found|ExitCode=0:53
+    something is not there, or not yours -> ls -ld PATH on a node: it has to be where all nodes see it; ExitCode 0:53: the folder of --output
 3 Watchdog caught collective operation timeout|Timed out waiting [0-9]+ms for (send|recv) operation|Monitored barrier
     ranks waited in vain for one that hung, or was busy -> see who below; if busy: raise --timeout (your program: init_process_group)
 3 tasks? [0-9,-]+: Killed|exitcode +: -(9|11) |exit code 13[79]|signal (9|11)( \(|$)|Segmentation fault
@@ -72,10 +65,9 @@ known_causes() {
 4 ncclRemoteError|Connection (closed|reset) by peer|HorovodInternalError
     a rank lost another one, which left no word -> look at the other node: sinfo -N -l, and the logs of its ranks
 EOF
-}
 # Said in good runs too (the exit barrier: pytorch/pytorch #69520), or by this script.
 harmless='Failed to initialize NumPy|Address family not supported|failed to shutdown the rendezvous|exit barrier|recvValueWithTimeout'
-harmless+='|preflight: warning|:(cause|proof|fix): '
+harmless+='|:(cause|proof|fix): '
 # The last words of a rank that ended because of another one, and of one that waited for another.
 peer='Connection (closed|reset) by peer|Connection refused|Broken pipe|(recvVector|sendBytes) failed|got 0 bytes|remote process exited'
 peer+='|ncclRemoteError|communicator was aborted|HorovodInternalError|ChildFailedError|SignalException|KeyboardInterrupt'
@@ -88,15 +80,48 @@ die() {
 }
 
 # Prints the ends of files as a terminal would show them: the last state of a progress bar, and no colours.
-show() {
-    tail "$@" | tr -d '\0' | sed -E 's/\r+$//; s/.*\r//; s/\x1b\[[0-9;]*[A-Za-z]//g'
-}
-show_output() { show -c 20000000 -- "${output:-/dev/null}"; }
+show() { tail "$@" | tr -d '\0' | sed -E 's/\r+$//; s/.*\r//; s/\x1b\[[0-9;]*[A-Za-z]//g'; }
+# Of the output, attempts that are past are left out; the lines keep their numbers.
+show_output() { show -c 20000000 -- "${output:-/dev/null}" | awk -v since="$since" '{ print NR < since ? "" : $0 }'; }
 
-# Prints how the first rank failed (killed, error, exited, waited, peer, none) and the file that says so; then what the user
-# sees of it. Where ranks have logs, of the output only launchers' words count.
-first_failure() {
-    awk -v peer="$peer" -v waited="$waited" -v per_node="$per_node" -v late="$late" -v since="$since" \
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
+shopt -s nullglob
+id='' output='' run='' state='' since='' logs=()
+if [[ -f ${1:-} ]]; then
+    output=$1 # alone: a number in its name may be a date's, or that of a job elsewhere
+elif [[ -d ${1:-} ]]; then
+    run=$(realpath -- "$1") # logs/latest is a link
+    id=${run##*/} id=${id%.*}
+else
+    id=${1:-}
+fi
+[[ $# == 1 && (-n $output || $id =~ ^[1-9][0-9]*(_[0-9]+)?$) ]] ||
+    die "'$*': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT"
+if [[ -n $id ]]; then
+    facts=$(timeout 20 scontrol show job "$id" 2>/dev/null)
+    (($(grep -c ^JobId= <<<"$facts") < 2)) || die "job $id is an array: name one of it, as ${id}_1"
+    [[ ! $facts =~ JobId=([0-9]+) ]] || id=${BASH_REMATCH[1]} # that of 12_3 is another one
+    state=$(grep -oE '\<(JobState|Reason|ExitCode)=[^ ]+' <<<"$facts" | paste -sd' ')
+    [[ -n $state ]] || # scontrol forgets a job after minutes
+        state=$(timeout 20 sacct -nPX -j "$id" -o State,ExitCode 2>/dev/null | sed -n '1s/\(.*\)|/JobState=\1 ExitCode=/p')
+    output=$(sed -n 's/^ *StdOut=//p' <<<"$facts")
+    outputs=({"$PWD","$project"}/*-{"$id","$1"}.out)
+    [[ -f $output ]] || output=${outputs[0]:-}
+    [[ -n $run ]] || run=$(printf '%s\n' "$project/logs/$id".* | sort -V | tail -n 1) # the newest attempt
+fi
+[[ -n $output$run$state ]] || die "Slurm does not know a job $id, and there is no *-$id.out in $PWD or $project: name its output file"
+[[ $state != *COMPLETED* ]] || { echo "job $id did not fail: $state" && exit; }
+
+[[ -z $run ]] || mapfile -t logs < <(cd "$run" && find . -name stderr.log -printf '%T@ %P\n' | sort -n)
+read -r per_node late < <(printf '%s\n' "${logs[@]}" | awk -F '[ /]' '
+    NF && $(NF - 1) >= most { most = $(NF - 1) + 1 }
+    { late = NR > 1 && $1 - time > 0.5; time = $1 } # the last one ended half a second after all others
+    END { print most + 0, late }')
+since=$(show_output | grep -anE ' on [0-9]+ node\(s\), meeting at ' | tail -n 1 | cut -d : -f 1) # the newest attempt
+# How the first rank failed (killed, error, exited, waited, peer, none) and the file that says so; then what the user sees of
+# it. Where ranks have logs, of the output only launchers' words count.
+mapfile -t failure < <(
+    awk -v peer="$peer" -v waited="$waited" -v per_node="$per_node" -v late="$late" \
         -v run="${run#"$PWD"/}" -v output="${output#"$PWD"/}" '
         function kind_of(text) { return text ~ peer ? "peer" : text ~ waited ? "waited" : "error" }
         function begin(way) {
@@ -123,7 +148,6 @@ first_failure() {
             next
         }
         from == "output" {
-            if (FNR <= since) next
             if (/ (STEP|JOB) [0-9.]+ ON .* CANCELLED AT |Terminating (StepId|job step)/) told = 1 # to end, with signal 15 or 2
             if (!told && /^(srun: error: [^ ]+: tasks?|launch\/spawn\.py on [^ ]+: rank) [0-9]/ &&
                 !/: Terminated|exit code (143|130)$|signal (15|2)$/)
@@ -169,70 +193,29 @@ first_failure() {
             for (i = lines[one] > 30 ? lines[one] - 29 : 1; i <= lines[one]; i++) print words[one, i]
         }
     ' from=ranks <([[ -z ${logs[*]} ]] || { cd "$run" && show -v -c 16384 -- "${logs[@]#* }"; }) from=output <(show_output)
-}
-
-# Prints the three most probable causes in the lines of hits; fails if none is known.
-look_up() {
-    local section regex advice hit
-    while read -r section regex && read -r advice; do
-        hit=$(grep -am 1 -E -- "$regex" <<<"$hits") && printf '%s\t%s\t%s\n' "$section" "${hit/:/$'\t'}" "${advice/ -> /$'\t'}"
-    done < <(known_causes) | sort -s -t $'\t' -k 1,1n -k 2,2n | awk -F '\t' -v lost="$lost" -v name="$name" -v job="${id:-JOBID}" '
-        !seen[$2]++ && ($1 < 3 || $1 == lost && !causes) && ++causes <= 3 { # a line proves one cause
-            text = substr($3, 1, 300)
-            sub(/JOBID/, job, $5)
-            print "cause: " ($4 == "=" ? text : $4)
-            print "proof: " ($2 ? name ":" $2 : "scontrol show job " job) ": " text
-            print "fix: " $5
-        }
-        END { exit !causes }'
-}
-
-[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
-shopt -s nullglob
-id='' output='' run='' state='' logs=()
-if [[ -f ${1:-} ]]; then
-    output=$1 # alone: a number in its name may be a date's, or that of a job elsewhere
-elif [[ -d ${1:-} ]]; then
-    run=$(realpath -- "$1") # logs/latest is a link
-    id=${run##*/} id=${id%.*}
-else
-    id=${1:-}
-fi
-[[ $# == 1 && (-n $output || $id =~ ^[1-9][0-9]*(_[0-9]+)?$) ]] ||
-    die "'$*': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT"
-if [[ -n $id ]]; then
-    facts=$(timeout 20 scontrol show job "$id" 2>/dev/null)
-    (($(grep -c ^JobId= <<<"$facts") < 2)) || die "job $id is an array: name one of it, as ${id}_1"
-    [[ ! $facts =~ JobId=([0-9]+) ]] || id=${BASH_REMATCH[1]} # that of 12_3 is another one
-    state=$(grep -oE '\<(JobState|Reason|ExitCode)=[^ ]+' <<<"$facts" | paste -sd' ')
-    [[ -n $state ]] || # scontrol forgets a job after minutes
-        state=$(timeout 20 sacct -nPX -j "$id" -o State,ExitCode 2>/dev/null | sed -n '1s/\(.*\)|/JobState=\1 ExitCode=/p')
-    output=$(sed -n 's/^ *StdOut=//p' <<<"$facts")
-    outputs=({"$PWD","$project"}/*-{"$id","$1"}.out)
-    [[ -f $output ]] || output=${outputs[0]:-}
-    [[ -n $run ]] || run=$(printf '%s\n' "$project/logs/$id".* | sort -V | tail -n 1) # the newest attempt
-fi
-[[ -n $output$run$state ]] || die "Slurm does not know a job $id, and there is no *-$id.out in $PWD or $project: name its output file"
-[[ $state != *COMPLETED* ]] || { echo "job $id did not fail: $state" && exit; }
-
-[[ -z $run ]] || mapfile -t logs < <(cd "$run" && find . -name stderr.log -printf '%T@ %P\n' | sort -n)
-read -r per_node late < <(printf '%s\n' "${logs[@]}" | awk -F '[ /]' '
-    NF && $(NF - 1) >= most { most = $(NF - 1) + 1 }
-    { late = NR > 1 && $1 - time > 0.5; time = $1 } # the last one ended half a second after all others
-    END { print most + 0, late }')
-since=$(show_output | grep -anE ' on [0-9]+ node\(s\), meeting at ' | tail -n 1 | cut -d : -f 1) # the newest attempt
-mapfile -t failure < <(first_failure)
+)
 IFS=$'\t' read -r found file <<<"${failure[0]}"
 output=${output:-$file} name=${output#"$PWD"/}
 [[ ! -f $output ]] || (($(stat -Lc %s -- "$output") <= 20000000)) || name+=" (its last 20 MB)"
-hits=$(show_output | grep -naE -f <(known_causes | sed -n 's/^[1-4] //p') | grep -avE -- "$harmless" | tr '\t' ' ' | cut -c 1-400 |
-    awk -F : -v since="$since" '$1 > since' | head -n 20000)
+hits=$(show_output | grep -naE -f <(sed -n 's/^[1-4] //p' <<<"$known") | grep -avE -- "$harmless" | tr '\t' ' ' |
+    cut -c 1-400 | head -n 20000)
 # A rank that failed of itself says why. Beside it are warnings that stand in good runs too: only what Slurm says counts.
 [[ $found != error ]] || hits=$(printf '%s\n' "${failure[@]:2}" |
     grep -aF -f - -f <(printf '%s\n' slurmstepd srun: oom DUE\ TO Xid "*** JOB" preflight: .sh:) <(printf '%s' "$hits"))
 [[ -z $state ]] || hits="0:$state"$'\n'$hits
 case $found in error) lost=0 ;; peer) lost=4 ;; *) lost=3 ;; esac
-look_up
+# The three most probable causes in these lines.
+while read -r section regex && read -r advice; do
+    hit=$(grep -am 1 -E -- "$regex" <<<"$hits") && printf '%s\t%s\t%s\n' "$section" "${hit/:/$'\t'}" "${advice/ -> /$'\t'}"
+done <<<"$known" | sort -s -t $'\t' -k 1,1n -k 2,2n | awk -F '\t' -v lost="$lost" -v name="$name" -v job="${id:-JOBID}" '
+    !seen[$2]++ && ($1 < 3 || $1 == lost && !causes) && ++causes <= 3 { # a line proves one cause
+        text = substr($3, 1, 300)
+        sub(/JOBID/, job, $5)
+        print "cause: " ($4 == "=" ? text : $4)
+        print "proof: " ($2 ? name ":" $2 : "scontrol show job " job) ": " text
+        print "fix: " $5
+    }
+    END { exit !causes }'
 unknown=$?
 if ((unknown)) && [[ $found == error ]]; then
     failure[1]+=": the program failed by itself; its own words:"
@@ -240,7 +223,6 @@ elif ((unknown)); then
     [[ $found != none ]] || mapfile -t -O 1 failure < <(show_output | tail -n 10 | cut -c 1-240)
     echo "no cause known to doctor.sh${state:+ ($state)}; what follows may say more"
 fi
-unset 'failure[0]'
-((${#failure[@]} == 0)) || printf '%s\n' "${failure[@]}"
+((${#failure[@]} < 2)) || printf '%s\n' "${failure[@]:1}"
 [[ $found != exited ]] || show -n 10 -- "${file%err.log}out.log" 2>/dev/null | cut -c 1-240 # it may have said why there
 exit $unknown

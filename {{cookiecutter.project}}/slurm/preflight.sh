@@ -16,34 +16,27 @@ export LC_ALL=C # messages are compared
 
 # ---- on each node ----------------------------------------------------------------------------------------------------
 
-# tell KIND TEXT: a fault, a warning, "at" before what may hang, or something to be compared with the other nodes
-tell() {
-    printf '%s\t%s\t%s\n' "$SLURMD_NODENAME" "$1" "$2" # one write, which srun does not mix with another node's
-}
+# tell KIND TEXT: a fault, "at" before what may hang, or something to be compared with the other nodes. In one write, which
+# srun does not mix with another node's.
+tell() { printf '%s\t%s\t%s\n' "$SLURMD_NODENAME" "$1" "$2"; }
 
 if [[ ${1:-} == --node ]]; then
-    mark=$2
     tell clock "$(date +%s)"
     for folder in /tmp /dev/shm "$RUN_DIR"; do
         tell at "$folder"
-        probe=$folder/$mark.$SLURMD_NODENAME
+        probe=$folder/.preflight.$SLURM_JOB_ID.$SLURMD_NODENAME
         # A quota that is used up shows only in writing, on some file systems only when the data leave the node: fsync.
-        if ! answer=$(dd if=/dev/zero of="$probe" bs=16k count=1 conv=fsync status=none 2>&1); then
+        answer=$(dd if=/dev/zero of="$probe" bs=16k count=1 conv=fsync status=none 2>&1) ||
             tell fault "cannot write to $folder (${answer##*: }): free space there, or put it on a file system that all nodes share"
-        elif [[ $folder == "$RUN_DIR" ]]; then
-            free=$((($(stat -f -c '%b ? %a * %S : 1 << 60' "$folder")) >> 20)) # some file systems do not count: 0
-            ((free >= MIN_FREE_GB * 1024)) || tell fault "$folder has $free MiB left, not $MIN_FREE_GB GiB: free space there, or set MIN_FREE_GB"
-            [[ -e $folder/$mark ]] || tell fault "$folder is another folder than on the first node: put the project where all nodes see it"
-        fi
         rm -f "$probe"
     done
+    # Some file systems do not count their blocks, and say 0.
+    free=$((($(stat -f -c '%b ? %a * %S : 1 << 60' "$RUN_DIR" 2>/dev/null || echo "1 << 60")) >> 20))
+    ((free >= MIN_FREE_GB * 1024)) || tell fault "$RUN_DIR has $free MiB left, not $MIN_FREE_GB GiB: free space there, or set MIN_FREE_GB"
 
     tell at "its own name"
-    address=$(getent ahosts "$(uname -n)") # not $HOSTNAME, which may come from where the job was submitted
-    [[ -n $address ]] || tell fault "its own name $(uname -n) does not resolve: tell your site"
-    [[ $address != 127.* || -n ${GLOO_SOCKET_IFNAME:-} || $SLURM_JOB_NUM_NODES == 1 ]] || # NCCL does not care
-        tell warning "its own name leads to ${address%% *}: for ranks on CPUs set GLOO_SOCKET_IFNAME in env.sh"
-    tell at "$MASTER_ADDR:$MASTER_PORT"
+    # Not $HOSTNAME, which may come from where the job was submitted.
+    getent ahosts "$(uname -n)" >/dev/null || tell fault "its own name $(uname -n) does not resolve: tell your site"
     answer=$(timeout 3 bash -c ": </dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>&1 && echo "in use")
     if [[ $answer == "in use" ]]; then
         ((SLURM_NODEID > 0)) || tell fault "the master's port $MASTER_PORT is in use: submit again, which takes another"
@@ -52,7 +45,7 @@ if [[ ${1:-} == --node ]]; then
         tell fault "cannot reach $MASTER_ADDR:$MASTER_PORT (${answer:-no answer in 3 s}): set MASTER_ADDR_SUFFIX in env.sh"
     fi
 
-    for need in "${@:3}"; do
+    for need in "${@:2}"; do
         tell at "$need"
         file=$need
         [[ $need == */* ]] || file=$(type -P "$need")
@@ -64,10 +57,10 @@ if [[ ${1:-} == --node ]]; then
     ((cores > 1 || ${SLURM_CPUS_PER_TASK:-1} == 1)) ||
         tell fault "one core, not SLURM_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK: export SLURM_CPU_BIND=none in env.sh"
     tell ports "$(cat /sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate 2>/dev/null | grep -cE 'ACTIVE$|^up$')"
-    list=(nvidia-smi -L)
-    type -P nvidia-smi >/dev/null || list=(rocm-smi --showuniqueid)
     if ((${SLURM_GPUS_ON_NODE:-0} > 0)); then
         tell driver "$(cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1)"
+        list=(nvidia-smi -L)
+        type -P nvidia-smi >/dev/null || list=(rocm-smi --showuniqueid)
         tell at "${list[*]}"
         answer=$("${list[@]}" 2>&1)
         seen=$(grep -cE '^ *(GPU|MIG)' <<<"$answer") wrong=$(grep -m 1 -iE 'unable|error|fail' <<<"$answer") # MIG: a part of one
@@ -86,31 +79,23 @@ export RUN_DIR=${RUN_DIR:-$PWD} MASTER_PORT=${MASTER_PORT:-29500} MIN_FREE_GB=${
 [[ $MIN_FREE_GB =~ ^[0-9]+$ ]] || { echo "slurm/preflight.sh: MIN_FREE_GB='$MIN_FREE_GB': expected whole GiB" >&2 && exit 2; }
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}${MASTER_ADDR_SUFFIX:-}}
-mark=.preflight.$SLURM_JOB_ID.$$
-trap 'rm -f "$RUN_DIR/$mark"*' EXIT # a node that hangs leaves its own behind
-: 2>/dev/null >"$RUN_DIR/$mark" # every node has to see it; if it cannot be written, they say why
 
 # The text of this file is handed over, since its folder may be what a node does not see. --overlap: Slurm lets go of this
 # step a moment late, and the ranks' step would wait. --foreground: Ctrl-C reaches srun.
 lines=$(timeout --foreground -k 5 "${PREFLIGHT_TIMEOUT:-30}" srun --overlap --export=ALL --input=none \
     --nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    bash -c "$(<"${BASH_SOURCE[0]}")" preflight.sh --node "$mark" "$@" 2>&1)
+    bash -c "$(<"${BASH_SOURCE[0]}")" preflight.sh --node "$@" 2>&1)
 
 declare -A facts=() faults=()
 while IFS=$'\t' read -r host kind text; do
-    case $kind in
-        fault) faults[$host]+="; $text" ;;
-        warning) echo "preflight: warning: $host: $text" >&2 ;;
-        *) facts[$host $kind]=$text ;;
-    esac
+    [[ $kind != fault ]] || faults[$host]+="; $text"
+    facts[$host $kind]=$text
 done <<<"$lines"
 srun_says=$(grep -m 1 -v $'\t' <<<"$lines")
 [[ $lines == *$'\t'* ]] || { echo "preflight: srun started nothing in $SECONDS s: ${srun_says:-it says nothing}" >&2 && exit 1; }
 
 # The most frequent value of a kind, or the greater of two.
-usual() {
-    sed -n "s/.*\t$1\t//p" <<<"$lines" | sort -rV | uniq -c | sort -rns | sed 's/^ *[0-9]* //; q'
-}
+usual() { sed -n "s/.*\t$1\t//p" <<<"$lines" | sort -rV | uniq -c | sort -rns | sed 's/^ *[0-9]* //; q'; }
 driver=$(usual driver) ports=$(usual ports) lost=""
 # Time servers keep nodes within milliseconds, and srun starts all of them within seconds; with a wrong clock, ranks save
 # too late. The right one is the median, where this machine's own counts too: it decides between two nodes.

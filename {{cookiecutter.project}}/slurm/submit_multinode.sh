@@ -39,28 +39,23 @@ die() {
 }
 
 # Prints a line with the time, without a process: none can be started any more when a requeue ends this script.
-say() {
-    printf '%(%F %T)T %s\n' -1 "$*"
-}
+say() { printf '%(%F %T)T %s\n' -1 "$*"; }
 
 # Prints the project's folder. Under sbatch this file runs as a copy in a spool folder; where the original lies is known
 # to scontrol, as "Command=PATH ARGUMENTS" (PATH may be relative, or all of it "(null)").
 find_project() {
     local folder command
     local candidates=("$(dirname "$(realpath "${BASH_SOURCE[0]}")")/..")
-    if [[ -n ${SLURM_JOB_ID:-} ]]; then
-        command=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
-        [[ $command == /* ]] || command=${SLURM_SUBMIT_DIR:-}/$command
-        while [[ $command == */slurm/* ]]; do # from the right, since "/slurm/" may be part of an argument
-            command=${command%/slurm/*}
-            candidates+=("$command")
-        done
-    fi
+    command=${SLURM_JOB_ID:+$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')}
+    [[ $command == /* ]] || command=${SLURM_SUBMIT_DIR:-}/$command
+    while [[ $command == */slurm/* ]]; do # from the right, since "/slurm/" may be part of an argument
+        command=${command%/slurm/*}
+        candidates+=("$command")
+    done
     # PROJECT_DIR comes late: it may be another project's, from whose interactive shell this one was submitted.
     for folder in "${candidates[@]}" "${PROJECT_DIR:-}" "${SLURM_SUBMIT_DIR:-}"; do
-        [[ ! -f $folder/launch/torchrun.sh ]] || { realpath "$folder" && return; }
+        [[ -f $folder/launch/torchrun.sh ]] && realpath "$folder" && return
     done
-    return 1
 }
 
 # Everything that can be known to be missing before the job waits in the queue.
@@ -80,14 +75,12 @@ prepare() {
         spawn) tasks=1 start=("$PYTHON" "$PROJECT_DIR/launch/spawn.py") ;;
     esac
     #? if mpi
-    if [[ $LAUNCHER == mpirun* ]]; then
-        [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
-            die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found; name its module in MODULES of env.sh, or use torchrun"
-        #? if runtime in ("pyxis", "edf")
-        ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
-            die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of srun; use torchrun, srun or spawn"
-        #? endif
-    fi
+    [[ $LAUNCHER != mpirun* || $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
+        die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found; name its module in MODULES of env.sh, or use torchrun"
+    #? if runtime in ("pyxis", "edf")
+    [[ $LAUNCHER != mpirun* || ${#CONTAINER_SRUN_ARGS[@]} == 0 ]] ||
+        die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of srun; use torchrun, srun or spawn"
+    #? endif
     #? endif
     [[ $MAX_REQUEUES =~ ^[0-9]+$ ]] || die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
     mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
@@ -113,9 +106,7 @@ free_port() {
 }
 
 # Prints the smallest number of a list as Slurm writes it: 64(x2),32 or gpu:a100:4(IDX:0-3)
-smallest() {
-    tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1
-}
+smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1; }
 
 # USR1 came, or the time is up: asks the ranks to save and to end.
 # shellcheck disable=SC2329 # called by the trap
@@ -146,27 +137,13 @@ follow() {
     wait "$command"
 }
 
-# Whether the job shall go on later: its program has saved and has more to do, and was not asked to end for good.
-goes_on() {
-    local job
-    [[ -n $batch && -e $REQUEUE_FILE ]] || return
-    job=$(scontrol show job "$SLURM_JOB_ID")
-    [[ $job == *JobState=RUNNING* ]] || return # else scancel has come since
-    # Of a preemption this script may not hear, torchrun ends with exit code 1 then, and Slurm puts back into the queue only
-    # what still runs when the grace is over.
-    [[ $job == *PreemptTime=[0-9]* ]] || { ((code == 0)) && [[ -z $cancelled && ($warned == now || $(date +%s) -ge STOP_TIME) ]]; }
-}
-
 # Runs one program on all nodes.
 run() {
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     ${batch:+follow} "${step[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-    exit
-fi
+[[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
 batch='' warned='' cancelled=''
 if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
     batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
@@ -284,7 +261,12 @@ if [[ -z ${1:-} && $code == 0 ]]; then
     MASTER_PORT=$(free_port)
     run "$PROJECT_DIR/training/train_ddp.py" || code=$?
 fi
-if goes_on; then
+record='' # Slurm's, where the program has saved and has more to do
+[[ -z $batch || ! -e $REQUEUE_FILE ]] || record=$(scontrol show job "$SLURM_JOB_ID") || true
+# It is not running if scancel has come since. Of a preemption this script may not hear, torchrun ends with exit code 1 then,
+# and Slurm puts back into the queue only what still runs when the grace is over.
+if [[ $record == *JobState=RUNNING* && ($record == *PreemptTime=[0-9]* ||
+    ($code == 0 && -z $cancelled && ($warned == now || $(date +%s) -ge STOP_TIME))) ]]; then
     if ((RESTART_COUNT >= MAX_REQUEUES)); then
         say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached: the next job with --resume goes on"
     elif scontrol requeue "$SLURM_JOB_ID"; then
