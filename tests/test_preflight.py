@@ -172,7 +172,7 @@ def test_clocks(either, run_dir, tmp_path):
 def test_folders(either, run_dir):
     with mounted(either, "node2", run_dir, options="-o size=3m"):
         line = fault_of_node2(preflight(either, run_dir))
-        assert line == f"{run_dir} has 2 MiB left, not 1 GiB: free space there, or set MIN_FREE_GB"
+        assert line == f"{run_dir} has 3 MiB left, not 1 GiB: free space there, or set MIN_FREE_GB"
         assert preflight(either, run_dir, MIN_FREE_GB=0) == FIT
     with mounted(either, "node2", run_dir.parent):
         line = fault_of_node2(preflight(either, run_dir))
