@@ -125,12 +125,11 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
 
     step = ["srun", "--nodes=2", "--gpus-per-node=2"]
     meeting = {"MASTER_ADDR": "node1", "MASTER_PORT": "12345"}
-    said = refused(*step, "--ntasks-per-node=2", "launch/torchrun.sh", "pi/pi.py")
-    assert "srun started 4 tasks on 2 node(s), but one per node is wanted" in said
+    for launcher in ("torchrun", "spawn"):
+        said = refused(*step, "--ntasks-per-node=2", "launch/torchrun.sh", "pi/pi.py", LAUNCHER=launcher)
+        assert "srun started 4 tasks on 2 node(s), but one per node is wanted" in said
     said = refused(*step, "--ntasks-per-node=1", "launch/rank.sh", "pi/pi.py", **meeting)
     assert "started 2 time(s) on 2 node(s), but once per rank is wanted, 2 times on each: srun --ntasks=4" in said
-    said = refused(*step, "--ntasks-per-node=2", sys.executable, "launch/spawn.py", "pi/pi.py", **meeting)
-    assert "srun started 4 tasks on 2 node(s), but one per node is wanted: srun --ntasks-per-node=1" in said
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
     assert "started 4 times without RANK, each would be alone: put launch/rank.sh before pi/pi.py" in said
     script = ["bash", "slurm/submit_multinode.sh"]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 #? set runai = site_facts(cookiecutter.site).kind == "runai"
+#? set slurm = site_facts(cookiecutter.site).kind == "slurm"
 # One torchrun per node: every node of a run starts this same file, and torchrun starts one process per GPU.
 #
 #   launch/torchrun.sh program.py [arguments]        or: launch/torchrun.sh -m package.module [arguments]
@@ -23,6 +24,9 @@
 #   NODE_ADDR          this node's name for the others, c10d only   (else its name in Slurm, or hostname)
 #   RUN_DIR            folder for each rank's own log and each node's error file
 #   PYTHON             the interpreter                (python3)
+#? if slurm
+#   LAUNCHER           spawn: launch/spawn.py does torchrun's part, from the same options
+#? endif
 set -euo pipefail
 
 host=${SLURMD_NODENAME:-$(hostname 2>/dev/null || echo "$HOSTNAME")}
@@ -87,6 +91,10 @@ cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 ((cores <= ${SLURM_CPUS_PER_TASK:-$cores})) || cores=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
 
+start=(-m torch.distributed.run)
+#? if slurm
+[[ ${LAUNCHER:-} != spawn ]] || RDZV_BACKEND=static start=("$(dirname "${BASH_SOURCE[0]}")/spawn.py")
+#? endif
 # --tee=3: lines go to the console, prefixed, and to a file per rank. That takes a tenth of a second at the end of a run;
 # looking after the processes every 30 ms, not 100, makes up for some of it and notices a failure sooner.
 options=(--nnodes="$nodes" --nproc-per-node="$ranks" --tee=3 --monitor-interval=0.03)
@@ -113,4 +121,4 @@ export PYTHONUNBUFFERED=1 # --tee writes through files, where Python would keep 
 
 [[ $1 != -m ]] || { options+=(-m) && shift; }
 # Without -- torchrun takes --max, meant for the program, for an abbreviation of its own --max-restarts.
-exec "$PYTHON" -m torch.distributed.run "${options[@]}" -- "$@"
+exec "$PYTHON" "${start[@]}" "${options[@]}" -- "$@"

@@ -72,7 +72,7 @@ prepare() {
     case $LAUNCHER in # how many tasks on each node, and what each of them runs
         torchrun | mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
         srun | mpirun-ranks) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
-        spawn) tasks=1 start=("$PYTHON" "$PROJECT_DIR/launch/spawn.py") ;;
+        spawn) tasks=1 start=(env LAUNCHER=spawn "$PROJECT_DIR/launch/torchrun.sh") ;;
     esac
     #? if mpi
     [[ $LAUNCHER != mpirun* || $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
