@@ -54,9 +54,12 @@ def test_no_fault():
             changed(6, uuid=""),
             ["rank(s) 6 on b were given GPUs (CUDA_VISIBLE_DEVICES=0,1,2,3), but torch 2.13.0 sees none"],
         ),
-        (changed(7, torch="2.12.0"), ["different versions of torch: 2.13.0 on a, b; 2.12.0 on b", "one environment"]),
-        (changed(7, nccl="2.28.9"), ["different versions of NCCL"]),
-        (changed(7, nccl="-", torch="2.13.0+cpu"), ["different versions of NCCL: 2.29.1 on a, b; - on b"]),
+        (
+            changed(7, torch="2.12.0"),
+            ["versions: torch 2.13.0 with NCCL 2.29.1 on a, b; torch 2.12.0 with NCCL", "on b. Use one environment"],
+        ),
+        (changed(7, nccl="2.28.9"), ["; torch 2.13.0 with NCCL 2.28.9 on b"]),
+        (changed(7, nccl="-", torch="2.13.0+cpu"), ["; torch 2.13.0+cpu with NCCL - on b"]),
         (changed(2, cores=[17]), ["rank(s) 2 on a may use one core of 288", "--cpus-per-task"]),
         (
             [row(n, local=n, cores=[3], host_cores=4) for n in range(4)],
@@ -139,7 +142,7 @@ def test_tcp_is_told_where_rdma_is_required():
 
 def test_the_table():
     lines = [" ".join(line.split()) for line in ranks.table(cluster()).splitlines()]
-    assert lines[0] == "rank host node local device UUID cores threads torch NCCL network"
+    assert lines[0] == "rank host node_rank local_rank device uuid cores threads torch nccl network"
     assert lines[5] == "4 b 0 0 cuda:0 H100 GPU-b-0 288/288 72 2.13.0 2.29.1 -"
 
 

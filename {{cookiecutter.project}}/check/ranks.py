@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+COLUMNS = ["rank", "host", "node_rank", "local_rank", "device", "uuid", "cores", "threads", "torch", "nccl", "network"]
 # What is wrong, and what to do; told() fills in the names.
 SHARED = "ranks {ranks} share one GPU of {host} ({uuid}): set NPROC_PER_NODE to its number of GPUs; no --gpus-per-task"
 BLIND = "rank(s) {ranks} on {host} were given GPUs ({given}), but torch {torch} sees none: install one for this driver"
@@ -81,9 +82,9 @@ def told(rows: list[dict], keys: list[str], sentence: str, least: int = 1) -> li
 
     Filled in are {ranks} and {hosts} of the group and any field of a row.
     """
-    groups = defaultdict(list)
+    groups = {}
     for row in rows:
-        groups[tuple(row[key] for key in keys)].append(row)
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     found = []
     for group in groups.values():
         ranks, hosts = (", ".join(map(str, sorted({row[key] for row in group}))) for key in ("rank", "host"))
@@ -99,11 +100,9 @@ def faults(rows: list[dict]) -> list[str]:
     """
     found = told([row for row in rows if row["uuid"]], ["host", "uuid"], SHARED, least=2)
     found += told([row for row in rows if row["given"] and not row["uuid"]], ["host"], BLIND)
-    for key, name in (("torch", "torch"), ("nccl", "NCCL")):
-        versions = told(rows, [key], "{" + key + "} on {hosts}")
-        if len(versions) > 1:
-            versions = "; ".join(versions)
-            found.append(f"the ranks run different versions of {name}: {versions}. Use one environment on all nodes")
+    versions = told(rows, ["torch", "nccl"], "torch {torch} with NCCL {nccl} on {hosts}")
+    if len(versions) > 1:
+        found.append(f"the ranks run different versions: {'; '.join(versions)}. Use one environment on all nodes")
     lonely = [row for row in rows if len(row["cores"]) == 1]
     taken = Counter(host for host, _ in {(row["host"], row["cores"][0]) for row in lonely})
     lonely = [row for row in lonely if taken[row["host"]] < row["host_cores"]]  # else each core has a rank of its own
@@ -129,12 +128,8 @@ def network_of(device: torch.device, nccl_log: str) -> str:
 
 def table(rows: list[dict]) -> str:
     """Return the rows as text, one line each."""
-    lines = [["rank", "host", "node", "local", "device", "UUID", "cores", "threads", "torch", "NCCL", "network"]]
-    for row in rows:
-        cells = [row[key] for key in ("rank", "host", "node_rank", "local_rank", "device")]
-        cells += [row["uuid"][:12], f"{len(row['cores'])}/{row['host_cores']}"]
-        cells += [row[key] for key in ("threads", "torch", "nccl", "network")]
-        lines.append([str(cell) or "-" for cell in cells])
+    rows = [{**row, "uuid": row["uuid"][:12], "cores": f"{len(row['cores'])}/{row['host_cores']}"} for row in rows]
+    lines = [COLUMNS, *([str(row[name]) or "-" for name in COLUMNS] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 

@@ -9,8 +9,6 @@ every rank. The first rank that fails ends the others of its node, and its exit 
 after signal N).
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import runpy
@@ -19,7 +17,6 @@ import socket
 import sys
 import tempfile
 import threading
-import traceback
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
@@ -28,15 +25,16 @@ from torch.distributed.run import parse_args
 from torch.multiprocessing import ProcessExitedException, start_processes
 
 HOST = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run_rank(local_rank: int, first_rank: int, args, folders: list[Path]) -> None:
-    """Become one rank: what its program prints, and what it raises, goes into its files."""
+def run_rank(local_rank: int, first_rank: int, args) -> None:
+    """Become one rank of the program in torchrun's `args`: what it prints, and what it raises, goes into files."""
+    folder = Path(args.log_dir, str(local_rank))
+    folder.mkdir(exist_ok=True)
     os.environ.update(RANK=str(first_rank + local_rank), LOCAL_RANK=str(local_rank))
-    os.environ["TORCHELASTIC_ERROR_FILE"] = str(folders[local_rank] / "error.json")
+    os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
     for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-        with open(folders[local_rank] / name, "ab") as log:
+        with open(folder / name, "ab") as log:
             os.dup2(log.fileno(), stream.fileno())
         stream.reconfigure(line_buffering=True, write_through=False)  # in pieces, a line would get several labels
     program = args.training_script
@@ -48,7 +46,7 @@ def run_rank(local_rank: int, first_rank: int, args, folders: list[Path]) -> Non
         else:
             runpy.run_path(os.path.abspath(program), run_name="__main__")
     except (Exception, KeyboardInterrupt) as error:  # the second would be a good end to torch.multiprocessing
-        traceback.print_exc()
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     finally:  # what a forked process leaves out, in Python's order
         threading._shutdown()
@@ -64,24 +62,20 @@ def main() -> None:
     os.environ.update(MASTER_ADDR=address, MASTER_PORT=port, WORLD_SIZE=str(int(args.nnodes) * ranks))
     # Frameworks take TORCHELASTIC_RUN_ID for the sign that RANK and the others are there, and leave Slurm's alone.
     os.environ.update(LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK=str(args.node_rank), TORCHELASTIC_RUN_ID=args.rdzv_id)
-    logs = args.log_dir or tempfile.mkdtemp(prefix="spawn_")
-    folders = [Path(logs, str(local_rank)) for local_rank in range(ranks)]
-    for folder in folders:
-        folder.mkdir(exist_ok=True)
-
-    context = start_processes(run_rank, (first_rank, args, folders), ranks, join=False, start_method="fork")
+    args.log_dir = tempfile.mkdtemp(prefix=f"{args.rdzv_id}_", dir=args.log_dir)  # as torchrun's: of this run alone
+    context = start_processes(run_rank, (first_rank, args), ranks, join=False, start_method="fork")
 
     def forward(number, _) -> None:
         for process in context.processes:
             if process.is_alive():
                 os.kill(process.pid, number)
 
-    for number in FORWARDED:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, forward)
     labels = {local_rank: f"[{HOST}:{first_rank + local_rank}] " for local_rank in range(ranks)}
     shown = []
     for name, sink in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-        files = {local_rank: str(folder / name) for local_rank, folder in enumerate(folders)}
+        files = {local_rank: f"{args.log_dir}/{local_rank}/{name}" for local_rank in range(ranks)}
         shown.append(TailLog("", files, sink, labels, interval_sec=0.03).start())
     code = 0
     try:

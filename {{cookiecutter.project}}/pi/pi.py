@@ -28,7 +28,6 @@ from torch.distributed.elastic.multiprocessing.errors import record
 # Pairs of points that are worked on at once. On a CPU the three buffers (8 bytes a pair each) should stay in its L2
 # cache; a GPU needs enough points to fill it.
 PAIRS = {"cpu": 2**15, "cuda": 2**22}
-BLOCK = 256  # chunks between two visits of the exact sum; it bounds the memory, whatever the number of intervals
 
 
 def setup(timeout: float) -> tuple[int, int, torch.device]:
@@ -65,27 +64,21 @@ def partial_sum(first: int, last: int, intervals: int, device: torch.device) -> 
     # Buffers of shape [pairs], allocated once: a temporary per operation costs more than the operation.
     d2 = torch.arange(size, dtype=torch.float64, device=device).add_(0.5).div_(intervals).square_()
     s, denominator = torch.empty_like(d2), torch.empty_like(d2)
-    sums = []
-    high, low = 0.0, 0.0
+    high = low = 0.0
+    if (last - first) % 2:  # an odd number of points leaves one over
+        high = 1 / (1 + (first / intervals) ** 2)
+        first += 1
     while first < last:
         pairs = min(size, (last - first) // 2)
-        if pairs == 0:  # an odd number of points leaves one over
-            sums.append(1 / (1 + (first / intervals) ** 2))
-            first += 1
-        else:
-            if pairs < size:  # the last chunk
-                d2, s, denominator = d2[:pairs], s[:pairs], denominator[:pairs]
-            m2 = ((first + pairs - 0.5) / intervals) ** 2
-            torch.add(d2, 1 + m2, out=s)
-            torch.addcmul(d2, s, s, value=-0.25 / m2, out=denominator)
-            sums.append(s.div_(denominator).sum().item() / (-2 * m2))
-            first += 2 * pairs
-        if len(sums) == BLOCK or first == last:
-            # fsum adds exactly and rounds once; what it rounded off is kept in `low`.
-            sums += [high, low]
-            high = math.fsum(sums)
-            low = math.fsum([*sums, -high])
-            sums.clear()
+        if pairs < size:  # the last chunk
+            d2, s, denominator = d2[:pairs], s[:pairs], denominator[:pairs]
+        m2 = ((first + pairs - 0.5) / intervals) ** 2
+        torch.add(d2, 1 + m2, out=s)
+        torch.addcmul(d2, s, s, value=-0.25 / m2, out=denominator)
+        terms = [high, low, s.div_(denominator).sum().item() / (-2 * m2)]
+        high = math.fsum(terms)  # adds exactly and rounds once; what it rounded off is kept in `low`
+        low = math.fsum([*terms, -high])
+        first += 2 * pairs
     return high, low
 
 

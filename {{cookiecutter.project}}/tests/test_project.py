@@ -3,7 +3,6 @@
 What it starts gets a thread for each process, and none of the variables of a job in whose shell this may run.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -46,14 +45,3 @@ def test_training_learns_and_continues(tmp_path):
         assert start(*train, "--layers", "1", "--steps", steps, "--json", tmp_path / "result.json").wait(120) == 0
         losses.append(json.loads((tmp_path / "result.json").read_text())["final_loss"])
     assert losses[1] < losses[0] < math.log(256) + 0.5
-
-
-def test_faults_are_named():
-    spec = importlib.util.spec_from_file_location("ranks", PROJECT / "check/ranks.py")
-    ranks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(ranks)
-    row = {"host": "a", "rank": 0, "uuid": "1", "given": "CUDA_VISIBLE_DEVICES=0,1", "torch": "2", "nccl": "2"}
-    row |= {"cores": [0, 1], "host_cores": 4}
-    assert ranks.faults([row, {**row, "rank": 1, "uuid": "2"}]) == []
-    assert "ranks 0, 1 share one GPU of a" in ranks.faults([row, {**row, "rank": 1}])[0]
-    assert "sees none" in ranks.faults([{**row, "uuid": ""}])[0]
