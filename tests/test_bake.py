@@ -338,4 +338,4 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
     for path in project.rglob("*"):
         if path.is_file() and path.suffix != ".py":
             named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in path.read_text()]
-    assert {name: extras for name, extras in named.items() if extras} == {"README.md": ["matplotlib", "tqdm"]}
+    assert {name: extras for name, extras in named.items() if extras} == {"README.md": ["matplotlib"]}

@@ -22,9 +22,7 @@ import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
-FORMAT = "training, 2"  # stands in each checkpoint: what does not have it was written by something else
 PATTERN = "checkpoint-" + 8 * "[0-9]"
-PARTS = ("model", "optimizer")  # as torch.distributed.checkpoint finds them
 
 
 class Foreign(ValueError):
@@ -36,29 +34,25 @@ def occupied(folder: str, patience: float) -> str:
 
     An earlier attempt of the same job does not count: its node may be dead, and nobody have told the file server yet.
     """
-    run = os.environ.get("TORCHELASTIC_RUN_ID", "").split(".")  # JOBID.ATTEMPT.PORT, by launch/
-    job, attempt = run[:2] if len(run) == 3 else ("", "")
+    job = f"job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "a process"
     file = os.open(Path(folder, ".in-use"), os.O_RDWR | os.O_CREAT, 0o666)  # for good: closing it gives the folder back
-    end = time.monotonic() + patience
-    while True:
+    for _ in range(1 + int(2 * patience)):
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(file, 0)
-            os.pwrite(file, json.dumps([job, attempt, socket.gethostname()]).encode(), 0)
+            os.pwrite(file, f"{job} on {socket.gethostname()}".ljust(1000).encode(), 0)  # over all that stands there
             return ""
         except (BlockingIOError, PermissionError):
-            its_job, its_attempt, host = json.loads(os.pread(file, 1000, 0) or '["", "", "?"]')
+            holder = os.pread(file, 1000, 0).decode().strip() or "another"
         except OSError:  # a file system without locks
             return ""
-        if job and its_job == job and its_attempt != attempt:
+        if "SLURM_RESTART_COUNT" in os.environ and holder.startswith(f"{job} on "):
             return ""
-        if time.monotonic() > end:
-            return f"{f'job {its_job}' if its_job else 'a process'} on {host}"
         time.sleep(0.5)
+    return holder
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 class Checkpoints:
@@ -80,9 +74,6 @@ class Checkpoints:
         Warns of each that cannot be read. Raises Foreign if it is another run's, or if there are some and none is good.
         """
         for path in self.there():
-            if path.suffix != self.suffix:
-                wrote = "was not" if path.suffix else "was"
-                raise Foreign(f"{path} {wrote} written by train_fsdp.py: continue with what did, or give another --out")
             try:
                 return self._read(path, model, optimizer)
             except (Foreign, KeyboardInterrupt):
@@ -104,28 +95,22 @@ class Checkpoints:
         if self.first:
             _remove(temporary)  # of a run that died while it wrote
         try:
-            self._write(temporary, {**state, "format": FORMAT, "settings": self.settings}, model, optimizer)
-        except BaseException:
+            self._write(temporary, {**state, "settings": self.settings}, model, optimizer)
             if self.first:
-                _remove(temporary)
-            raise
-        if self.first:
-            self._publish(temporary, path)
+                self._publish(temporary, path)
+        finally:
+            if self.first:
+                _remove(temporary)  # of what did not fit
 
-    def set_aside(self) -> Path | None:
-        """Move an earlier run's files into a folder previous-1, -2, …, and return it; None if there is none to move."""
-        left = self.there()
-        if not left:
-            return None
+    def set_aside(self) -> Path:
+        """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
         aside = next(path for n in count(1) if not (path := self.folder / f"previous-{n}").exists())
         aside.mkdir()
-        for path in (*left, *self.folder.glob("latest"), *self.folder.glob("metrics.jsonl")):
+        for path in (*self.there(), *self.folder.glob("latest"), *self.folder.glob("metrics.jsonl")):
             os.replace(path, aside / path.name)
         return aside
 
     def _verify(self, path: Path, state: dict[str, Any]) -> None:
-        if state["format"] != FORMAT:
-            raise ValueError(f"its format is {state['format']!r} and not {FORMAT!r}")
         there = state["settings"]
         other = [f"{k} is {there.get(k)} there and {v} here" for k, v in self.settings.items() if there.get(k) != v]
         if other:
@@ -151,16 +136,13 @@ class Checkpoints:
         """Give what is complete its name; remove what need not be kept."""
         _remove(path)  # a torn one that was passed over: a folder cannot be replaced
         os.replace(temporary, path)
-        link = self.folder / "latest.tmp"
-        link.unlink(missing_ok=True)
-        link.symlink_to(path.name)
-        os.replace(link, self.folder / "latest")
+        temporary.symlink_to(path.name)
+        os.replace(temporary, self.folder / "latest")
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
-        there = self.there()
-        ours = there.index(path)  # newer ones have been passed over, and trained again since
-        for old in (*there[:ours], *there[ours + self.keep :], *self.folder.glob(f"{PATTERN}.tmp")):
+        kept = [old for old in self.there() if old <= path][: self.keep]  # what is newer was passed over
+        for old in {*self.there(), *self.folder.glob(f"{PATTERN}.tmp")}.difference(kept):
             _remove(old)
 
 
@@ -183,8 +165,8 @@ class ShardedCheckpoints(Checkpoints):
     def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
         state = json.loads((path / "run.json").read_text())
         self._verify(path, state)
-        weights, moments = parts = self.dcp.state_dict.get_state_dict(model, optimizer)
-        self.dcp.load(dict(zip(PARTS, parts)), checkpoint_id=path, process_group=self.group)
+        weights, moments = self.dcp.state_dict.get_state_dict(model, optimizer)
+        self.dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=path, process_group=self.group)
         self.dcp.state_dict.set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
         return state
 
@@ -193,5 +175,6 @@ class ShardedCheckpoints(Checkpoints):
             path.mkdir()
             (path / "run.json").write_text(json.dumps(state, indent=1) + "\n")
         dist.barrier(self.group)
-        parts = dict(zip(PARTS, self.dcp.state_dict.get_state_dict(model, optimizer)))
-        self.dcp.save(parts, checkpoint_id=path, process_group=self.group)  # with fsync
+        weights, moments = self.dcp.state_dict.get_state_dict(model, optimizer)
+        # With fsync.
+        self.dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=path, process_group=self.group)

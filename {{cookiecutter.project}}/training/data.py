@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import mmap
-import os
 import platform
 import sysconfig
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +22,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 VALIDATION_PART = 20  # the last 1/20 of the bytes is never trained on
-PROBE_BYTES = 8192  # a file with a zero byte in this many first bytes is binary (git's rule)
 HASH_BLOCK, HASH_BLOCKS = 1 << 20, 64  # bytes; up to 64 MiB all is hashed, beyond that 64 blocks spread evenly
 
 
@@ -63,33 +60,23 @@ def read_corpus(path: str | None, context: int) -> Corpus:
     are joined in the memory of each rank: make one file of what is large. Raises ValueError in words for the user,
     OSError for what cannot be read.
     """
-    name, source = f"--data {path}", Path(path or "").expanduser()
+    name, source, pattern = f"--data {path}", Path(path or "").expanduser(), "**/*"
     if path is None:
         name = f"sources of Python {platform.python_version()}'s library"
-        text = b"".join(file.read_bytes() for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
-    elif not source.exists():
+        source, pattern = Path(sysconfig.get_paths()["stdlib"]), "*.py"
+    if not source.exists():
         raise ValueError(f"--data {path}: no such file or folder (on this node, seen from {Path.cwd()})")
-    elif source.is_file() and source.stat().st_size:
+    if source.is_file() and source.stat().st_size:
         with source.open("rb") as file:
             text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    else:
-        text = _join_files_below(source)
+    else:  # in the order of names: the file system's own differs by node
+        shown = (file for file in source.glob(pattern) if "/." not in f"/{file.relative_to(source)}")
+        contents = (file.read_bytes() for file in sorted(shown) if file.is_file())  # and no link to nowhere
+        text = b"".join(content for content in contents if b"\0" not in content[:8192])  # or binary: git's rule
     if not text:
-        left_out = "hidden files, and files with a zero byte, are left out of a folder"
-        raise ValueError(f"{name} has no text in it ({left_out}): name a file or a folder with text by --data")
-    size = len(text)
-    end = size - size // VALIDATION_PART
-    return Corpus(name, Windows(text, 0, end, context), Windows(text, end, size, context), checksum(text))
-
-
-def _join_files_below(folder: Path) -> bytes:
-    """Join the text files in the order of their names (the file system's own differs by node), without hidden ones."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] != "."]
-        found += [Path(place, name) for name in files if name[0] != "."]
-    contents = (file.read_bytes() for file in sorted(found) if file.is_file())  # and no link to nowhere
-    return b"".join(content for content in contents if b"\0" not in content[:PROBE_BYTES])
+        raise ValueError(f"{name} has no text in it (hidden and binary files are left out): give --data what has some")
+    end = len(text) - len(text) // VALIDATION_PART
+    return Corpus(name, Windows(text, 0, end, context), Windows(text, end, len(text), context), checksum(text))
 
 
 def checksum(text: bytes | mmap.mmap) -> str:
@@ -102,17 +89,7 @@ def checksum(text: bytes | mmap.mmap) -> str:
     return digest.hexdigest()[:16]
 
 
-@lru_cache(maxsize=2)
-def epoch_order(windows: int, seed: int, epoch: int) -> torch.Tensor:
-    """Return the order [windows] in which an epoch visits the windows; another one for each seed and epoch."""
-    # One number below 2**32 from both: torch's CPU generator ignores the upper half of a longer seed.
-    generator = torch.Generator().manual_seed((seed + 1_000_003 * epoch) % 2**32)
-    return torch.randperm(windows, generator=generator)
-
-
-def share(
-    windows: int, batch: int, seed: int, first: int, last: int, rank: int = 0, world: int = 1
-) -> Iterator[list[int]]:
+def share(windows: int, batch: int, seed: int, first: int, last: int, rank: int = 0, world: int = 1) -> Iterator[list]:
     """Yield the windows that a rank reads in each step from `first` up to `last`, counted from 0.
 
     They are a function of the step alone. So the `batch` of all ranks is the same for any number of them, no window is
@@ -121,20 +98,20 @@ def share(
     """
     for step in range(first, last):
         epoch, place = divmod(step, windows // batch)
-        yield epoch_order(windows, seed, epoch)[place * batch : (place + 1) * batch][rank::world].tolist()
+        if step == first or place == 0:  # another order for each seed and epoch
+            # One number below 2**32 from both: torch's CPU generator ignores the upper half of a longer seed.
+            generator = torch.Generator().manual_seed((seed + 1_000_003 * epoch) % 2**32)
+            order = torch.randperm(windows, generator=generator)
+        yield order[place * batch : (place + 1) * batch][rank::world].tolist()
 
 
-def loader(windows: Dataset, numbers: Iterator[list[int]], workers: int, device: torch.device) -> DataLoader:
-    """Return an iterable of what `windows` has for each list of `numbers`, read ahead by `workers` processes."""
-    return DataLoader(
-        windows,
-        sampler=numbers,
-        batch_size=None,  # the sampler says what a batch is
-        num_workers=workers,
-        pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
-        multiprocessing_context="fork" if workers else None,  # workers inherit the mapped files
-        generator=torch.Generator(),  # else it draws from torch's own, on which the model's random numbers depend
-    )
+def loader(windows: Dataset, numbers: Iterator[list[int]], workers: int, device: torch.device) -> Iterator[list]:
+    """Yield what `windows` has for each list of `numbers`, read ahead by `workers` processes, on the device."""
+    # Memory is pinned so that copies to the GPU overlap with its work; forked workers inherit the mapped file.
+    how = {"pin_memory": device.type == "cuda", "multiprocessing_context": "fork" if workers else None}
+    # No batch size: the sampler says what a batch is.
+    batches = DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers, **how)
+    yield from ([tensor.to(device, non_blocking=True) for tensor in batch] for batch in batches)
 
 
 def main() -> None:
@@ -154,9 +131,10 @@ def main() -> None:
         parser.error(f"--global-batch {batch} has to be at least --ranks {ranks} and at most {windows}, the windows")
     print(f"{corpus.name}: {windows:,} windows of {args.context} bytes, {windows // batch:,} steps per epoch")
     print("step  epoch  rank  windows")
-    for step in range(args.first_step - 1, args.first_step - 1 + args.steps):
-        for rank in range(ranks):
-            (row,) = share(windows, batch, args.seed, step, step + 1, rank, ranks)
+    first = args.first_step - 1
+    shares = [share(windows, batch, args.seed, first, first + args.steps, rank, ranks) for rank in range(ranks)]
+    for step, rows in enumerate(zip(*shares), start=first):
+        for rank, row in enumerate(rows):
             print(f"{step + 1:4}  {step // (windows // batch):5}  {rank:4}  {' '.join(map(str, row))}")
 
 

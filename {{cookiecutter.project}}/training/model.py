@@ -10,8 +10,6 @@ To train your own, replace `GPT` and `Config`. What the programs ask of them:
 - `GPT.blocks` are the layers that train_fsdp.py gathers and frees one by one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -31,8 +29,6 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise ValueError, in words for the user, where the numbers do not fit together."""
-        if self.vocabulary < 256:
-            raise ValueError(f"--vocabulary {self.vocabulary} is too small: data.py has 256 tokens, one for each byte")
         if min(self.context, self.layers, self.heads, self.width) < 1 or self.width % self.heads:
             raise ValueError(f"--width has to be a multiple of --heads, and --context and --layers at least 1: {self}")
 
@@ -53,13 +49,10 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [batch, time, width] to the same shape; position t sees no position after t."""
-        batch, time, width = x.shape
-        q, k, v = (
-            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.query_key_value(self.norm_attention(x)).split(width, dim=2)
-        )
+        # Each of them is [batch, heads, time, width / heads].
+        q, k, v = self.query_key_value(self.norm_attention(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, time, width))
+        x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
         return x + self.mlp_out(F.gelu(self.mlp_in(self.norm_mlp(x))))
 
 

@@ -12,8 +12,6 @@
 STOP_FILE, STOP_TIME and REQUEUE_FILE are set by the submit script for Slurm. Without them the signals are left.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -46,8 +44,7 @@ class Stop:
 
     def asked(self) -> bool:
         """Return whether this rank has been asked to stop; looks at the disk, so not after every millisecond."""
-        looked_for = self.rank == 0 and self.file
-        return self.signalled or time.time() >= self.time or bool(looked_for and os.path.exists(self.file))
+        return self.signalled or time.time() >= self.time or (self.rank == 0 and os.path.exists(self.file))
 
     def obey(self) -> None:
         """Tell the submit script that all is saved, and that there is more to do."""

@@ -11,13 +11,10 @@ continues from the newest) and metrics.jsonl (one line per step, one per evaluat
 asked for cannot be done, and the message says what would be.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import common
 import torch
-import torch.distributed as dist
 from checkpoint import ShardedCheckpoints
 from data import loader, share
 from model import GPT
@@ -25,12 +22,6 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 CLIP = 1.0  # largest norm of the gradient
-
-
-def total(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the ranks' tensors."""
-    dist.all_reduce(numbers)
-    return numbers
 
 
 def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list) -> torch.Tensor:
@@ -55,12 +46,11 @@ def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.O
 
 def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
     """Train from step 0, or the newest checkpoint, to args.steps."""
-    run = common.Run(args, device, rank, world, total)
+    run = common.Run(args, device, rank, world)
     torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
     model = GPT(args.config).to(run.weights)  # in the host's memory
     # Rounded before they are gathered: of whole float32 weights autocast would keep a rounded copy of each layer's.
-    rounds = run.dtype == "bfloat16"
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if rounds else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if run.dtype == "bfloat16" else MixedPrecisionPolicy()
     for layer in model.blocks:
         if args.compile:
             layer.compile()
@@ -70,14 +60,10 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     checkpoints = ShardedCheckpoints(args.out, args.keep, run.settings, common.writers())
     run.start(checkpoints, model, optimizer)
 
-    numbers = share(run.samples, args.global_batch, args.seed, run.first, args.steps, rank, world)
-    for step, parts in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
-        batch = [tensor.to(device, non_blocking=True) for tensor in parts]
+    numbers = share(len(run.corpus.train), args.global_batch, args.seed, run.first, args.steps, rank, world)
+    for step, batch in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
         common.prepare_step(step, rank, args, optimizer)
-        run.pending.append(train_step(run, model, optimizer, batch))
-        if step < run.next_look:
-            continue
-        run.look(step, model)
+        run.note(step, train_step(run, model, optimizer, batch), model)
         if run.save:
             checkpoints.save(run.state, model, optimizer)
             run.saved()

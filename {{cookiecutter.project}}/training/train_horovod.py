@@ -12,8 +12,6 @@ continues from the newest) and metrics.jsonl (one line per step, one per evaluat
 asked for cannot be done, and the message says what would be.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
@@ -90,7 +88,8 @@ def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.O
 
 def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
     """Train from step 0, or the newest checkpoint, to args.steps."""
-    run = common.Run(args, device, rank, world, total)
+    run = common.Run(args, device, rank, world)
+    run.total = total
     torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
     model = GPT(args.config).to(device, run.weights)
     if args.compile:
@@ -103,14 +102,10 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    numbers = share(run.samples, args.global_batch, args.seed, run.first, args.steps, rank, world)
-    for step, parts in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
-        batch = [tensor.to(device, non_blocking=True) for tensor in parts]
+    numbers = share(len(run.corpus.train), args.global_batch, args.seed, run.first, args.steps, rank, world)
+    for step, batch in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
         common.prepare_step(step, rank, args, optimizer)
-        run.pending.append(train_step(run, model, optimizer, batch))
-        if step < run.next_look:
-            continue
-        run.look(step, model)
+        run.note(step, train_step(run, model, optimizer, batch), model)
         if run.save:
             if rank == 0:
                 checkpoints.save(run.state, model, optimizer)

@@ -7,8 +7,6 @@ continues from the newest) and metrics.jsonl (one line per step, one per evaluat
 asked for cannot be done, and the message says what would be.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import common
@@ -49,14 +47,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     checkpoints = Checkpoints(args.out, args.keep, run.settings)
     run.start(checkpoints, model, optimizer)
 
-    numbers = share(run.samples, args.global_batch, args.seed, run.first, args.steps)
-    for step, parts in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
-        batch = [tensor.to(device, non_blocking=True) for tensor in parts]
+    numbers = share(len(run.corpus.train), args.global_batch, args.seed, run.first, args.steps)
+    for step, batch in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
         common.prepare_step(step, 0, args, optimizer)
-        run.pending.append(train_step(run, model, optimizer, batch))
-        if step < run.next_look:
-            continue
-        run.look(step, model)
+        run.note(step, train_step(run, model, optimizer, batch), model)
         if run.save:
             checkpoints.save(run.state, model, optimizer)
             run.saved()
