@@ -1,4 +1,4 @@
-"""Record what README.md shows: a session, typed on the login node of a real Slurm cluster, and two figures from jobs on it.
+"""Record what README.md shows: a session on the login node of a real Slurm cluster, and two figures from jobs on it.
 
     make pictures        (three minutes)
 
@@ -27,7 +27,7 @@ from slurm_cluster import Cluster  # noqa: E402  (the cluster of the tests)
 
 
 def answer(command: list[str]) -> None:
-    """Run a command in a terminal, and print what a person sees who presses Enter at all questions but one of ANSWERS."""
+    """Run a command in a terminal, and print what a person sees who presses Enter where ANSWERS has nothing."""
     os.environ["TERM"] = "dumb"  # no colours
     child, terminal = pty.fork()
     if child == 0:
@@ -97,24 +97,24 @@ def figures(cluster: Cluster) -> None:
     wait()
     report = (sys.executable, "benchmark/report.py", "benchmark/results/nodes", "--plot", DOCS / "bandwidth")
     cluster.run(*report, cwd=project)
-    runs = {"1": "train_ddp.py", "2": "train_ddp.py", "4": "train_fsdp.py"}  # by nodes, of two ranks each
-    files = []
-    for nodes, program in runs.items():
-        flags = ("--steps", "120", "--dtype", "float64", "--out", f"runs/{nodes}")
-        files.append(f"{program.removesuffix('.py').removeprefix('train_')}-{nodes}-nodes.json")
-        training = (f"training/{program}", *flags, "--json", files[-1])
+    runs = []
+    for nodes, program in (("1", "ddp"), ("2", "ddp"), ("4", "fsdp")):  # of two ranks each
+        runs.append(f"runs/{program}-{nodes}")
+        training = (f"training/train_{program}.py", "--steps", "120", "--dtype", "float64", "--out", runs[-1])
         cluster.run("sbatch", f"--nodes={nodes}", "slurm/submit_multinode.sh", *training, cwd=project, env=python)
         wait()
-    compare = (sys.executable, "training/compare.py", "--figures", *files, "--plot", DOCS / "losses.png")
+    compare = (sys.executable, "training/compare.py", *runs, "--out", DOCS)
     print(cluster.run(*compare, cwd=project).stdout)
+    (DOCS / "compare.png").rename(DOCS / "losses.png")
 
 
 def main() -> None:
     """Start the cluster, record, write."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder, Cluster(Path(folder) / "cluster", cpus=4, gpus=0) as cluster:
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder, "cluster"), cpus=4, gpus=0) as cluster:
         text = session(cluster)
         figures(cluster)
-        where = f"Slurm {cluster.version} on four namespaces of one {platform.machine()} machine, {os.cpu_count()} cores"
+        nodes = f"four namespaces of one {platform.machine()} machine with {os.cpu_count()} cores"
+        where = f"Slurm {cluster.version} on {nodes}"
     put("make pictures", f"```console\n{text}```\n\nRecorded on the tests' cluster: {where}.\n")
 
 
