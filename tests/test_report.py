@@ -367,10 +367,10 @@ REFUSED = {  # name -> arguments, files (nodes, results, changes), what is said
     "no results": (["r"], {"a.json": (1, [], {})}, "remove it, or name another"),
     "no busbw": (["r"], {"a.json": (1, [{"bytes": 4, "algbw_Gbps": 1.0}], {})}, "(KeyError('busbw_Gbps'))"),
     "no nodes": (["r"], {"a.json": '{"program": "all_reduce.py", "operation": "all_reduce"}'}, "(KeyError('nodes'))"),
-    "sizes": (["r"], {**LONELY, "nodes-4.json": (4, [row(K, 1, 16)], {})}, "no message size that all files of r have"),
+    "sizes": (["r"], {**LONELY, "nodes-4.json": (4, [row(K, 1, 16)], {})}, "message size that all files of r have"),
     "dtypes": (
         ["r"], {**LONELY, "nodes-4.json": (4, [row(M, 1, 16)], {"dtype": "bfloat16"})},
-        "float32, in place, r/nodes-4.json: all_reduce of bfloat16, in place; compare like with like",
+        "no operation, type and message size that all files of r have; measure again with the same flags",
     ),
     "operations": (
         ["r/nodes-2.json", "r/b.json"], {**LONELY, "b.json": (2, [row(M, 1, 8)], {"operation": "all_gather"})},

@@ -112,19 +112,12 @@ def read(path: Path) -> list[Run]:
     if path.suffix == ".csv":
         return runs
     runs.sort(key=lambda run: run.rows[0])
-    for run in runs:
-        same_kind(runs[0], run)
-    shared = set.intersection(*({row.size for row in run.rows} for run in runs))
-    nothing = f"no message size that all files of {path} have; measure again with the same --min and --max"
-    size, rows = max(shared, default=0) or fail(nothing), [row for run in runs for row in run.rows]
+    shared = set.intersection(*({(run.kind, row.size) for row in run.rows} for run in runs))
+    if not shared:
+        fail(f"no operation, type and message size that all files of {path} have; measure again with the same flags")
+    size, rows = max(shared)[1], [row for run in runs for row in run.rows]
     name, title = path.name if path.is_dir() else str(path), f"{runs[-1].kind}, {size_text(size)}"
     return [runs[-1]._replace(name=name, title=title, size=size, rows=rows)]
-
-
-def same_kind(run: Run, other: Run) -> None:
-    """Refuse to compare one operation, or type, with another; of what was published only the operation is known."""
-    if not other.kind.startswith(run.kind):
-        fail(f"{run.name}: {run.kind}, {other.name}: {other.kind}; compare like with like")
 
 
 def markdown(titles: list[str], rows: list[list[str]]) -> str:
@@ -171,7 +164,8 @@ def show(run: Run) -> bool:
 
 def compare(reference: Run, run: Run, tolerance: float | None) -> bool:
     """Print the ratios of a run to the reference; return whether one is too low, or missing."""
-    same_kind(reference, run)
+    if not run.kind.startswith(reference.kind):  # of what was published only the operation is known
+        fail(f"{reference.name}: {reference.kind}, {run.name}: {run.kind}; compare like with like")
     rows = [row._replace(size=row.size or run.size) for row in reference.rows]
     before, after = ({row[:3]: row.busbw for row in some if row.busbw} for some in (rows, run.rows))
     ratios = {key: f"{after[key] / before[key]:.2f}" for key in sorted(before.keys() & after.keys())}
