@@ -962,7 +962,7 @@ def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path,
             monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
         assert modules.checkpoint.occupied(str(tmp_path / "run"), 0) == expected, (job, attempt)
     monkeypatch.delenv("SLURM_JOB_ID")
-    expected = f"--out {tmp_path}/run is in use by {held}: give another --out, or wait for the end of that"
+    expected = f"--out {tmp_path}/run is in use by {held}: give another --out, or wait for its end"
     assert refused(*TINY, "--data", text, "--timeout", 1) == expected
     holder.kill()
     holder.join()
@@ -1053,8 +1053,8 @@ def test_nodes_that_read_different_files(driver, text, tmp_path):
     )  # fmt: skip
     assert done.returncode != 0
     (message,) = (line for line in done.stderr.splitlines() if "error: " in line and "train_ddp.py" in line)
-    assert "the ranks differ in their corpus: checksum " in message
-    assert f" on {os.uname().nodename}. Let nodes share --data and --out" in message
+    assert "ranks differ in their corpus: checksum " in message
+    assert f" on {os.uname().nodename}. Share --data and --out among nodes" in message
     assert "exitcode  : 2" in done.stderr
 
 
@@ -1069,13 +1069,13 @@ def test_nodes_that_see_different_checkpoints(program, half, driver, server, tex
     words = [*TINY, "--data", text, "--resume", "--timeout", 20]
     done = Launch(tmp_path / "log", 2, path, TRAINING / f"{program}.py", *words).wait(40)
     assert done.codes == [2, 2], done.err
-    assert "the ranks differ in their checkpoint to start from: step 20 on " in done.err
+    assert "ranks differ in their checkpoint to start from: step 20 on " in done.err
 
     shutil.rmtree(tmp_path / "1")
     done = Launch(tmp_path / "log", 2, path, TRAINING / f"{program}.py", *words).wait()
     assert done.codes == [2, 2], done.err
     newest, host = os.readlink(folder / "latest"), os.uname().nodename
-    assert f"the ranks differ in their checkpoints: {newest} on {host}. Let nodes share --data and --out\n" in done.err
+    assert f"ranks differ in their checkpoints: {newest} on {host}. Share --data and --out among nodes\n" in done.err
 
 
 def test_one_rank_of_many_that_differs_ends_all(modules, capsys):
@@ -1089,7 +1089,7 @@ def test_one_rank_of_many_that_differs_ends_all(modules, capsys):
     for run.rank, fact in ((0, "step 7"), (3, "none")):
         with pytest.raises(SystemExit):
             modules.common.Run.agree(run, "start", fact)
-        assert f"the ranks differ in their start: {fact} on {os.uname().nodename}. Let" in capsys.readouterr().err
+        assert f"ranks differ in their start: {fact} on {os.uname().nodename}. Share" in capsys.readouterr().err
     run.total = lambda _: sum(facts) - facts[3] + torch.eye(5, dtype=torch.int64)[3] * facts[0].max()
     modules.common.Run.agree(run, "start", "step 7")
 

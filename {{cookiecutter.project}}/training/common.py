@@ -122,8 +122,9 @@ def flags(doc: str) -> argparse.ArgumentParser:
     for name, kind, default, what in (*FLAGS, *of_model):
         of_kind = {"choices": kind} if isinstance(kind, list) else {"type": kind, "metavar": kind.__name__.upper()}
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: {default})", **of_kind)
-    what = "continue from the newest checkpoint in --out, if any (a job that was requeued always does)"
-    parser.add_argument("--resume", action="store_true", default=os.environ.get("RESTART_COUNT", "0") != "0", help=what)
+    again = os.environ.get("RESTART_COUNT", "0") != "0"  # this job was requeued
+    resume = "continue from the newest checkpoint in --out, if any (a job that was requeued always does)"
+    parser.add_argument("--resume", action="store_true", default=again, help=resume)
     parser.add_argument("--compile", action="store_true", help="torch.compile: a minute first, then faster")
     return parser
 
@@ -240,10 +241,8 @@ class Run:
         args, corpus = self.args, self.corpus
         # A minute of patience: a file server learns late that a node is dead.
         holder = occupied(args.out, min(60, args.timeout / 2)) if self.rank == 0 else ""
-        if self.total(torch.tensor(float(holder != ""))) > 0:
-            fail(
-                f"--out {args.out} is in use by {holder or 'another'}: give another --out, or wait for the end of that"
-            )
+        if self.total(torch.tensor([float(holder != "")])) > 0:
+            fail(f"--out {args.out} is in use by {holder or 'another run'}: give another --out, or wait for its end")
         self.agree("corpus", f"checksum {corpus.checksum}")
         if args.resume:
             self.agree("checkpoints", next((path.name for path in checkpoints.there()), "none"))
@@ -287,9 +286,7 @@ class Run:
         """Fail on all ranks, and tell for each node what it has, unless `fact` is the same on all of them."""
         facts = (torch.arange(self.world) == self.rank) * zlib.crc32(fact.encode())
         if len(set(self.total(facts).tolist())) > 1:
-            fail(
-                f"the ranks differ in their {what}: {fact} on {socket.gethostname()}. Let nodes share --data and --out"
-            )
+            fail(f"ranks differ in their {what}: {fact} on {socket.gethostname()}. Share --data and --out among nodes")
 
     def note(self, step: int, loss: torch.Tensor, model: torch.nn.Module) -> None:
         """Keep the loss of a step. Now and then read those of all ranks, evaluate, and decide on `save` and `stop`."""

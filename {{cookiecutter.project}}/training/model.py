@@ -29,6 +29,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raise ValueError, in words for the user, where the numbers do not fit together."""
+        if self.vocabulary < 256:
+            raise ValueError(f"--vocabulary {self.vocabulary} is too small: data.py has 256 tokens, one for each byte")
         if min(self.context, self.layers, self.heads, self.width) < 1 or self.width % self.heads:
             raise ValueError(f"--width has to be a multiple of --heads, and --context and --layers at least 1: {self}")
 
