@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -280,7 +281,7 @@ def test_json_and_csv(tmp_path):
     assert environment.items() <= result.pop("environment").items()
     assert result == {
         **{"program": "all_reduce.py", "operation": "all_gather", "dtype": "float32", "job": "4711"},
-        **{"world_size": 2, "nodes": 1, "hosts": [HOST], "ranks_per_node": 2, "devices": ["cpu", "cpu"]},
+        **{"world_size": 2, "nodes": 1, "hosts": [HOST] * 2, "ranks_per_node": 2, "devices": ["cpu", "cpu"]},
         **{
             "in_place": True,
             "backend": "gloo",
@@ -326,9 +327,22 @@ def test_the_share_of_the_line_rate_on_two_nodes(tmp_path):
     assert {one["code"] for rank in ranks(4, ALL_REDUCE, runs, patch=patch) for one in rank} == {0}
     for name, times in crossing.items():
         result = json.loads((tmp_path / name).read_text())
-        assert (result["hosts"], result["nodes"], result["ranks_per_node"]) == (["a", "b"], 2, 2)
+        assert (result["hosts"], result["nodes"], result["ranks_per_node"]) == (["a", "a", "b", "b"], 2, 2)
         (row,) = result["results"]
         assert row["of_line_rate"] == pytest.approx(row["busbw_Gbps"] * times / 4)
+
+
+def test_what_is_too_long_to_gather_is_refused_by_all(tmp_path):
+    """On every rank at once: nobody is left waiting."""
+    done = ranks(
+        3, ALL_REDUCE, [["--size", "1K", *QUICK]], patch="import socket; socket.gethostname = lambda: 'n' * 253"
+    )
+    assert [rank[0]["code"] for rank in done] == [0] * 3
+    patch = "import socket; socket.gethostname = lambda: 'n' * (255 if os.environ['RANK'] == '1' else 1)"
+    started = time.monotonic()
+    for process in start(3, "--size", "1K", *QUICK, patch=f"import os; {patch}"):
+        assert "JSONDecodeError" in process.communicate(timeout=60)[1] and process.returncode
+    assert time.monotonic() - started < 60
 
 
 def test_large_numbers_keep_the_columns(program):
@@ -396,16 +410,23 @@ BAD = [
     (["--max", "1"], "--min 1024 bytes is more than --max 1 bytes; exchange them"),
     *((["--min", value], f"'{value}' is not a size in bytes") for value in ("abc", "0", "-1", "1.5K", "1KB", "")),
     (["--size", "1P"], "'1P' is not a size in bytes; write for example 4K or 256M"),
-    *((["--factor", value], f"--factor {value} is not a number from 1.01 to 1e6") for value in ("1", "-2", "nan")),
-    *((["--budget", value], f"--budget {value} is not a number from 0.001") for value in ("0", "nan", "inf")),
-    *((["--line-rate", value], f"--line-rate {value} is not a number from") for value in ("0", "-1")),
-    *((["--timeout", value], f"--timeout {value} is not a number from 1 to") for value in ("0", "nan")),
-    (["--budget", "1 s"], "argument --budget: invalid float value: '1 s'"),
+    *((["--factor", value], f"--factor: {value} is not a number from 1.01 to 1e6") for value in ("1", "-2", "nan")),
+    *((["--budget", value], f"--budget: {value} is not a number from 0.001") for value in ("0", "nan", "inf")),
+    *((["--line-rate", value], f"--line-rate: {value} is not a number from") for value in ("0", "-1")),
+    *((["--timeout", value], f"--timeout: {value} is not a number from 1 to") for value in ("0", "nan")),
+    (["--budget", "1 s"], "argument --budget: invalid number value: '1 s'"),
     (["--out-of-place"], "--out-of-place: torch's all_reduce is in place; leave it out, or take another --op"),
     (["--op", "broadcast"], "argument --op: invalid choice: 'broadcast' (choose from 'all_reduce', "),
     (["--dtype", "complex64"], "argument --dtype: invalid choice: 'complex64' (choose from 'float32', "),
-    (["--json", "/no/such/folder/x.json"], "cannot write /no/such/folder/x.json: name a file in an existing folder"),
-    (["--csv", "/dev/null"], "cannot write /dev/null: name a file in an existing folder"),
+    (
+        ["--json", "/no/such/folder/x.json"],
+        "cannot write /no/such/folder/x.json: name a file in a folder that is there",
+    ),
+    (["--csv", "/dev/null"], "cannot write /dev/null: name a file"),
+    (
+        ["--json", "/tmp/no file", "--csv", "/tmp/../tmp/no file"],
+        "--json and --csv name the same file: give each its own",
+    ),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 
@@ -441,10 +462,8 @@ def test_the_clock_on_a_gpu(program, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
-    monkeypatch.setattr(program, "gather", lambda value, world_size: calls.append("barrier"))
-    operation = SimpleNamespace(run=lambda output, given: calls.append("run"))
-    bench = SimpleNamespace(device=torch.device("cuda"), operation=operation, world_size=1)
-    assert program.Bench.batch(bench, None, None, 3) == [1, 1, 1]
+    barrier, run = (lambda name=name: calls.append(name) for name in ("barrier", "run"))
+    assert program.batch(torch.device("cuda"), barrier, run, 3) == [1, 1, 1]
     assert calls == ["record"] * 4 + ["synchronize", "barrier", "record"] + ["run", "record"] * 3 + ["wait"]
 
 
@@ -453,5 +472,5 @@ def test_the_network_in_the_words_of_nccl(program):
 n1:1:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.0.0.1<0>
 n1:1:1 [0] NCCL INFO Using network IB
 """
-    assert program.network_of(log) == "IB [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]"
+    assert program.network_of(log) == "[0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO] IB"
     assert program.network_of("NCCL INFO nothing of the kind") == ""

@@ -17,6 +17,8 @@ overstate: on loopback up to 3 times below 4 MiB, where a few operations are slo
 
 The first operation on a size moves small whole numbers, and every element is checked on every rank. Wrong data is named
 and makes the exit code 1. What is measured is printed at once; --json and --csv are written when the sweep is complete.
+
+pairs.py takes functions from here and needs this file beside it; this file needs no other.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ import sys
 import tempfile
 import time
 from collections import Counter, namedtuple
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,16 +45,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")  # that gloo and NCCL both add up
 FEWEST, MOST = 25, 1000  # operations in a timed batch; of 25 large ones the check takes less than 3 % of the time
-WARM_UP = 0.1  # of the budget
-ALIGNMENT = 16  # bytes, of each rank's part of a message, as in nccl-tests
 PERIOD = 251  # of the test pattern; a prime, so that exchanged blocks (powers of two) are not taken for each other
 REPEATS = {"cpu": 2**8, "cuda": 2**14}  # of the pattern in one go: 0.5 MB of the widest type, in a core's cache
 # Bytes that all ranks of a machine may take, half of what it has, if they run on CPUs. A limit of the job below that (a
 # cgroup) is not known here: Linux would end the process when it is reached.
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
-TOO_FAST = 1.05  # of the line rate
-QUANTILES = (0.5, 0.95, 0.99)
-COMMON = ("operation", "dtype", "world_size", "nodes")  # to all lines of --csv
 FIGURES = ("time_us", "p50_us", "p95_us", "p99_us", "algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps")
 WIDTHS = (12, 11, 9, 9, 9, 7, 7, 8, 8, 5, 5)  # of the table's columns, with a space between: 100
 TITLES = """\
@@ -123,60 +122,137 @@ def gather(value: object, world_size: int) -> list:
     """Return every rank's value, in the order of the ranks: anything that JSON can hold in 256 bytes.
 
     It runs on the CPU and ends for nobody before everybody has joined it: a barrier, too. all_gather_object() would do,
-    but it needs numpy.
+    but it needs numpy. A longer value is half a text of JSON, so it is a ValueError on every rank, and nobody waits.
     """
-    mine = torch.tensor(list(json.dumps(value).encode().ljust(256)), dtype=torch.uint8)
+    mine = torch.tensor(list(json.dumps(value).encode()[:256].ljust(256)), dtype=torch.uint8)
     rows = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(rows, mine)
     return [json.loads(bytes(row.tolist())) for row in rows]
+
+
+def network_of(nccl_log: str) -> str:
+    """Return the cards and the network that NCCL says it took, from its NCCL_DEBUG=INFO output; '' if it says none."""
+    return " ".join(dict.fromkeys(re.findall(r"(?:Using network |NET/\w+ *: *Using (?=\[0\]))([^;\n]+)", nccl_log)))
+
+
+def join(timeout: float, **settings: object) -> tuple[int, torch.device, dict]:
+    """Join the group and connect; print what somebody needs to repeat the run; return rank, device and that.
+
+    From then on rank 0 prints for all.
+    """
+    environment = {name: os.environ[name] for name in sorted(os.environ) if re.match("NCCL_|GLOO_|FI_|OMP_", name)}
+    # NCCL says which network it took only in its debug output, which goes to a file of this process unless the user
+    # has other plans for it. INIT and NET are said while it connects; nothing is said of an operation.
+    log = Path(tempfile.gettempdir(), f"nccl-{os.getpid()}.log")
+    if torch.cuda.is_available() and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(os.environ):
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
+    rank, n, device = setup(timeout)
+    dist.all_reduce(torch.zeros(1, device=device))  # connects, and returns when that is done
+    name, backend, nccl, network = "cpu", "gloo", None, "tcp " + os.environ.get("GLOO_SOCKET_IFNAME", "by hosts' names")
+    if device.type == "cuda":
+        name, backend, nccl = torch.cuda.get_device_name(), "nccl", ".".join(map(str, torch.cuda.nccl.version()))
+        network = network_of(log.read_text(errors="replace")) if log.exists() else "see what NCCL prints"
+        log.unlink(missing_ok=True)
+    hosts, devices = gather(socket.gethostname(), n), gather(name, n)
+    job = next(filter(None, map(os.environ.get, ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME"))), "")
+    facts = {"program": Path(sys.argv[0]).name, **settings, "world_size": n, "nodes": len(set(hosts)), "hosts": hosts}
+    facts.update(ranks_per_node=max(Counter(hosts).values()), devices=devices, backend=backend, nccl=nccl)
+    facts.update(network=network, torch=torch.__version__, environment=environment, job=job)
+    facts.update(command=shlex.join(["/".join(Path(sys.argv[0]).resolve().parts[-2:]), *sys.argv[1:]]))
+    facts.update(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+    if rank:
+        sys.stdout = None  # print() does nothing then
+    shown = {**facts, "environment": " ".join(map("=".join, environment.items()))}
+    for key, values in {"hosts": hosts, "devices": devices}.items():
+        shown[key] = ", ".join(f"{one} x {count}" for one, count in Counter(values).items())
+    print("\n".join(f"# {key}: {value}" for key, value in shown.items() if value not in (None, "")), flush=True)
+    return rank, device, facts
+
+
+def batch(device: torch.device, ready: Callable, run: Callable, iterations: int) -> list[float]:
+    """Call `ready`, then so many times `run`; return the seconds of each operation that run() starts on this rank.
+
+    Nothing but the operations is inside the clock. On a GPU the events stand in the current stream, which each
+    operation makes wait for NCCL's, and the CPU waits for the last of them alone.
+    """
+    if device.type == "cuda":
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+        for event in events:
+            event.record()  # which makes it: not to be done inside the clock
+        torch.cuda.synchronize()
+        ready()
+        events[0].record()
+        for event in events[1:]:
+            run()
+            event.record()
+        events[-1].synchronize()
+        return [begin.elapsed_time(end) / 1000 for begin, end in zip(events, events[1:])]  # from ms
+    ready()
+    times = [time.perf_counter()]
+    for _ in range(iterations):
+        run()
+        times.append(time.perf_counter())
+    return [end - begin for begin, end in zip(times, times[1:])]
+
+
+def byte_count(text: str) -> int:
+    """Read a size in bytes: 4096, 4K, 256M, 4G; K, M, G and T are powers of 1024."""
+    match = re.fullmatch(r"([1-9]\d{0,14})([KMGT]?)", text.upper())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes; write for example 4K or 256M")
+    return int(match[1]) * 1024 ** " KMGT".index(match[2] or " ")
+
+
+def at_least(least: float) -> Callable:
+    """Return a function that reads a number from `least` to 1e6, of the type of `least`."""
+
+    def number(text: str) -> float:
+        if not least <= type(least)(text) <= 1e6:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {least:g} to 1e6")
+        return type(least)(text)
+
+    return number
+
+
+def new_file(text: str) -> Path:
+    """Read the name of a file that rank 0 will write; the other ranks may not even see that file system."""
+    path = Path(text)
+    refused = not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not path.is_file())
+    if refused and os.environ.get("RANK", "0") == "0":
+        raise argparse.ArgumentTypeError(f"cannot write {path}: name a file in a folder that is there and yours")
+    return path
+
+
+def write(path: Path | None, text: str) -> None:
+    """Write a file on rank 0, if it has a name; nobody finds it half written."""
+    if path and dist.get_rank() == 0:
+        part = path.with_name(path.name + ".part")
+        part.write_text(text + "\n")
+        part.replace(path)
 
 
 class Bench:
     """One operation on one type over the ranks of this run."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        """Join the group; keep what does not change between sizes, and what somebody needs to repeat the run."""
-        named = ("NCCL_", "GLOO_", "FI_", "OMP_NUM_THREADS")
-        environment = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(named)}
-        # NCCL says which network it took only in its debug output, which goes to a file of this process unless the user
-        # has other plans for it. INIT and NET are said while it connects; nothing is said of an operation.
-        log = Path(tempfile.gettempdir(), f"nccl-{os.getpid()}.log")
-        if torch.cuda.is_available() and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(os.environ):
-            os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
-        self.rank, n, self.device = setup(args.timeout)
-        dist.all_reduce(torch.zeros(1, device=self.device))  # connects
-        device, backend, nccl, network = "cpu", "gloo", None, gloo_network()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            device, backend, nccl = torch.cuda.get_device_name(), "nccl", ".".join(map(str, torch.cuda.nccl.version()))
-            network = network_of(log.read_text(errors="replace")) if log.exists() else "see what NCCL prints"
-            log.unlink(missing_ok=True)
-
-        self.args, self.world_size, self.hosts = args, n, gather(socket.gethostname(), n)
-        self.operation, self.dtype = OPERATIONS[args.op], getattr(torch, args.dtype)
-        self.inputs, self.outputs = (blocks or n for blocks in (self.operation.inputs, self.operation.outputs))
-        self.fewer, self.more = sorted((self.inputs, self.outputs))
+        """Join the group; keep what does not change between sizes."""
         self.in_place = args.op != "all_to_all" and not args.out_of_place  # one of input and output lies in the other
+        settings = {"operation": args.op, "dtype": args.dtype, "in_place": self.in_place}
+        self.rank, self.device, self.facts = join(args.timeout, **settings, line_rate_Gbps=args.line_rate)
+        self.hosts, here, n = self.facts["hosts"], self.facts["ranks_per_node"], self.facts["world_size"]
+        self.args, self.operation, self.dtype = args, OPERATIONS[args.op], getattr(torch, args.dtype)
+        self.world_size, self.inputs, self.outputs = n, self.operation.inputs or n, self.operation.outputs or n
+        self.fewer, self.more = sorted((self.inputs, self.outputs))
         # A ring enters and leaves every node once, whatever the number of its ranks, so busbw is what all cards of a
         # node carry together (on one node: what the link of a rank carries). In an all-to-all each of a node's r ranks
         # sends (n - r) / (n - 1) of its traffic to other nodes.
-        here = max(Counter(self.hosts).values())
         crossing = here * (n - here) / (n - 1) if args.op == "all_to_all" and here < n else 1
         self.full = args.line_rate / crossing if args.line_rate and n > 1 else None  # busbw of full links, Gbit/s
-
-        job = filter(None, map(os.environ.get, ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME")))
-        command = shlex.join(["/".join(Path(__file__).resolve().parts[-2:]), *sys.argv[1:]])
-        self.facts = {"program": Path(__file__).name, "operation": args.op, "dtype": args.dtype, "world_size": n}
-        self.facts.update(in_place=self.in_place, line_rate_Gbps=args.line_rate, nodes=len(set(self.hosts)))
-        self.facts.update(ranks_per_node=here, hosts=list(dict.fromkeys(self.hosts)))
-        self.facts.update(devices=gather(device, n), backend=backend, nccl=nccl, network=network)
-        self.facts.update(torch=torch.__version__, environment=environment, job=next(job, ""), command=command)
-        self.facts.update(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     def sizes(self) -> list[int]:
         """Return the sizes of the sweep in bytes, each of whole aligned parts; at least one."""
         steps = int(math.log(self.args.max / self.args.min, self.args.factor) + 1e-9)
-        unit = self.more * ALIGNMENT
+        unit = self.more * 16  # each rank's part of a message, as in nccl-tests
         return sorted({max(int(self.args.min * self.args.factor**k) // unit, 1) * unit for k in range(steps + 1)})
 
     def buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,8 +260,7 @@ class Bench:
         whole = torch.zeros(size, dtype=torch.uint8, device=self.device).view(self.dtype)
         parts = self.more // self.fewer
         part = whole.chunk(parts)[self.rank % parts]
-        if not self.in_place:
-            part = torch.zeros_like(part)
+        part = part if self.in_place else torch.zeros_like(part)
         return (whole, part) if self.inputs <= self.outputs else (part, whole)
 
     def wrong_after_one(self, output: torch.Tensor, given: torch.Tensor) -> int:
@@ -201,44 +276,18 @@ class Bench:
         operation.run(output, given)
         for number, block in enumerate(output.chunk(self.outputs)):
             for piece, right in pieces(block, pattern(operation.expected(rank, number, n))):
-                if torch.count_nonzero(piece.bitwise_xor_(right)):  # turns into zeros what is right
-                    elements = piece.bitwise_xor_(right).view(self.dtype)  # and a second time turns it back
-                    wrong += int(torch.count_nonzero(elements != right.view(self.dtype)))
+                if torch.count_nonzero(piece.bitwise_xor_(right)):  # zeros are what is right
+                    wrong += int(piece.view(torch.uint8).unflatten(0, (-1, output.element_size())).any(1).sum())
                     piece.zero_()
         if operation.adds and given is not output:
             given.zero_()
         return wrong
 
-    def batch(self, output: torch.Tensor, given: torch.Tensor, iterations: int) -> list[float]:
-        """Return the seconds of each of so many operations on this rank.
-
-        The ranks start together, and nothing but the operations is inside the clock. On a GPU the events stand in the
-        current stream, which each operation makes wait for NCCL's, and the CPU waits for the last of them alone.
-        """
-        run = self.operation.run
-        if self.device.type == "cuda":
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-            for event in events:
-                event.record()  # which makes it: not to be done inside the clock
-            torch.cuda.synchronize()
-            gather(0, self.world_size)
-            events[0].record()
-            for event in events[1:]:
-                run(output, given)
-                event.record()
-            events[-1].synchronize()
-            return [begin.elapsed_time(end) / 1000 for begin, end in zip(events, events[1:])]  # from ms
-        gather(0, self.world_size)
-        times = [time.perf_counter()]
-        for _ in range(iterations):
-            run(output, given)
-            times.append(time.perf_counter())
-        return [end - begin for begin, end in zip(times, times[1:])]
-
     def batch_of_slowest(self, output: torch.Tensor, given: torch.Tensor, iterations: int) -> list[float]:
-        """Return the seconds of one operation and their QUANTILES (nearest rank), each the largest of all ranks'."""
-        each = sorted(self.batch(output, given, iterations))
-        mine = [sum(each) / iterations, *(each[math.ceil(q * iterations) - 1] for q in QUANTILES)]
+        """Return an operation's mean seconds, p50, p95 and p99 (nearest rank), each the largest of all ranks'."""
+        barrier, run = partial(gather, 0, self.world_size), partial(self.operation.run, output, given)
+        each = sorted(batch(self.device, barrier, run, iterations))
+        mine = [sum(each) / iterations, *(each[math.ceil(q * iterations) - 1] for q in (0.5, 0.95, 0.99))]
         return [max(column) for column in zip(*gather(mine, self.world_size))]
 
     def measure(self, size: int) -> dict:
@@ -247,49 +296,23 @@ class Bench:
         Every rank gets the time of the slowest, so they agree on each number of operations.
         """
         output, given = self.buffers(size)
-        wrong = None
-        if self.args.check:
-            found = gather(self.wrong_after_one(output, given), self.world_size)
-            wrong = sum(found)
-            for rank, (host, bad) in enumerate(zip(self.hosts, found)):
-                if bad:
-                    print(f"# WRONG DATA on rank {rank} ({host}) at {size} bytes: {bad} of {len(output)} elements")
-        else:
-            self.operation.run(output, given)  # connects
-        for iterations in (1, 4, 16, 64, 256):
+        once = self.wrong_after_one if self.args.check else self.operation.run
+        found = gather(once(output, given), self.world_size)  # None where nothing was checked
+        for rank, (host, wrong) in enumerate(zip(self.hosts, found)):
+            if wrong:
+                print(f"# WRONG DATA on rank {rank} ({host}) at {size} bytes: {wrong} of {len(output)} elements")
+        for iterations in (1, 4, 16, 64, 256):  # until they take a tenth of the budget in all: enough to warm up
             estimate = self.batch_of_slowest(output, given, iterations)[0]
-            if iterations * estimate > WARM_UP / 4 * self.args.budget:
+            if iterations * estimate > self.args.budget / 40:
                 break
         iterations = min(max(math.ceil(self.args.budget / estimate), FEWEST), MOST)
         times = [seconds * 1e6 for seconds in self.batch_of_slowest(output, given, iterations)]
         algbw = size / times[0] / 1e3
         busbw = algbw * (self.operation.bus * (self.world_size - 1) / self.world_size)
-        row = {"bytes": size, "count": size // output.element_size(), "in_place": self.in_place}
-        row.update(zip(FIGURES, (*times, algbw, busbw, 8 * algbw, 8 * busbw)), iterations=iterations, wrong=wrong)
+        figures = dict(zip(FIGURES, (*times, algbw, busbw, 8 * algbw, 8 * busbw)))
+        row = {"bytes": size, "count": size // output.element_size(), "in_place": self.in_place, **figures}
+        row.update(iterations=iterations, wrong=sum(found) if self.args.check else None)
         return {**row, "of_line_rate": self.full and 8 * busbw / self.full}
-
-
-def network_of(nccl_log: str) -> str:
-    """Return the network that NCCL says it took, from its NCCL_DEBUG=INFO output; '' when it does not say."""
-    name = re.search(r"Using network (.+)", nccl_log)
-    cards = re.search(r"NET/\w+ *: *Using (\[0\][^;\n]+)", nccl_log)
-    return " ".join(found.group(1).strip() for found in (name, cards) if found)
-
-
-def gloo_network() -> str:
-    """Return the interface, or else the address of this host's name, which gloo connects through."""
-    try:
-        return "tcp " + (os.environ.get("GLOO_SOCKET_IFNAME") or socket.gethostbyname(socket.gethostname()))
-    except OSError:
-        return "tcp"
-
-
-def byte_count(text: str) -> int:
-    """Read a size in bytes: 4096, 4K, 256M, 4G; K, M, G and T are powers of 1024."""
-    match = re.fullmatch(r"([1-9]\d{0,14})([KMGT]?)", text.upper())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes; write for example 4K or 256M")
-    return int(match[1]) * 1024 ** " KMGT".index(match[2] or " ")
 
 
 def arguments() -> argparse.Namespace:
@@ -299,46 +322,27 @@ def arguments() -> argparse.Namespace:
     size_help = "message in bytes; K, M, G, T = powers of 1024 (default: %(default)s)"
     add("--min", type=byte_count, default="1K", metavar="SIZE", help=f"smallest {size_help}")
     add("--max", type=byte_count, default="256M", metavar="SIZE", help=f"largest {size_help}")
-    add("--factor", type=float, default=2.0, help="from each size to the next, > 1 (default: 2)")
+    add("--factor", type=at_least(1.01), default=2.0, help="from each size to the next, > 1 (default: 2)")
     add("--size", type=byte_count, help="this one size, in place of the three above")
     add("--op", choices=OPERATIONS, default="all_reduce", help="(default: all_reduce)")
     add("--dtype", choices=DTYPES, default="float32", help="type of the elements (default: float32)")
     add("--out-of-place", action="store_true", help="input and output apart, where torch has both")
-    add("--budget", type=float, default=0.2, metavar="SECONDS", help="of timed operations per size (default: 0.2)")
+    add("--budget", type=at_least(0.001), default=0.2, metavar="SECONDS", help="of timed operations (default: 0.2)")
     add("--no-check", dest="check", action="store_false", help="do not check the data")
-    add("--line-rate", type=float, metavar="GBIT/S", help="of all network cards of a node (one node: of a rank's link)")
-    add("--json", type=Path, metavar="FILE", help="write the results there too (rank 0)")
-    add("--csv", type=Path, metavar="FILE", help="write the rows there too (rank 0)")
-    add("--timeout", type=float, default=300.0, metavar="SECONDS", help="give up on a late rank (default: 300)")
+    add("--line-rate", type=at_least(0.001), metavar="GBIT/S", help="of a node's network cards, or of a rank's link")
+    add("--json", type=new_file, metavar="FILE", help="write the results there too (rank 0)")
+    add("--csv", type=new_file, metavar="FILE", help="write the rows there too (rank 0)")
+    add("--timeout", type=at_least(1.0), default=300.0, metavar="SECONDS", help="give up on a late rank (default: 300)")
     args = parser.parse_args()
-    for name, least in {"factor": 1.01, "budget": 0.001, "line_rate": 0.001, "timeout": 1}.items():
-        value = getattr(args, name)
-        if value is not None and not least <= value <= 1e6:
-            parser.error(f"--{name.replace('_', '-')} {value:g} is not a number from {least:g} to 1e6")
     if args.size:
         args.min = args.max = args.size
     if args.min > args.max:
         parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them")
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
-    for path in filter(None, (args.json, args.csv)):
-        refused = not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not path.is_file())
-        if os.environ.get("RANK", "0") == "0" and refused:  # the other ranks may not even see that file system
-            parser.error(f"cannot write {path}: name a file in an existing folder that you may write to")
+    if args.json and args.csv and args.json.resolve() == args.csv.resolve():
+        parser.error("--json and --csv name the same file: give each its own")
     return args
-
-
-def header(bench: Bench) -> str:
-    """Return what somebody needs to know to repeat the run, then the titles of the columns."""
-    n, bus, shown = bench.world_size, bench.operation.bus, {**bench.facts, "hosts": bench.hosts}
-    for name in ("hosts", "devices"):
-        shown[name] = ", ".join(f"{one} x {number}" for one, number in Counter(shown[name]).items())
-    shown["environment"] = " ".join(map("=".join, shown["environment"].items()))
-    shown["time"] = "of one operation of a batch, on the slowest rank; p50, p95: most that 50 % or 95 % took"
-    shown["busbw"] = f"algbw * {bus} (n - 1) / n = algbw * {bus * (n - 1) / n:.6g}; 1 GB/s = 1e9 bytes/s = 8 Gbit/s"
-    if n == 1:
-        shown["n = 1"] = "nothing crosses a link; this is the cost of a call and says nothing of a network"
-    return "\n".join([*(f"# {name}: {value}" for name, value in shown.items() if value not in (None, "")), TITLES])
 
 
 def table_row(row: dict) -> str:
@@ -372,25 +376,23 @@ def main() -> None:
     """Read the flags, join the group, sweep the sizes, report."""
     args = arguments()
     bench = Bench(args)
-    if bench.rank:
-        sys.stdout = None  # print() does nothing then: rank 0 speaks for all
-    print(header(bench), flush=True)
+    n, bus = bench.world_size, bench.operation.bus
+    print("# time: of one operation of a batch, on the slowest rank; p50, p95: most that 50 % or 95 % took")
+    print(f"# busbw: algbw * {bus} (n - 1) / n = algbw * {bus * (n - 1) / n:.6g}; 1 GB/s = 1e9 bytes/s = 8 Gbit/s")
+    if n == 1:
+        print("# n = 1: nothing crosses a link; this is the cost of a call and says nothing of a network")
+    print(TITLES, flush=True)
     results = sweep(bench)
     share, size = max(((row["of_line_rate"] or 0, row["bytes"]) for row in results), default=(0, 0))
-    if share > TOO_FAST:
+    if share > 1.05:
         # https://github.com/NVIDIA/nccl/issues/837 (trees), https://github.com/NVIDIA/nccl-tests/issues/153 (NVLS)
-        print(
-            f"# WARNING: {share:.0%} of the line rate at {size} bytes: --line-rate is not in Gbit/s of all cards of a"
-        )
-        print("# node together, or less crosses the links than busbw counts: on 2 nodes NCCL's tree sends half of it")
-        print("# (NCCL_ALGO=Ring shows the links), and with NVLS or SHARP the switch adds.")
-    texts = {args.json: json.dumps({**bench.facts, "results": results}, indent=1)}
-    rows = [{**{name: bench.facts[name] for name in COMMON}, **row} for row in results]
-    texts[args.csv] = "\n".join(",".join(map(str, cells)) for cells in [*rows[:1], *map(dict.values, rows)])
-    for path in filter(None, texts if bench.rank == 0 else ()):
-        part = path.with_name(path.name + ".part")
-        part.write_text(texts[path] + "\n")
-        part.replace(path)  # nobody finds half a file
+        print(f"# WARNING: {share:.0%} of the line rate at {size} bytes: --line-rate is not in Gbit/s of all cards")
+        print("# of a node, or less crosses the links than busbw counts: on 2 nodes NCCL's tree sends half")
+        print("# of it (NCCL_ALGO=Ring shows the links), and with NVLS or SHARP the switch adds.")
+    write(args.json, json.dumps({**bench.facts, "results": results}, indent=1))
+    common = {"operation": args.op, "dtype": args.dtype, "world_size": n, "nodes": bench.facts["nodes"]}
+    rows = [{**common, **row} for row in results]
+    write(args.csv, "\n".join(",".join(map(str, cells)) for cells in [*rows[:1], *map(dict.values, rows)]))
     dist.destroy_process_group()
     sys.exit(int(not results or any(row["wrong"] for row in results)))
 
