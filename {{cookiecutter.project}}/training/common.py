@@ -139,6 +139,8 @@ def parse_arguments(doc: str, world: int) -> argparse.Namespace:
         none = value is None or (value == 0 and name in ("seed", "workers"))
         if kind in (int, float) and not none and not 0 < value < math.inf:
             fail(f"--{name} {value} has to be above 0, and finite (--seed and --workers may be 0)")
+    if args.json and Path(args.json).is_dir():
+        fail(f"--json {args.json} is a folder: name a file")
     share = args.global_batch // world
     if args.global_batch % world:
         fail(f"--global-batch {args.global_batch} cannot be shared equally by {world} ranks: choose a multiple of that")
