@@ -126,7 +126,7 @@ def test_a_run_that_fails(text, tmp_path):
     done = start("compare.py", "ddp-2", *words, code=2)
     said = done.stderr.splitlines()
     assert said[0] == "compare.py: error: ddp-2 ended with exit code 1, and said:"
-    assert "train_ddp.py: error: --global-batch 3 sequences cannot be shared equally by 2 ranks" in done.stderr
+    assert "train_ddp.py: error: --global-batch 3 cannot be shared equally by 2 ranks" in done.stderr
     assert "equal" not in done.stdout
 
 

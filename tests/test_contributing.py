@@ -96,6 +96,7 @@ def test_add_a_question(copy):
     assert not (copy / "build/plain/LICENSE").exists()
 
 
+@pytest.mark.drill
 def test_add_a_runtime(copy):
     """On top of the site that was added before."""
     if not (copy / "sites/lab.yaml").exists():

@@ -57,8 +57,9 @@ def salloc(cluster, lines, *, cwd, timeout=300, options=(), check=True, **enviro
     return cluster.run(*command, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=timeout, check=check)
 
 
-SHARED_OUT = [("cluster", "pi train"), ("cluster24", "check")]  # between the two versions of Slurm; the drill runs all
-SHARED_OUT += [pytest.param("cluster", " ".join(PROGRAMS), marks=pytest.mark.drill)]
+SHARED_OUT = [("cluster", "pi train")]  # the drills run all, and the other Slurm
+MORE = (("cluster24", "check"), ("cluster", " ".join(PROGRAMS)))
+SHARED_OUT += [pytest.param(*more, marks=pytest.mark.drill) for more in MORE]
 
 
 @pytest.mark.parametrize(("either", "names"), SHARED_OUT, indirect=["either"])

@@ -300,7 +300,7 @@ def test_here_without_slurm_is_refused_in_one_line(tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("version", ["cluster", "cluster24"])
+@pytest.mark.parametrize("version", ["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
 def test_an_unknown_cluster_is_offered_and_the_project_runs_there_unedited(version, request, tmp_path):
     """Nothing is answered at all: what is on PATH and what Slurm says is enough."""
     cluster = request.getfixturevalue(version)

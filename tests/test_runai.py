@@ -144,7 +144,8 @@ def test_all_programs_run_in_all_pods(generation, operator, pods, program, tmp_p
 def test_without_a_program_the_check_and_then_the_training(tmp_path):
     with Site(tmp_path) as site:
         for file in site.project.glob("training/common.py"):  # enough of it to see that it runs
-            file.write_text(file.read_text().replace('"--steps", type=n, default=200', '"--steps", type=n, default=10'))
+            assert '("steps", int, 200,' in file.read_text()
+            file.write_text(file.read_text().replace('("steps", int, 200,', '("steps", int, 10,'))
         site.own()
         job = site.run(NPROC_PER_NODE="2")
         succeeded(job)
