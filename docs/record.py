@@ -1,6 +1,6 @@
 """Record what README.md shows: a session on the login node of a real Slurm cluster, and two figures from jobs on it.
 
-    make pictures        (three minutes)
+    make pictures        (six minutes)
 
 The cluster is that of the tests: four nodes of two ranks each, which are namespaces of this machine. So the session and
 the losses are those of any cluster, the bandwidth is that of this machine's memory.
@@ -106,6 +106,7 @@ def figures(cluster: Cluster) -> None:
     compare = (sys.executable, "training/compare.py", *runs, "--out", DOCS)
     print(cluster.run(*compare, cwd=project).stdout)
     (DOCS / "compare.png").rename(DOCS / "losses.png")
+    (DOCS / "bandwidth.svg").unlink()  # the same again
 
 
 def main() -> None:
