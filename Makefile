@@ -3,7 +3,7 @@ PYTHON ?= python3
 # Options for pip, for example on a public machine: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-PYTEST := .venv/bin/pytest -n 4 --dist loadfile
+PYTEST := .venv/bin/pytest -n 3 --dist loadfile
 BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, a Debian 13 with its newer Slurm.

@@ -18,7 +18,7 @@ LONGEST = ("test_drills", "test_slurm", "test_contributing", "test_launchers", "
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the longest files: four run at a time, and the last one alone would keep everybody waiting."""
+    """Begin with the longest files: some run at a time, and the last one alone would keep everybody waiting."""
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 

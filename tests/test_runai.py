@@ -413,7 +413,8 @@ def test_a_run_that_failed_is_started_anew(tmp_path):
         job = site.run(site.program(counts), RETRIES="1")
         assert job.state == "Failed" and 3 in job.exit_codes.values()
         attempts = [output.count("attempt") for output in job.outputs.values()]
-        assert sum(attempts) == 5 and min(attempts) >= 2  # the operator counts the restarts of both together
+        # The operator counts the restarts of both together: how many there are depends on which fails first.
+        assert sum(attempts) in (4, 5) and min(attempts) >= 2
         (log,) = (site.project / "logs").glob(f"{site.name()}.*/pod1.log")
         assert log.read_text().count("attempt") == attempts[1]
 
