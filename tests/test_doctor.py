@@ -311,8 +311,8 @@ def test_who_ended_first_as_the_launchers_say(read, who, lines):
 
 def test_logs_of_ranks(doctor, project, tmp_path):
     """Of one attempt and without any output, as in an interactive shell: who hung, and the oldest failure."""
-    run = project / "logs/12.10"
-    (project / "logs/12.9").mkdir(parents=True)
+    run = project / "logs/900012.10"  # a number that no job of the tests below has, which share the project
+    (project / "logs/900012.9").mkdir(parents=True)
     words = [traceback("RuntimeError: Timed out waiting 8000ms for recv operation to complete")] * 3 + ["a warning\n"]
     for rank, text in enumerate(words):
         folder = run / f"node{rank // 2}-node{rank // 2 + 1}" / str(rank % 2)
@@ -331,8 +331,8 @@ def test_logs_of_ranks(doctor, project, tmp_path):
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(traceback(f"KeyError: {rank}"))
         os.utime(log, (1e9 - age, 1e9 - age))
-    report = doctor("12", cwd=project / "logs").stdout.decode()
-    assert "first failure: rank 2 on node2 (12.10/node1-node2/0/stderr.log)" in report
+    report = doctor("900012", cwd=project / "logs").stdout.decode()
+    assert "first failure: rank 2 on node2 (900012.10/node1-node2/0/stderr.log)" in report
     assert report.endswith("KeyError: 2\n")
 
 

@@ -264,6 +264,7 @@ def test_processes_cables_and_a_small_disk(anybody):
         assert (cluster.proc("login") / f"root{cluster.disk}/node1").stat().st_size == 900000
         assert not list(cluster.disk.iterdir())  # it is the cluster's alone
 
+        cluster.wait_for_nodes()  # or a daemon that dies takes with it that a job is done
         daemon = next(number for number, line in cluster.running("node2", daemons=True).items() if "slurmd -D" in line)
         os.kill(daemon, signal.SIGKILL)
         wait_for(lambda: daemon not in cluster.running("node2", daemons=True))
