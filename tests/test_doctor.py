@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -35,6 +36,8 @@ CASES = [
     # nextflow #5932, PyBNF #118
     ("of a host", "--mem", "error: Detected 1 oom_kill event in StepId=12.0.|srun: error: node2: task 3: Killed"),
     ("of a host", "--mem", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ("of a host", "--mem", TRACEBACK + "MemoryError"),
+    ("of a host", "--mem", TRACEBACK + "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for"),
     ("of a GPU", "--micro", "[node2:3] [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
     ("do not fit", "nvidia-smi", "RuntimeError: The NVIDIA driver on your system is too old (found version 1"),
     ("do not fit", "get_arch_list", "CUDA error: no kernel image is available for execution on the device"),
@@ -63,7 +66,10 @@ CASES = [
     ("of higher priority", "--requeue", CANCELLED + " DUE TO PREEMPTION ***"),
     ("a node failed", "--exclude", CANCELLED + " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"),
     ("was cancelled", "sacct", CANCELLED + " ***"),
-    ("no address", "MASTER_ADDR_SUFFIX", "[W1121 socket.cpp] The IPv6 network addresses (gai error: -2 - Name or"),
+    ("no address", "MASTER_ADDR_SUFFIX", "[W1121 socket.cpp] addresses (gai error: -2 - Name or service not known)"),
+    ("cannot be reached", "login node", TRACEBACK + "OSError: We couldn't connect to 'https://huggingface.co' to load"),
+    ("cannot be reached", "login node", TRACEBACK + "requests.exceptions.ConnectionError: ('Connection aborted.', "
+     "ConnectionResetError(104, 'Connection reset by peer'))"),
     ("nodes met", "RDZV_TIMEOUT", "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"),
     ("nodes met", "logs/JOBID.ATTEMPT", "DistNetworkError: The client socket has timed out after 60000ms while trying"),
     ("not there", "all nodes see", "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'"),
@@ -73,6 +79,7 @@ CASES = [
     ("waited in vain", "--timeout", "[rank0]:[E321 NCCL.cpp:607] Watchdog caught collective operation timeout"),
     ("waited in vain", "--timeout", TRACEBACK + "RuntimeError: Timed out waiting 8000ms for recv operation"),
     ("was killed, or", "--mem", "srun: error: node2: task 3: Killed"),
+    ("was killed, or", "--mem", "/var/spool/slurmd/job12/slurm_script: line 12: 12345 Killed      python x.py"),
     ("or crashed", "PYTHONFAULTHANDLER", "srun: error: node2: task 3: Segmentation fault (core dumped)"),
     ("lost another", "other node", TRACEBACK + "RuntimeError: NCCL error: ncclRemoteError: A call failed"),
 ]  # fmt: skip
@@ -160,6 +167,7 @@ def test_what_slurm_knows(doctor, state):
 def test_a_good_log_has_no_cause(read):
     said = "no cause known to doctor.sh; what follows may say more\n"
     assert read(GOOD) == (1, said + GOOD)
+    assert "cause: " not in read(GOOD + "could not import flash_attn: No module named 'flash_attn'; using sdpa\n")[1]
     assert read(GOOD + BARRIER) == (1, said + "".join((GOOD + BARRIER).splitlines(keepends=True)[-10:]))
     code, report = read(BARRIER + GOOD + traceback("KeyError: 'x'", "[node1:0] ") + BARRIER)
     assert (
@@ -278,6 +286,39 @@ def test_of_a_chain_the_first_exception_decides(read):
     report = read(traceback(PEER, "0: ") + chain)[1]
     assert "first failure: 1 (" in report and "1: KeyError: 'x'\n" in report
     assert report.endswith(f"1: {PEER}\n")
+    chain = traceback("torch.OutOfMemoryError: CUDA out of memory.", "1: ") + during + traceback("X: y", "1: ", 40)
+    report = read(chain)[1]  # of which the user sees the last 30 lines
+    assert report.startswith("cause: the memory of a GPU") and report.count("torch.OutOfMemoryError: ") == 2, report
+
+
+BAR = "  0%|   | 0/100 [00:00<?, ?it/s] 10%|#  | 10/100 [00:01<00:10,  4.0it/s, loss=2]"
+IN_A_THREAD = "Exception in thread Thread-2 (_pin_memory_loop):\n"
+IN_DEL = "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>\n"
+TERMINATE = "{0}terminate called after throwing an instance of 'c10::Error'\n{0}  what():  Connection reset by peer\n"
+ABORTED = "srun: error: node2: task 1: Aborted (core dumped)\n"
+
+
+@pytest.mark.parametrize(
+    ("label", "before", "after"),
+    [
+        ("", BAR, ""),
+        ("[rank0]: ", BAR, ""),
+        ("", "", IN_A_THREAD + traceback("ConnectionResetError: [Errno 104] Connection reset by peer")),
+        ("", "", IN_DEL + traceback("AssertionError: can only test a child process")),
+        ("", "", TERMINATE.format("")),
+        ("1: [rank1]: ", "", TERMINATE.format("1: ") + ABORTED),
+        ("", "", traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ") * 2),
+        ("", "", traceback("subprocess.CalledProcessError: Command '['x.py']' returned non-zero exit status 1.")),
+    ],
+    ids=["bar", "bar and label", "in a thread", "in __del__", "terminate", "aborted", "torchrun", "accelerate"],
+)
+def test_the_error_is_what_is_said_first(read, label, before, after):
+    """Not behind a progress bar; not what a rank says as it goes down; not its launcher's traceback."""
+    code, report = read(GOOD + before + traceback("KeyError: 'lr'", label) + after)
+    who = f"{label.rstrip(': ')} " if label else ""
+    assert code == 1, report
+    assert report.startswith(f"first failure: {who}(my job-12.out:7): the program failed by itself; its own"), report
+    assert f"\n{label}KeyError: 'lr'\n" in report, report
 
 
 TORCHRUN = """\
@@ -334,6 +375,19 @@ def test_logs_of_ranks(doctor, project, tmp_path):
     report = doctor("900012", cwd=project / "logs").stdout.decode()
     assert "first failure: rank 2 on node2 (900012.10/node1-node2/0/stderr.log)" in report
     assert report.endswith("KeyError: 2\n")
+
+
+def test_who_hung_beside_a_launcher_that_ended(doctor, project):
+    """torchrun ends as its ranks did, and srun says so of the node: which one is first means nothing."""
+    for hung, ended in itertools.product(range(4), ("node9: task 0", "node10: task 1", "node[9-10]: tasks 0-1")):
+        for rank in range(4):
+            log = project / f"logs/14.0/node{rank // 2}-node{rank // 2 + 9}/x/attempt_0/{rank % 2}/stderr.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            waited = traceback("RuntimeError: Timed out waiting 8000ms for recv operation to complete")
+            log.write_text("" if rank == hung else waited)
+        (project / "demo-14.out").write_text(f"srun: error: {ended}: Exited with exit code 1\n")
+        report = doctor("14", cwd=project).stdout.decode()
+        assert re.search(rf"^first failure: rank {hung} on node{hung // 2 + 9} \(.*\) hung, or", report, re.M), report
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------

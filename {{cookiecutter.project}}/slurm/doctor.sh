@@ -20,7 +20,7 @@ export LC_ALL=C # not every byte is UTF-8
 read -rd '' known <<'EOF'
 1 (launch|slurm|container)/[a-z_]+\.(sh|py)( on [^ ]+)?: [^r]|(^|[: ])env\.sh: .|\.py: error: .|(^|[: ])FAULT: .|preflight: .*: .
     = -> as that line says
-1 oom[-_]kill|: Out Of Memory|OUT_OF_MEMORY|[^a-zA-Z.]MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator: can
+1 oom[-_]kill|: Out Of Memory|OUT_OF_MEMORY|(^|Array|[^a-zA-Z.])MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator
     the memory of a host was not enough -> ask for more with --mem (--mem=0: all of a node), or use fewer --workers and ranks per node
 1 (CUDA|HIP|XPU) out of memory|(CUDA|HIP) error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure.*out of memory
     the memory of a GPU was not enough -> a smaller batch per rank (--micro-batch keeps the whole one), or shard as train_fsdp.py does
@@ -34,7 +34,7 @@ read -rd '' known <<'EOF'
     a disk is full, over your quota, or read-only -> remove files (their number counts too), or write elsewhere: --out, TMPDIR, HF_HOME
 1 DataLoader worker \(pid.*(signal: [^T]|unexpectedly)|insufficient shared|: Bus error|exitcode +: -7 |by signal 7$|Too many open files|ancdata
     too little /dev/shm, memory or open files to read data ahead -> fewer --workers (0 shows errors), or ulimit -n 65536 in env.sh
-1 ModuleNotFoundError: |: No module named .|(module|extension)\(s\).* (are unknown|cannot be loaded)|Unable to locate a modulefile
+1 ModuleNotFoundError: |python[0-9.]*: No module named .|(module|extension)\(s\).* (are unknown|cannot be loaded)|locate a modulefile
     a module is not found -> RUNTIME, VENV, MODULES (module spider) in env.sh; of pip: requirements.txt; your own: -m, or PYTHONPATH
 1 GLIBC(XX)?_[0-9.]+' not found|static TLS block|cannot open shared|: undefined symbol: .|Illegal instruction|exitcode +: -4 |by signal 4$
     a library is missing, or made for another system or processor -> build it on a compute node, use a container, or MODULES in env.sh
@@ -52,7 +52,7 @@ read -rd '' known <<'EOF'
     a node failed, or a job of higher priority took it -> submit with --requeue, save often, and --resume; --exclude=NODE if it fails again
 2 \*\*\* JOB [0-9]+ ON [^ ]+ CANCELLED AT [^ ]+ \*\*\*|JobState=CANCELLED
     the job was cancelled -> by whom: sacct -X -o state%30 -j JOBID
-2 service not known|in name resolution|gai error: -[23] |Could not resolve|Network is unreachable|No route to host|Max retries exceeded
+2 service not known|name resolution|Could not resolve|is unreachable|No route to host|Max retries|onnect to 'http|urlopen error|requests\.exceptions\.Conn
     a host has no address, or cannot be reached -> a node: MASTER_ADDR_SUFFIX in env.sh; the internet: download on the login node first
 2 client socket has timed out|seconds waiting for clients|Rendezvous(Timeout|Connection|Closed)Error
     not all nodes met -> those without a folder in logs/JOBID.ATTEMPT did not start: --exclude them; slow ones: raise RDZV_TIMEOUT
@@ -60,17 +60,17 @@ read -rd '' known <<'EOF'
     something is not there, or not yours -> ls -ld PATH on a node: it has to be where all nodes see it; ExitCode 0:53: the folder of --output
 3 Watchdog caught collective operation timeout|Timed out waiting [0-9]+ms for (send|recv) operation|Monitored barrier
     ranks waited in vain for one that hung, or was busy -> see who below; if busy: raise --timeout (your program: init_process_group)
-3 tasks? [0-9,-]+: Killed|exitcode +: -(9|11) |exit code 13[79]|signal (9|11)( \(|$)|Segmentation fault
+3 tasks? [0-9,-]+: Killed|line [0-9]+: +[0-9]+ Killed|exitcode +: -(9|11) |exit code 13[79]|signal (9|11)( \(|$)|Segmentation fault
     a process was killed, or crashed -> killed: mostly for lack of memory: more --mem, fewer --workers; else PYTHONFAULTHANDLER=1 shows where
 4 ncclRemoteError|Connection (closed|reset) by peer|HorovodInternalError
     a rank lost another one, which left no word -> look at the other node: sinfo -N -l, and the logs of its ranks
 EOF
 # Said in good runs too (the exit barrier: pytorch/pytorch #69520), or by this script.
-harmless='Failed to initialize NumPy|Address family not supported|failed to shutdown the rendezvous|exit barrier|recvValueWithTimeout'
-harmless+='|:(cause|proof|fix): '
+harmless='Address family not supported|failed to shutdown the rendezvous|exit barrier|recvValueWithTimeout|:(cause|proof|fix): '
 # The last words of a rank that ended because of another one, and of one that waited for another.
 peer='Connection (closed|reset) by peer|Connection refused|Broken pipe|(recvVector|sendBytes) failed|got 0 bytes|remote process exited'
 peer+='|ncclRemoteError|communicator was aborted|HorovodInternalError|ChildFailedError|SignalException|KeyboardInterrupt'
+download='^[a-z]*(requests|urllib|http)' # the peer in their errors is no rank
 waited='[Tt]imed out (waiting|after)|Watchdog caught|[Ww]ait timeout|client socket has timed out'
 project=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -79,21 +79,19 @@ die() {
     exit 2
 }
 
-# Prints the ends of files as a terminal would show them: the last state of a progress bar, and no colours.
-show() { tail "$@" | tr -d '\0' | sed -E 's/\r+$//; s/.*\r//; s/\x1b\[[0-9;]*[A-Za-z]//g'; }
+# Prints the ends of files as a terminal would show them: no colours, the last state of a progress bar; none before words.
+show() { tail "$@" | tr -d '\0' | sed -E 's/\x1b\[[0-9;]*[A-Za-z]//g; s/\r+$//; s/.*\r//; s,.*(it/s|s/it)[^]]*\](.),\2,; y/\t/ /'; }
 # Of the output, attempts that are past are left out; the lines keep their numbers.
 show_output() { show -c 20000000 -- "${output:-/dev/null}" | awk -v since="$since" '{ print NR < since ? "" : $0 }'; }
 
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
 shopt -s nullglob
-id='' output='' run='' state='' since='' logs=()
-if [[ -f ${1:-} ]]; then
-    output=$1 # alone: a number in its name may be a date's, or that of a job elsewhere
-elif [[ -d ${1:-} ]]; then
-    run=$(realpath -- "$1") # logs/latest is a link
+id=${1:-} output='' run='' state='' since='' logs=()
+if [[ -f $id ]]; then
+    output=$id id='' # alone: a number in its name may be a date's, or that of a job elsewhere
+elif [[ -d $id ]]; then
+    run=$(realpath -- "$id") # logs/latest is a link
     id=${run##*/} id=${id%.*}
-else
-    id=${1:-}
 fi
 [[ $# == 1 && (-n $output || $id =~ ^[1-9][0-9]*(_[0-9]+)?$) ]] ||
     die "'$*': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT"
@@ -121,23 +119,30 @@ since=$(show_output | grep -anE ' on [0-9]+ node\(s\), meeting at ' | tail -n 1 
 # How the first rank failed (killed, error, exited, waited, peer, none) and the file that says so; then what the user sees of
 # it. Where ranks have logs, of the output only launchers' words count.
 mapfile -t failure < <(
-    awk -v peer="$peer" -v waited="$waited" -v per_node="$per_node" -v late="$late" \
+    awk -v peer="$peer" -v download="$download" -v waited="$waited" -v per_node="$per_node" -v late="$late" \
         -v run="${run#"$PWD"/}" -v output="${output#"$PWD"/}" '
-        function kind_of(text) { return text ~ peer ? "peer" : text ~ waited ? "waited" : "error" }
+        function kind_of(text) { return text ~ peer && text !~ download ? "peer" : text ~ waited ? "waited" : "error" }
         function begin(way) {
-            kind[of[key]] = "" # what the same rank said before
-            n = of[key] = ++count
-            kind[n] = way
+            before[++count] = of[key]
+            n = of[key] = count
+            whose[n] = key (key == "" ? "" : " ")
             where[n] = from == "ranks" ? run "/" path : output ":" FNR
-            name[n] = key (key == "" ? "" : " ") "(" where[n] ")"
+            kind[n] = way
+            more[n] = 12 # lines of a message at most
         }
         function report(rank, host, way) { # a launcher says that a rank has ended; srun may mean the launcher of a node
             sub(/:$/, "", host)
             key = "rank " rank + 0 " on " host
-            if (!(key in of) && $1 == "srun:") key = "on " host
-            if (!(key in of)) begin("")
+            if ($1 == "srun:" && (parts > 3 || !(key in of))) key = "on " host
+            # Who may have said why: that rank under its label; or, where a launcher ends as its ranks did, any of these.
+            gsub(/\[[^]]*\]/, "[0-9]+", host) # srun may name several at once, node[9-10]
+            spoke = $1 != "srun:" ? "rank" rank + 0 "]$" : "^ *" rank + 0 "(:|$)" (way == "exited" ? "| on " host "$" : "")
             n = of[key]
-            if (kind[n] !~ /^(silent|cut)?$/) return # it has said why
+            for (k in of)
+                if (!n && kind[of[k]] != "silent" && k ~ spoke) n = of[k]
+            of[key] = n
+            if (!n) begin("silent")
+            if (kind[n] !~ /silent|cut/) return
             kind[n] = way
             said[n] = "; " substr($0, match($0, /[^ ]/))
         }
@@ -158,29 +163,33 @@ mapfile -t failure < <(
             if (last) next
         }
         { # a line of a rank, which begins with [HOST:RANK], RANK: or [rankRANK]:
-            label = match($0, /^(\[[^] ]+:[0-9]+\] ?|\[(default|rank)[0-9]+\]: ?| *[0-9]+: )+/) ? substr($0, 1, RLENGTH) : ""
-            text = substr($0, length(label) + 1)
-            sub(/[: ]+$/, "", label)
-            if (!last) key = label
+            match($0, /^(\[[^] ]+:[0-9]+\] ?|\[(default|rank)[0-9]+\]: ?| *[0-9]+: )*/)
+            text = substr($0, RLENGTH + 1)
+            if (!last) key = substr($0, 1, RLENGTH)
+            sub(/[: ]+$/, "", key)
             n = of[key]
         }
         text ~ /^(\[?[WIE][0-9]+ |srun: |slurmstepd|-----|[ \t]*$)/ && text !~ /Watchdog caught/ { next }
         text ~ /^Traceback \(most|Watchdog caught|^terminate called|^Fatal Python error|[a-z]\.py: error: / {
-            if (!chained[n]) begin(text ~ /^Traceback/ ? "cut" : kind_of(text))
+            if (text ~ /^terminate/ && kind[n] ~ /error|waited|peer/) more[n] = 0 # it goes down, and has said why
+            else if (!chained[n]) begin(text ~ /^Traceback/ ? "cut" : kind_of(text))
             inside[n] = text ~ /^Traceback/
-            more[n] = 12 # lines of a message at most
         }
         inside[n] || kind[n] == "silent" || more[n]-- > 0 {
             words[n, ++lines[n]] = substr($0, 1, 240)
-            chained[n] = text ~ /^(During handling of|The above exception was)/
-            if (!inside[n] && kind[n] == "error" && text ~ peer) kind[n] = "peer"
+            # The next traceback is no failure of its own: of a chain, of a thread that goes down too, of what Python tidies up.
+            chained[n] = text ~ /^(Exception ignored|Error in atexit)/ ||
+                kind[n] != "silent" && text ~ /^(During handling of|The above exception was|Exception in thread)/
+            if (!inside[n] && kind[n] == "error" && kind_of(text) == "peer") kind[n] = "peer"
             if (!inside[n] || text ~ /^( |Traceback)/) next
+            if (key == "" && before[n] && text ~ /ChildFailedError|CalledProcessError/) kind[n] = "launcher" # a rank spoke
             if (kind[n] == "cut") kind[n] = kind_of(text) # of a chain of exceptions the first one decides
+            if (!head[n]) head[n] = lines[n]
             inside[n] = 0
-            more[n] = 12
         }
         END {
-            for (n = count; n; n--) earliest[kind[n]] = n
+            for (n = count; n; n--) # what each said last
+                if (kind[n] != "launcher" && !heard[whose[n]]++) earliest[kind[n]] = n
             split("killed error exited waited peer", ways, " ")
             while (!one && i++ < 5) one = earliest[found = ways[i]]
             # All others complain: it is the one that said nothing, or, if it was stopped and woke up to be told to end, the last.
@@ -188,8 +197,9 @@ mapfile -t failure < <(
             if (found == "waited" && !hung && (late || last && kind[of[last]] == "peer")) hung = of[last]
             if (found == "peer" && lines[hung]) one = hung # it has an error message of its own
             print (one ? found : "none") "\t" where[one]
-            if (hung) print "first failure: " name[hung] " hung, or ended without a traceback"
-            if (one && one != hung) print (hung ? "who waited for it: " : "first failure: ") name[one] said[one]
+            if (hung) print "first failure: " whose[hung] "(" where[hung] ") hung, or ended without a traceback"
+            if (one && one != hung) print (hung ? "who waited for it: " : "first failure: ") whose[one] "(" where[one] ")" said[one]
+            if (head[one] && head[one] < lines[one] - 29) print words[one, head[one]] # the first one of a chain
             for (i = lines[one] > 30 ? lines[one] - 29 : 1; i <= lines[one]; i++) print words[one, i]
         }
     ' from=ranks <([[ -z ${logs[*]} ]] || { cd "$run" && show -v -c 16384 -- "${logs[@]#* }"; }) from=output <(show_output)
@@ -197,32 +207,25 @@ mapfile -t failure < <(
 IFS=$'\t' read -r found file <<<"${failure[0]}"
 output=${output:-$file} name=${output#"$PWD"/}
 [[ ! -f $output ]] || (($(stat -Lc %s -- "$output") <= 20000000)) || name+=" (its last 20 MB)"
-hits=$(show_output | grep -naE -f <(sed -n 's/^[1-4] //p' <<<"$known") | grep -avE -- "$harmless" | tr '\t' ' ' |
-    cut -c 1-400 | head -n 20000)
+hits=$(show_output | grep -m 20000 -naE -f <(sed -n 's/^[1-4] //p' <<<"$known") | grep -avE "$harmless" | cut -c 1-300)
 # A rank that failed of itself says why. Beside it are warnings that stand in good runs too: only what Slurm says counts.
-[[ $found != error ]] || hits=$(printf '%s\n' "${failure[@]:2}" |
-    grep -aF -f - -f <(printf '%s\n' slurmstepd srun: oom DUE\ TO Xid "*** JOB" preflight: .sh:) <(printf '%s' "$hits"))
+[[ $found != error ]] || hits=$(grep -aF -f <(printf '%s\n' "${failure[@]:2}" slurmstepd srun: oom DUE Xid '*** JOB' .sh:) <<<"$hits")
 [[ -z $state ]] || hits="0:$state"$'\n'$hits
 case $found in error) lost=0 ;; peer) lost=4 ;; *) lost=3 ;; esac
 # The three most probable causes in these lines.
 while read -r section regex && read -r advice; do
     hit=$(grep -am 1 -E -- "$regex" <<<"$hits") && printf '%s\t%s\t%s\n' "$section" "${hit/:/$'\t'}" "${advice/ -> /$'\t'}"
-done <<<"$known" | sort -s -t $'\t' -k 1,1n -k 2,2n | awk -F '\t' -v lost="$lost" -v name="$name" -v job="${id:-JOBID}" '
+done <<<"$known" | sort -s -t $'\t' -k 1,1n -k 2,2n | awk -F '\t' -v lost="$lost" -v name="$name" -v job="$id" '
     !seen[$2]++ && ($1 < 3 || $1 == lost && !causes) && ++causes <= 3 { # a line proves one cause
-        text = substr($3, 1, 300)
-        sub(/JOBID/, job, $5)
-        print "cause: " ($4 == "=" ? text : $4)
-        print "proof: " ($2 ? name ":" $2 : "scontrol show job " job) ": " text
+        print "cause: " ($4 == "=" ? $3 : $4)
+        print "proof: " ($2 ? name ":" $2 : "scontrol show job " job) ": " $3
         print "fix: " $5
     }
     END { exit !causes }'
 unknown=$?
-if ((unknown)) && [[ $found == error ]]; then
-    failure[1]+=": the program failed by itself; its own words:"
-elif ((unknown)); then
-    [[ $found != none ]] || mapfile -t -O 1 failure < <(show_output | tail -n 10 | cut -c 1-240)
-    echo "no cause known to doctor.sh${state:+ ($state)}; what follows may say more"
-fi
+((!unknown)) || [[ $found == error ]] || echo "no cause known to doctor.sh${state:+ ($state)}; what follows may say more"
+[[ $unknown$found != 1error ]] || failure[1]+=": the program failed by itself; its own words:"
+[[ $unknown$found != 1none ]] || mapfile -t -O 1 failure < <(show_output | tail -n 10 | cut -c 1-240)
 ((${#failure[@]} < 2)) || printf '%s\n' "${failure[@]:1}"
 [[ $found != exited ]] || show -n 10 -- "${file%err.log}out.log" 2>/dev/null | cut -c 1-240 # it may have said why there
 exit $unknown
