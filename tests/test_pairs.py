@@ -307,7 +307,7 @@ def test_a_sample_of_rounds(tmp_path):
 def test_what_cannot_be_measured_is_refused(hosts, found):
     done = run(hosts)
     assert [code for code, _, _ in done] == [2] * len(hosts), done
-    assert f"pairs.py: {found}; expected 3 nodes or more (--nodes) with the same number" in done[0][2]
+    assert f"pairs.py: {found}: expected 3 nodes or more, with the same NPROC_PER_NODE on each" in done[0][2]
     assert not any("pairs.py:" in err for _, _, err in done[1:])
 
 

@@ -845,7 +845,11 @@ def test_save_minutes(text, solo, tmp_path):
 
 
 def test_ranks_wait_for_a_slow_checkpoint_beyond_their_timeout(server, driver, text, tmp_path):
+    """And those of train_ddp while they are told to end, too."""
     change = """
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+import stop
+stop.STUCK = 1
 synchronized = os.fsync
 def fsync(file):
     os.fsync = synchronized
@@ -859,10 +863,53 @@ if rank == 0:
         words = [*TINY, "--data", text, "--out", tmp_path / program, "--steps", 3, "--keep", 9, "--timeout", 3]
         words += ["--save-minutes", 1e-9]  # due at step 1, by rank 0's clock alone or by all
         launches[program] = Launch(tmp_path / program, 2, slow, TRAINING / f"{program}.py", *words)
-    for program, launch in launches.items():
-        done = launch.wait()
+    while (
+        not Path(f"{tmp_path}/train_ddp.0.out").exists()
+        or "sleeps" not in Path(f"{tmp_path}/train_ddp.0.out").read_text()
+    ):
+        time.sleep(0.1)
+    for process in launches["train_ddp"].processes:
+        os.kill(process.pid, signal.SIGTERM)
+    for program, kept in (("train_ddp", ["01", "02"]), ("train_fsdp", ["01", "02", "03"])):
+        done = launches[program].wait()
         assert (done.codes, done.out.count("sleeps")) == ([0, 0], 1), done.err
-        assert checkpoints(tmp_path / program) == ["01", "02", "03"]
+        assert checkpoints(tmp_path / program) == kept
+
+
+@pytest.mark.parametrize(
+    ("program", "files"),
+    [
+        ("train_ddp", ["checkpoint-00000001.tmp", "run"]),
+        ("train_fsdp", ["run.json", "__0_0.distcp", ".metadata.tmp", "run"]),
+    ],
+)
+def test_all_of_a_checkpoint_is_brought_to_the_disk(program, files, train, driver, tmp_path):
+    change = """
+synchronized = os.fsync
+def fsync(file):
+    print('disk', os.path.basename(os.readlink(f'/proc/self/fd/{file}')), flush=True)
+    synchronized(file)
+os.fsync = fsync
+"""
+    done = train(tmp_path / "run", 1, program, "--steps", 1, driver=driver(change))
+    assert sorted(set(re.findall("disk (.*)", done.out))) == sorted(files)
+
+
+def test_a_run_killed_while_it_resumes_keeps_its_metrics(half, driver, text):
+    folder = half("train_ddp")
+    before = (folder / "metrics.jsonl").read_text()
+    change = """
+replace = os.replace
+os.replace = lambda old, new: os._exit(9) if str(new).endswith("metrics.jsonl") else replace(old, new)
+"""
+    words = [*TINY, "--data", text, "--out", folder, "--resume"]
+    assert Launch(folder, 1, driver(change), TRAINING / "train_ddp.py", *words).wait().codes == [9]
+    assert before and (folder / "metrics.jsonl").read_text() == before
+
+
+def test_sharded_on_cpus_by_a_torch_that_is_built_for_gpus(train, driver, tmp_path):
+    change = "import torch\ntorch._C._get_accelerator = lambda *_: torch.device('cuda')"
+    train(tmp_path / "run", 2, "train_fsdp", "--steps", 2, driver=driver(change))
 
 
 # Asked to stop
@@ -987,7 +1034,8 @@ def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path,
         (["--dtype", "tf32"], "--dtype tf32 is for NVIDIA's GPUs since Ampere: choose float32 or bfloat16"),
         (["--micro-batch", "5"], "--micro-batch 5 does not divide the 32 sequences of a rank: choose one that does"),
         (["--width", "100", "--heads", "3"], "--width has to be a multiple of --heads, and --context"),
-        (["--json", "/"], "--json / is a folder: name a file"),
+        (["--json", "/"], "Is a directory: '/': give another --out, --json or --data"),
+        (["--json", "/proc/x.json"], "No such file or directory: '/proc/x.json': give another --out, --json or --data"),
         (["--json", f"{__file__}/x.json"], f"File exists: '{__file__}': give another --out, --json or --data"),
         (["--out", __file__], f"File exists: '{__file__}': give another --out, --json or --data"),
         (["--data", "/nowhere"], "--data /nowhere: no such file or folder"),

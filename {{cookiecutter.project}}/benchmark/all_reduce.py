@@ -224,11 +224,12 @@ def new_file(text: str) -> Path:
 
 
 def write(path: Path | None, text: str) -> None:
-    """Write a file on rank 0, if it has a name; nobody finds it half written."""
+    """Write a file on rank 0, if it has a name; nobody finds it half written. All ranks call."""
     if path and dist.get_rank() == 0:
         part = path.with_name(path.name + ".part")
         part.write_text(text + "\n")
         part.replace(path)
+    gather(0, dist.get_world_size())  # whoever leaves with exit code 1 has all others ended
 
 
 class Bench:
@@ -340,8 +341,6 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them")
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
-    if args.json and args.csv and args.json.resolve() == args.csv.resolve():
-        parser.error("--json and --csv name the same file: give each its own")
     return args
 
 

@@ -200,8 +200,7 @@ def main() -> None:
     if nodes == 1 or nodes * each != facts["world_size"]:
         if rank == 0:
             found = f"{facts['world_size']} ranks on {nodes} node(s), {each} on one of them"
-            rule = "expected 3 nodes or more (--nodes) with the same number of ranks each (NPROC_PER_NODE)"
-            print(f"pairs.py: {found}; {rule}", file=sys.stderr)
+            print(f"pairs.py: {found}: expected 3 nodes or more, with the same NPROC_PER_NODE on each", file=sys.stderr)
         dist.destroy_process_group()
         sys.exit(2)
     schedule = tournament(nodes)

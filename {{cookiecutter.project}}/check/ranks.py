@@ -1,6 +1,6 @@
 """Who is rank N, on which GPU, with how many cores, over which network: the table to read before anything else.
 
-    sbatch slurm/submit_multinode.sh check/ranks.py        or, here and alone: python check/ranks.py
+    python check/ranks.py        here and alone; through the submit script all ranks of a job
 
 Prints one row for each rank and ends with an all-reduce over all of them. Exit code 1, with a sentence for each fault,
 when two ranks share a GPU, when torch sees none of the GPUs that were given (ALLOW_CPU=1 accepts that), when versions
@@ -55,12 +55,11 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
 
 def describe(rank: int, device: torch.device) -> dict:
     """Return this process's row of the table, and what else `faults()` looks at."""
-    row = {"rank": rank, "host": socket.gethostname(), "host_cores": os.cpu_count(), "given": given_gpus()}
+    row = {"rank": rank, "host": socket.gethostname(), "host_cores": os.cpu_count(), "given": given_gpus(), "uuid": ""}
     row["node_rank"] = int(os.environ.get("GROUP_RANK", 0))  # torchrun's name for the rank of the node
     row["local_rank"] = int(os.environ.get("LOCAL_RANK", 0))
     row["cores"] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
-    row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "nccl": "-", "network": ""}
-    row |= {"device": "CPU", "uuid": ""}
+    row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "device": "CPU", "nccl": "-", "network": ""}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         row["device"] = f"{device} {properties.name}"

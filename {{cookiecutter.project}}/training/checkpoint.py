@@ -76,7 +76,7 @@ class Checkpoints:
         for path in self.there():
             try:
                 return self._read(path, model, optimizer)
-            except (Foreign, KeyboardInterrupt):
+            except (Foreign, KeyboardInterrupt, MemoryError, torch.cuda.OutOfMemoryError):  # no fault of the file
                 raise
             except BaseException as error:  # a torn one fails in many ways (zip, pickle, end of file, DCP's own kind)
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
@@ -173,7 +173,9 @@ class ShardedCheckpoints(Checkpoints):
     def _write(self, path: Path, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
         if self.first:
             path.mkdir()
-            (path / "run.json").write_text(json.dumps(state, indent=1) + "\n")
+            with (path / "run.json").open("w") as file:
+                print(json.dumps(state, indent=1), file=file, flush=True)
+                os.fsync(file.fileno())
         dist.barrier(self.group)
         weights, moments = self.dcp.state_dict.get_state_dict(model, optimizer)
         # With fsync.

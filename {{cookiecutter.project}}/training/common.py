@@ -31,8 +31,8 @@ SPEAK_FIRST = 2.0  # seconds that the other ranks of a node leave to the one tha
 LOOK = 5.0  # seconds, or one step if that takes longer, until all ranks know that one was asked to stop
 # Largest rate of dense bfloat16 products [FLOP/s] by a part of the GPU's name, the first that fits: from the makers'
 # data sheets as torchtitan/tools/utils.py lists them (https://github.com/pytorch/torchtitan, read 2026-11-21).
-PEAKS = (("A100", 312e12), ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12), ("H200", 989e12))  # and GH200
-PEAKS += (("B200", 2250e12), ("MI250X", 191.5e12), ("MI300X", 1300e12))  # MI250X: a half, as torch sees two
+PEAKS = ((" MIG", math.inf), ("A100", 312e12), ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12))
+PEAKS += (("H200", 989e12), ("B200", 2250e12), ("MI250X", 191.5e12), ("MI300X", 1300e12))  # and GH200; a half MI250X
 
 
 def setup(timeout: float) -> tuple[int, int, torch.device]:
@@ -139,8 +139,6 @@ def parse_arguments(doc: str, world: int) -> argparse.Namespace:
         none = value is None or (value == 0 and name in ("seed", "workers"))
         if kind in (int, float) and not none and not 0 < value < math.inf:
             fail(f"--{name} {value} has to be above 0, and finite (--seed and --workers may be 0)")
-    if args.json and Path(args.json).is_dir():
-        fail(f"--json {args.json} is a folder: name a file")
     share = args.global_batch // world
     if args.global_batch % world:
         fail(f"--global-batch {args.global_batch} cannot be shared equally by {world} ranks: choose a multiple of that")
@@ -152,6 +150,8 @@ def parse_arguments(doc: str, world: int) -> argparse.Namespace:
         args.config = Config(**{name: getattr(args, name) for name in vars(Config())})
         for folder in (Path(args.out), Path(args.json or args.out).parent):
             folder.mkdir(parents=True, exist_ok=True)
+        if args.json:
+            Path(args.json).open("a").close()  # better said now than after the last step
         args.corpus = read_corpus(args.data, args.context)
     except (ValueError, OSError) as error:
         fail(f"{error}{'' if isinstance(error, ValueError) else ': give another --out, --json or --data'}")
@@ -264,8 +264,9 @@ class Run:
             path = Path(args.out, "metrics.jsonl")
             lines = path.read_text().splitlines(keepends=True) if self.first and path.exists() else []
             kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= self.first]
-            self.file = path.open("w")
+            self.file = path.with_suffix(".part").open("w")
             print("".join(kept), end="", file=self.file, flush=True)
+            os.replace(self.file.name, path)  # whoever is killed here loses nothing
         left = f": nothing is left of --steps {args.steps}, a larger number continues"
         self.say(
             f"ranks   {self.world} ({self.device.type}, {self.dtype}{', compiled' if args.compile else ''})\n"
@@ -320,7 +321,7 @@ class Run:
         often = (args.log_every, args.eval_every, args.save_every)
         self.next_look = min(soon, args.steps, *(step - step % every + every for every in often))
         self.stop = stop > 0 and not last
-        self.save = last or save > 0 or self.stop or step % args.save_every == 0
+        self.save = self.stop_request.saving = last or save > 0 or self.stop or step % args.save_every == 0
         self.clock = time.monotonic()
 
     @torch.no_grad()
@@ -346,7 +347,7 @@ class Run:
     def saved(self) -> None:
         """Note that there is a checkpoint; if the run shall stop, tell the submit script."""
         self.clock = self.last_save = time.monotonic()
-        self.save = False
+        self.save = self.stop_request.saving = False
         if self.stop:
             self.stop_request.obey()
 

@@ -30,7 +30,7 @@ class Stop:
 
     def __init__(self, rank: int) -> None:
         """Listen from now on; rank 0 also looks for the file. In the main thread only."""
-        self.rank, self.signalled = rank, False
+        self.rank, self.signalled, self.saving = rank, False, False
         self.file, self.time = os.environ.get("STOP_FILE", ""), float(os.environ.get("STOP_TIME") or "inf")
         for number in SIGNALS:
             signal.signal(number, self._note)
@@ -58,7 +58,7 @@ class Stop:
         while number := os.read(source, 1):
             if number[0] == signal.SIGTERM:
                 time.sleep(STUCK)
-                if not self.signalled:
+                if not (self.signalled or self.saving):  # while one rank writes, the others wait inside a collective
                     os._exit(128 + signal.SIGTERM)
 
     @staticmethod

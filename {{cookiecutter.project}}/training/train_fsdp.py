@@ -18,6 +18,7 @@ import torch
 from checkpoint import ShardedCheckpoints
 from data import loader, share
 from model import GPT
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -51,11 +52,13 @@ def train(args: argparse.Namespace, rank: int, world: int, device: torch.device)
     model = GPT(args.config).to(run.weights)  # in the host's memory
     # Rounded before they are gathered: of whole float32 weights autocast would keep a rounded copy of each layer's.
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if run.dtype == "bfloat16" else MixedPrecisionPolicy()
+    # Said, as a torch built for GPUs would look for them on a machine without.
+    how = {"mesh": init_device_mesh(device.type, (world,)), "mp_policy": policy}
     for layer in model.blocks:
         if args.compile:
             layer.compile()
-        fully_shard(layer, mp_policy=policy)  # this rank's part of it goes to the GPU
-    fully_shard(model, mp_policy=policy)
+        fully_shard(layer, **how)  # this rank's part of it goes to the GPU
+    fully_shard(model, **how)
     optimizer = common.make_optimizer(model, args.learning_rate)
     checkpoints = ShardedCheckpoints(args.out, args.keep, run.settings, common.writers())
     run.start(checkpoints, model, optimizer)
