@@ -719,7 +719,7 @@ def test_two_jobs_in_one_folder(drill, cluster):
 
 
 def test_an_array(drill, cluster):
-    """Each job of it has a folder of its own, and one alone is requeued."""
+    """Each job of it has a folder of its own, and one alone is requeued: also that which has the array's own number."""
     drill.out = "runs/%a"
     array = drill.submit("--array=0-1", "--nodes=1", PAUSE="0.1", LAUNCHER="spawn")
     listing = ["scontrol", "show", "job", str(array)]
@@ -729,12 +729,13 @@ def test_an_array(drill, cluster):
         return {int(task): int(job) for job, task in found} if len(found) == 2 else None
 
     jobs = wait_for(tasks)
-    drill.jobs, drill.out = [jobs[0]], drill.folder / "runs/0"
+    warned = next(task for task, job in jobs.items() if job == array)
+    drill.jobs, drill.out = [array], drill.folder / f"runs/{warned}"
     drill.reach()
     drill.breaks()
-    cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_0")
+    cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_{warned}")
     drill.is_requeued("early warning of one job of an array")
-    drill.jobs, drill.out = [jobs[1]], drill.folder / "runs/1"
+    drill.jobs, drill.out = [jobs[1 - warned]], drill.folder / f"runs/{1 - warned}"
     job, _ = drill.ends()
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 1), job.output
     assert drill.difference() <= SAME

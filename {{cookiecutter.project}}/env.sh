@@ -201,7 +201,7 @@ CONTAINER_SRUN_ARGS=()
 CONTAINER_EXEC=()
 #? endif
 # {{ site.launchers | join(", ") }}: README.md says which starts what.
-LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
+export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 # 1: first each node is looked at, a second or less; 0: it is not.
 PREFLIGHT="${PREFLIGHT:-1}"
 # How often a job that saved before its walltime was over goes back into the queue by itself.
@@ -236,7 +236,7 @@ WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 missing() { echo "env.sh: $*" >&2 && return 2; }
 
 #? if container
-# Says how the launcher gets into the container: by CONTAINER_SRUN_ARGS or CONTAINER_EXEC. Arguments: folders that it must see.
+# Says how the launcher gets into the container. Arguments: folders that it must see.
 enter_container() {
     #? if runtime == "apptainer"
     local folder folders program=singularity

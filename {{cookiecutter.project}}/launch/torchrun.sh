@@ -7,8 +7,8 @@
 #
 # Number of nodes, this node's rank and the meeting point come from whoever started it, looked up in this order:
 #   OMPI_COMM_WORLD_*                   mpirun, one copy per node
-#   SLURM_STEP_*, MASTER_*              srun, one task per node (MASTER_* are set by slurm/submit_multinode.sh)
-#   PET_*                               Kubernetes operators and local/submit.sh
+#   SLURM_STEP_*, MASTER_*              srun, one task per node (MASTER_* are set by the submit script)
+#   PET_*                               Kubernetes operators, and whoever starts several on one machine
 #? if runai
 #   RANK, WORLD_SIZE, MASTER_*          PyTorchJob before 1.7, where WORLD_SIZE counts pods; later ones set PET_* too, and
 #                                       count processes in it (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)

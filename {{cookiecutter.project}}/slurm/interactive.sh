@@ -3,20 +3,24 @@
 #? set job = interactive_answers(cookiecutter)
 # A shell on a compute node, inside the software environment of env.sh: {{ site.title }}.
 #
-#   bash slurm/interactive.sh                          one node, half an hour
+#   bash slurm/interactive.sh                          one node, with what stands below
 #   bash slurm/interactive.sh --time=00:10:00          options of salloc win over the ones below
 #
-# In it:  bash launch/torchrun.sh pi/pi.py             all GPUs of the node
+# In it:  bash launch/torchrun.sh pi/pi.py             all GPUs that the shell has
 # For several nodes: salloc --nodes=2 …, then bash slurm/submit_multinode.sh PROGRAM.
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
+#? if cookiecutter.runtime in ("venv", "none")
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/env.sh" && activate || exit
+#? else
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh" && activate "$PROJECT_DIR" "$PWD" || exit
+#? endif
 
 options=(
-    --nodes=1
-    --ntasks=1
+    --nodes=1 --ntasks=1
     #? for option, why in resources(job)
     "{{ option }}"
     #? endfor

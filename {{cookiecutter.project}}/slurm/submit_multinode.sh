@@ -67,12 +67,12 @@ prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh" && activate || return 2
     #? endif
+    type -P srun >/dev/null || die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
     [[ " {{ site.launchers | join(' ') }} " == *" $LAUNCHER "* ]] ||
         die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}"
     case $LAUNCHER in # how many tasks on each node, and what each of them runs
-        torchrun | mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        torchrun | spawn | mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;; # which looks at LAUNCHER too
         srun | mpirun-ranks) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
-        spawn) tasks=1 start=(env LAUNCHER=spawn "$PROJECT_DIR/launch/torchrun.sh") ;;
     esac
     #? if mpi
     [[ $LAUNCHER != mpirun* || $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
@@ -82,21 +82,26 @@ prepare() {
         die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of srun; use torchrun, srun or spawn"
     #? endif
     #? endif
+    [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
     [[ $MAX_REQUEUES =~ ^[0-9]+$ ]] || die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
+    # Of the Python outside of containers, and without an import, which takes a second.
+    [[ -n ${SLURM_JOB_ID:-} ]] || ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) ||
+        "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
+        die "$PYTHON has no torch: see RUNTIME, MODULES, PYTHON in env.sh"
     mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
 }
 
 # Prints a port on which nothing happens on this machine, the run's first node (or where salloc was called). It follows
 # from job and attempt, so that two jobs on one node, or an attempt and its forerunner, differ; and it lies outside the
-# range of outgoing connections.
+# range of outgoing connections, if that leaves room.
 free_port() {
     #? if site.ports
     local first="{{ site.ports.first }}" count="{{ site.ports.last - site.ports.first + 1 }}" port try # the site's own range
     #? else
     local low high port try
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
-    local first=$((low < 11000 ? high + 1 : 10000))
-    local count=$((low < 11000 ? 65536 - first : low < 30000 ? low - first : 20000))
+    local first=$((low < 11000 && high < 65000 ? high + 1 : 10000))
+    local count=$((first > 10000 ? 65536 - first : 11000 <= low && low < 30000 ? low - first : 20000))
     #? endif
     for ((try = 0; try < count; try++)); do
         port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
@@ -144,8 +149,9 @@ run() {
 }
 
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
-batch='' warned='' cancelled=''
+batch='' warned='' cancelled='' record='' per_node=1 code=0
 if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
+    # As ARRAY_INDEX if there is one: one job of an array has the number of the array, which means all of them to Slurm.
     batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
     trap '' USR1 # which would end this shell, until there is a program to be warned
 fi
@@ -169,7 +175,7 @@ if [[ ${1:-} == -* && $1 != -m ]]; then
 fi
 program=${1:-$PROJECT_DIR/check/ranks.py} # then training/train_ddp.py
 [[ $program == -m || -f $program ]] || program=$PROJECT_DIR/$1
-[[ $program == -m || -f $program ]] ||
+[[ ($program == -m && -n ${2:-}) || -f $program ]] ||
     die "no program '${1:-check/ranks.py}' in $PWD nor in $PROJECT_DIR: name the program alone, as in pi/pi.py or -m package.module"
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
@@ -202,11 +208,10 @@ cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE") # of each node
 # Slurm's own record has the GPUs in salloc too, where no variable does.
 gpus=$(scontrol --details show job "$SLURM_JOB_ID" | grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' | smallest) || true
 [[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES # of the shell or step that it was submitted from
-per_node=1
 if [[ $tasks == ranks ]]; then
     export NPROC_PER_NODE=${NPROC_PER_NODE:-${gpus:-${CPU_RANKS_PER_NODE:-1}}}
-    [[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ && $NPROC_PER_NODE -le $cores ]] ||
-        die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks, for $cores core(s) on each node: raise --cpus-per-task, lower it, or use LAUNCHER=torchrun"
+    ((NPROC_PER_NODE <= cores)) ||
+        die "NPROC_PER_NODE=$NPROC_PER_NODE: there are $cores core(s) on each node: raise --cpus-per-task, lower it, or use LAUNCHER=torchrun"
     per_node=$NPROC_PER_NODE
 fi
 # The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
@@ -238,8 +243,8 @@ fi
 
 # Two ways to hear of the end, as a site may not send the warning, and in an interactive shell nobody is there to get it:
 # STOP_TIME [seconds since 1970] is when a program saves and ends by itself.
-end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)" +%s 2>/dev/null)} ||
-    end=$(date -d "1 year" +%s) # no limit
+end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="${batch:-$SLURM_JOB_ID}" --format=%e || echo unknown)" +%s 2>/dev/null)} ||
+    end=$(date -d "1 year" +%s) # no limit, or not known
 left=$((end - $(date +%s)))
 spare=$((left < 600 ? 30 : left > 3000 ? 150 : left / 20)) # later than the warning
 export STOP_TIME=$((end - spare))
@@ -255,27 +260,26 @@ needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
 MASTER_PORT=$(free_port)
 export MASTER_PORT
 [[ $PREFLIGHT == 0 ]] || "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
-code=0
 run "$program" "${@:2}" || code=$?
 if [[ -z ${1:-} && $code == 0 ]]; then
     MASTER_PORT=$(free_port)
     run "$PROJECT_DIR/training/train_ddp.py" || code=$?
 fi
-record='' # Slurm's, where the program has saved and has more to do
-[[ -z $batch || ! -e $REQUEUE_FILE ]] || record=$(scontrol show job "$SLURM_JOB_ID") || true
+# Slurm's record counts where the program has saved and has more to do.
+[[ -z $batch || ! -e $REQUEUE_FILE ]] || record=$(scontrol show job "$batch") || true
 # It is not running if scancel has come since. Of a preemption this script may not hear, torchrun ends with exit code 1 then,
 # and Slurm puts back into the queue only what still runs when the grace is over.
 if [[ $record == *JobState=RUNNING* && ($record == *PreemptTime=[0-9]* ||
     ($code == 0 && -z $cancelled && ($warned == now || $(date +%s) -ge STOP_TIME))) ]]; then
     if ((RESTART_COUNT >= MAX_REQUEUES)); then
         say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached: the next job with --resume goes on"
-    elif scontrol requeue "$SLURM_JOB_ID"; then
+    elif scontrol requeue "$batch"; then
         say "saved, but not done: back into the queue as attempt $((RESTART_COUNT + 1)), which will go on"
     else
         say "saved, but not done, and this job may not be requeued: the next job with --resume goes on"
     fi
 elif [[ -n $cancelled ]]; then
-    say "told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.sh $SLURM_JOB_ID says which"
+    say "told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.sh $batch says which"
 elif ((code)); then
     "$PROJECT_DIR/slurm/doctor.sh" "${batch:-$RUN_DIR}" || true # why, and the first rank that failed
 fi
