@@ -92,10 +92,10 @@ def figures(cluster: Cluster) -> None:
             if job.state != "COMPLETED":
                 sys.exit(job.output)
 
-    scaling = ("bash", "benchmark/scaling.sh", "--name", "nodes", "1", "2", "4", "--", "--max", "64M")
+    scaling = ("bash", "benchmark/scaling.sh", "--name", "gloo", "1", "2", "4", "--", "--max", "64M")
     cluster.run(*scaling, cwd=project, env=python)
     wait()
-    report = (sys.executable, "benchmark/report.py", "benchmark/results/nodes", "--plot", DOCS / "bandwidth")
+    report = (sys.executable, "benchmark/report.py", "benchmark/results/gloo", "--plot", DOCS / "bandwidth")
     cluster.run(*report, cwd=project)
     runs = []
     for nodes, program in (("1", "ddp"), ("2", "ddp"), ("4", "fsdp")):  # of two ranks each
@@ -116,7 +116,9 @@ def main() -> None:
         figures(cluster)
         nodes = f"four namespaces of one {platform.machine()} machine with {os.cpu_count()} cores"
         where = f"Slurm {cluster.version} on {nodes}"
-    put("make pictures", f"```console\n{text}```\n\nRecorded on the tests' cluster: {where}.\n")
+    none = "The environment that is activated has torch too, hence `none`; with the default,\n`venv`,"
+    none += " `bash slurm/build_venv.sh` comes first, once."
+    put("make pictures", f"```console\n{text}```\n\nRecorded on the tests' cluster: {where}. {none}\n")
 
 
 if __name__ == "__main__":
