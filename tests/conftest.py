@@ -14,12 +14,13 @@ from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-LONGEST = ("test_drills", "test_slurm", "test_contributing", "test_launchers", "test_bake", "test_runai")
+LONGEST = ("test_drills", "test_launchers", "test_slurm", "test_runai", "test_training", "test_bake", "test_updates")
+LONGEST += ("test_slurm_cluster", "test_contributing")
 
 
 def pytest_collection_modifyitems(items):
     """Begin with the longest files: some run at a time, and the last one alone would keep everybody waiting."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -20,11 +20,9 @@ import pytest
 from baking import REPOSITORY, bake
 from slurm_cluster import PATH
 
+pytestmark = pytest.mark.drill
 SCRIPTS = Path(__file__).resolve().parent / "frameworks"
 LAUNCHERS = ["torchrun", "srun", "spawn", "mpirun", "mpirun-ranks"]
-# The others are drills: these two are furthest from what the libraries expect, and quickest.
-QUICK = ("srun", "spawn")
-MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.drill) for name in LAUNCHERS]
 NAMES = ["accelerate", "lightning"]
 TORCHS_ABORT = "terminate called without an active exception"
 # Variables of jobs around this one, and of MPI, that these libraries would believe.
@@ -134,7 +132,7 @@ def until_torch_ends_well(run):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("launcher", MARKED)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_users_script_trains_on_two_nodes(cluster, project, environment, alone, tmp_path, launcher, name):
     needs_mpirun(launcher)
     script = shutil.copy(SCRIPTS / f"{name}_script.py", tmp_path)
@@ -150,7 +148,6 @@ def test_a_users_script_trains_on_two_nodes(cluster, project, environment, alone
         assert len(list(tmp_path.rglob("*.ckpt"))) == 1
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("version", ["cluster", "cluster24"])
 def test_in_an_allocation_with_stray_variables(request, version, project, environment, alone, tmp_path, name):

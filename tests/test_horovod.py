@@ -108,7 +108,10 @@ def modules():
     import train_ddp
     import train_horovod
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more only wait for each other
     yield argparse.Namespace(train_ddp=train_ddp, train_horovod=train_horovod)
+    torch.set_num_threads(threads)
     sys.dont_write_bytecode = writes
     sys.path.remove(str(TRAINING))
     for name in ("train_ddp", "train_horovod", "common", "checkpoint", "data", "model"):
@@ -141,7 +144,7 @@ def solo(modules, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("micro", [32, 8])
+@pytest.mark.parametrize("micro", [8, pytest.param(32, marks=pytest.mark.drill)])
 def test_one_rank_does_what_ddp_does(micro, solo, tmp_path):
     """Loop, accumulation, evaluation and checkpoint; what only real ranks can show is in the drills."""
     flags = [*TINY, "--micro-batch", micro, "--decay-steps", 10]

@@ -53,7 +53,7 @@ def gpus(folder, count):
     return f"{folder}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.drill)])
 def test_two_nodes_of_two_ranks(run, tmp_path, backend):
     stray = {"RANK": "5", "WORLD_SIZE": "9", "PET_NNODES": "7", "SLURM_STEP_NUM_NODES": "3", "SLURM_GPUS_ON_NODE": "8"}
     stray |= {"MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMI_RANK": "1"}

@@ -127,7 +127,7 @@ def test_pi_alone(tmp_path):
     assert done[-1]["extra_mib"] - done[-2]["extra_mib"] < 5
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.drill), 3])
 def test_pi_is_the_same_on_several_ranks(world_size, tmp_path):
     counts = [*SMALL, "1e8"]
     done = ranks(world_size, PI, pi_runs(tmp_path, counts))

@@ -141,6 +141,7 @@ def test_all_programs_run_in_all_pods(generation, operator, pods, program, tmp_p
     run_of_the_matrix(generation, operator, pods, program, tmp_path)
 
 
+@pytest.mark.drill
 def test_without_a_program_the_check_and_then_the_training(tmp_path):
     with Site(tmp_path) as site:
         for file in site.project.glob("training/common.py"):  # enough of it to see that it runs

@@ -183,7 +183,14 @@ def test_cruft_merges_a_newer_version_with_the_user_s_edits(how, template, tmp_p
 
 
 @pytest.mark.parametrize(
-    "missing", [(), ("launcher",), ("image", "time_limit"), QUESTIONS[2:]], ids=lambda names: "-".join(names) or "none"
+    "missing",
+    [
+        (),
+        pytest.param(("launcher",), marks=pytest.mark.drill),
+        ("image", "time_limit"),
+        pytest.param(QUESTIONS[2:], marks=pytest.mark.drill),
+    ],
+    ids=lambda names: "-".join(names) or "none",
 )
 def test_a_replay_of_an_older_version(missing, tmp_path):
     """Questions that are new are asked; Enter is the site's default. What computes and checks is this version's."""
