@@ -32,6 +32,8 @@ CASES = [
     ("4 ranks, but", "as that", "1: launch/rank.sh on node2: 4 ranks, but MASTER_ADDR is not set"),
     ("--micro-batch 3", "as that", "[node1:0] train_ddp.py: error: --micro-batch 3 does not fit"),
     ("may use one core", "as that", "[node1:0] FAULT: rank(s) 0 on node1 may use one core of 8: pass it"),
+    ("SLOW NODE node2", "as that", "[node1:0] # SLOW NODE node2: 0.57 GB/s, 66% of|exitcode  : 1 (pid: 9)"),
+    ("WRONG DATA on rank 1", "as that", "[node1:0] # WRONG DATA on rank 1 (node2) at 4096 bytes: 3 of 1024 elements"),
     ("no command python", "as that", "preflight: node2: no command python: name"),
     # nextflow #5932, PyBNF #118
     ("of a host", "--mem", "error: Detected 1 oom_kill event in StepId=12.0.|srun: error: node2: task 3: Killed"),

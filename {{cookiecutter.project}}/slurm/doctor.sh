@@ -18,7 +18,7 @@ export LC_ALL=C # not every byte is UTF-8
 # pytorch/pytorch #5040 #69197 #73656 #108861 #126510, NVIDIA/pyxis #61 #127 #168, apptainer/singularity #5183,
 # apptainer/apptainer #1051, sgl-project/sglang #3226.
 read -rd '' known <<'EOF'
-1 (launch|slurm|container)/[a-z_]+\.(sh|py)( on [^ ]+)?: [^r]|(^|[: ])env\.sh: .|\.py: error: .|(^|[: ])FAULT: .|preflight: .*: .
+1 (launch|slurm|container)/[a-z_]+\.(sh|py)( on [^ ]+)?: [^r]|(^|[: ])env\.sh: .|\.py: error: .|(^|[: ])(FAULT:|SLOW NODE|WRONG DATA) .|preflight: .*: .
     = -> as that line says
 1 oom[-_]kill|: Out Of Memory|OUT_OF_MEMORY|(^|Array|[^a-zA-Z.])MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator
     the memory of a host was not enough -> ask for more with --mem (--mem=0: all of a node), or use fewer --workers and ranks per node
