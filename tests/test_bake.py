@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import io
 import json
 import os
 import re
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -343,28 +340,3 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
         if path.is_file() and path.suffix != ".py":
             named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in path.read_text()]
     assert {name: extras for name, extras in named.items() if extras} == {"README.md": ["matplotlib"]}
-
-
-def lines_of_code(path: Path) -> int:
-    """Count as cloc does: neither empty lines nor comments nor docstrings."""
-    text = path.read_text()
-    if path.suffix != ".py":
-        return sum(1 for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in blank:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-        if documented and ast.get_docstring(node):
-            lines.difference_update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    return len(lines)
-
-
-@pytest.mark.parametrize("site", [name for name in SITES if cluster_options.site_facts(name)["kind"] == "slurm"])
-def test_a_written_slurm_project_can_be_read_in_an_afternoon(tmp_path, site):
-    project = bake(tmp_path, site=site, account=account(site))
-    code = [path for path in project.rglob("*") if path.suffix in {".py", ".sh", ".rc"} or path.name == "Dockerfile"]
-    assert len(code) > 20
-    assert sum(map(lines_of_code, code)) < 2500
