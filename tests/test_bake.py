@@ -67,8 +67,9 @@ def lint(folder):
     if scripts:
         commands.append([TOOLS / "shellcheck", *scripts])
     if programs := [path for path in new if path.suffix == ".py"]:
-        ruff = [TOOLS / "ruff", "check", "-q", "--no-cache", "--config", REPOSITORY / "pyproject.toml"]
-        commands.append([*ruff, *programs])
+        ruff = [TOOLS / "ruff", "check", "-q", "--no-cache"]
+        commands.append([*ruff, "--config", REPOSITORY / "pyproject.toml", *programs])
+        commands.append([*ruff, "--isolated", *programs])  # a written project brings no configuration
     said = [subprocess.run(command, capture_output=True, text=True, check=False) for command in commands]
     faults = "".join(done.stdout + done.stderr for done in said)
     if not faults:

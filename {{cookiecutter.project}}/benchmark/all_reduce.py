@@ -111,7 +111,7 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     device = torch.device("cpu")
     if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.device_count() > 1 else 0)
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
@@ -186,13 +186,13 @@ def batch(device: torch.device, ready: Callable, run: Callable, iterations: int)
             run()
             event.record()
         events[-1].synchronize()
-        return [begin.elapsed_time(end) / 1000 for begin, end in zip(events, events[1:])]  # from ms
+        return [events[i].elapsed_time(events[i + 1]) / 1000 for i in range(iterations)]  # from ms
     ready()
     times = [time.perf_counter()]
     for _ in range(iterations):
         run()
         times.append(time.perf_counter())
-    return [end - begin for begin, end in zip(times, times[1:])]
+    return [times[i + 1] - times[i] for i in range(iterations)]
 
 
 def byte_count(text: str) -> int:

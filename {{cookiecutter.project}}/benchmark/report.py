@@ -129,7 +129,7 @@ def markdown(titles: list[str], rows: list[list[str]]) -> str:
 
 def odd(kind: str, row: Row) -> str:
     """Return why the two bandwidths of a row do not belong together, '' if they do."""
-    bus, share = BUS[kind.split()[0]], 1 - 1 / (row.ranks or 1)
+    bus, share = BUS[kind.split(maxsplit=1)[0]], 1 - 1 / (row.ranks or 1)
     factor, ratio = bus * share, row.busbw / (row.algbw or math.inf)
     if not factor or not row.algbw or abs(ratio / factor - 1) <= SLACK:
         return ""

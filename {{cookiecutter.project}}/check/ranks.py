@@ -46,7 +46,7 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     device = torch.device("cpu")
     if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if torch.cuda.device_count() > 1 else 0)
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
@@ -56,8 +56,8 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
 def describe(rank: int, device: torch.device) -> dict:
     """Return this process's row of the table, and what else `faults()` looks at."""
     row = {"rank": rank, "host": socket.gethostname(), "host_cores": os.cpu_count(), "given": given_gpus(), "uuid": ""}
-    row["node_rank"] = int(os.environ.get("GROUP_RANK", 0))  # torchrun's name for the rank of the node
-    row["local_rank"] = int(os.environ.get("LOCAL_RANK", 0))
+    row["node_rank"] = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's name for the rank of the node
+    row["local_rank"] = int(os.environ.get("LOCAL_RANK", "0"))
     row["cores"] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
     row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "device": "CPU", "nccl": "-", "network": ""}
     if device.type == "cuda":

@@ -47,7 +47,7 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
             runpy.run_path(os.path.abspath(program), run_name="__main__")
     except (Exception, KeyboardInterrupt) as error:  # the second would be a good end to torch.multiprocessing
         sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
     finally:  # what a forked process leaves out, in Python's order
         threading._shutdown()
         atexit._run_exitfuncs()

@@ -76,9 +76,9 @@ class Checkpoints:
         for path in self.there():
             try:
                 return self._read(path, model, optimizer)
-            except (Foreign, KeyboardInterrupt, MemoryError, torch.cuda.OutOfMemoryError):  # no fault of the file
-                raise
             except BaseException as error:  # a torn one fails in many ways (zip, pickle, end of file, DCP's own kind)
+                if isinstance(error, (Foreign, KeyboardInterrupt, MemoryError, torch.cuda.OutOfMemoryError)):
+                    raise  # no fault of the file
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
