@@ -1,7 +1,7 @@
 # make demo and make test set up everything they need; make help lists the rest.
 PYTHON ?= python3
-# Options for pip, for example on a public machine: PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
-PIP_ARGS ?=
+# Options for pip. Unless you give them: PyTorch's index of CPU wheels, if there is no GPU here and that index answers.
+PIP_ARGS ?= $(shell $(PYTHON) torch_index.py)
 PYTEST_ARGS ?=
 PYTEST := .venv/bin/pytest -n 3 --dist loadfile
 BIN := .venv/bin
