@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from itertools import product
@@ -47,6 +49,11 @@ def bake(folder: Path, *arguments: object, **answers: object) -> Path:
         given = {name: str(answer) for name, answer in answers.items()}
         write(str(REPOSITORY), no_input=True, extra_context=given, output_dir=str(folder), config_file=str(config))
     return folder / answers["project"]
+
+
+def argument_for_hydra(project: Path) -> str:
+    """Return the argument with which, says the README, all ranks name the same folder to hydra; as a shell reads it."""
+    return shlex.split(re.search(r"hydra\.run\.dir='.*?'", (project / "README.md").read_text())[0])[0]
 
 
 def account(site) -> str:

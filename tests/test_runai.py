@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from baking import bake
+from baking import argument_for_hydra, bake
 from runai_cluster import Image, RunaiCluster
 from stand_in_runai import parse  # runai_cluster has put its folder on the path
 
@@ -194,6 +194,7 @@ SHOW = """\
 import json, os, sys, time
 names = ["NCCL_IB_GID_INDEX", "WANDB_API_KEY", "NCCL_DEBUG", "FROM_ENV_SH", "HOME", "USER", "NOT_FORWARDED"]
 found = {"arguments": sys.argv[1:], "uid": os.getuid(), "cwd": os.getcwd(), "prefix": sys.prefix}
+found["run_dir"] = os.environ["RUN_DIR"]
 found["environ"] = {name: os.environ[name] for name in names if name in os.environ}
 open(f"part{os.environ['RANK']}.json", "w").write(json.dumps(found))
 os.rename(f"part{os.environ['RANK']}.json", f"shown{os.environ['RANK']}.json")
@@ -232,9 +233,12 @@ def test_arguments_arrive_as_typed(generation, image, tmp_path):
     """Through a client that hands the words after -- to a shell, and images that do."""
     wrapping, keep = IMAGES[image]
     with Site(tmp_path, generation, image=wrapping, mangle_quotes=generation == "v1") as site:
-        show(site, *ARGUMENTS, KEEP_ENTRYPOINT=keep)
-        assert shown(site)["arguments"] == ARGUMENTS
-        assert shown(site, 1)["arguments"] == ARGUMENTS
+        arguments = [*ARGUMENTS, argument_for_hydra(site.project)]
+        assert "${oc.env:RUN_DIR}" in arguments[-1]
+        show(site, *arguments, KEEP_ENTRYPOINT=keep)
+        assert shown(site)["arguments"] == arguments
+        assert shown(site, 1)["arguments"] == arguments
+        assert shown(site)["run_dir"] == shown(site, 1)["run_dir"]
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2"])
