@@ -105,6 +105,18 @@ def test_first_job(cluster, tmp_path, steps, loss):
     assert len(list(logs.rglob("stdout.log"))) == 2 * 4
 
 
+def test_first_job_of_three_nodes(cluster, tmp_path):
+    """Six ranks cannot share 32 sequences equally: the default batch follows their number."""
+    project = bake(tmp_path / "project", **{**ANSWERS, "nodes": "3"})
+    common = project / "training/common.py"
+    common.write_text(common.read_text().replace('("steps", int, 200, ', '("steps", int, 3, '))
+    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python())
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert "all-reduce over 6 rank(s) on 3 host(s): right" in job.output
+    assert "batch   36 sequences (the smallest multiple of the ranks that is at least 32) = 6 (ranks)" in job.output
+    assert "step 3/3  validation loss" in job.output
+
+
 def test_pi(either, project, tmp_path):
     job = either.submit(
         "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e7", "--json", tmp_path / "result.json",

@@ -567,6 +567,66 @@ def test_the_default_corpus_is_pythons_own_library(modules):
     assert modules.data.read_corpus(None, 128).checksum == corpus.checksum
 
 
+# The batch
+
+
+def test_any_number_of_nodes_and_gpus_has_a_batch(modules, monkeypatch, tmp_path):
+    """Without flags, and with the text that is there without --data; 32 where the ranks can share that equally."""
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--out", str(tmp_path)])
+    monkeypatch.setattr(modules.common, "read_corpus", functools.lru_cache(modules.data.read_corpus))
+    for ranks in {nodes * gpus for nodes in range(1, 13) for gpus in range(1, 9)}:
+        args = modules.common.parse_arguments("", ranks)
+        assert args.global_batch == ranks * args.micro_batch * args.accumulation
+        assert 32 <= args.global_batch < 32 + ranks
+        assert args.global_batch == 32 or 32 % ranks
+        assert (args.remark == "") == (args.global_batch == 32)
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks", "batch"), [("train_ddp", 3, 33), ("train_ddp", 6, 36), ("train_fsdp", 3, 33)]
+)
+def test_ranks_that_cannot_share_32_sequences_run_without_flags(program, ranks, batch, server, text, tmp_path):
+    """They learn as one process does that is given their batch, which goes on from their checkpoint without flags."""
+    folder, words = tmp_path / "run", [*SHAPE, "--data", text, "--decay-steps", 4]
+    done = Launch(folder, ranks, TRAINING / f"{program}.py", *words, "--steps", 3, "--out", folder).wait()
+    assert done.codes == [0] * ranks, done.err
+    rule = "the smallest multiple of the ranks that is at least 32"
+    assert f"batch   {batch} sequences ({rule}) = {ranks} (ranks) x {batch // ranks} (micro batch)" in done.out
+    alone = [*words, "--steps", 4, "--out", tmp_path / "alone", "--global-batch", batch]
+    assert Launch(tmp_path / "alone", 1, TRAINING / "train_single.py", *alone).wait().codes == [0]
+    again = [*words, "--steps", 4, "--out", folder, "--resume"]
+    done = Launch(folder, 1, TRAINING / f"{program}.py", *again).wait()
+    assert done.codes == [0], done.err
+    assert f"batch   {batch} sequences (the batch of the checkpoint) = 1 (ranks) x " in done.out
+    losses = [[line["loss"] for line in metrics(run) if "loss" in line] for run in (folder, tmp_path / "alone")]
+    assert len(losses[0]) == 4 and largest_difference(*losses) <= EXACT
+
+
+@pytest.mark.parametrize("program", ["train_ddp", "train_fsdp"])
+def test_a_run_keeps_its_batch_on_another_number_of_ranks(program, half, modules, monkeypatch, capsys):
+    """Its default is another one there: that is no reason for a requeued job to fail, as long as it can be shared."""
+    folder = half(program)
+
+    def batch(ranks, *words):
+        monkeypatch.setattr(sys, "argv", [f"{program}.py", *SHAPE, "--out", str(folder), *words])
+        return modules.common.parse_arguments("", ranks).global_batch
+
+    assert [batch(ranks, "--resume") for ranks in (1, 2, 4, 8, 16)] == 5 * [16]
+    assert [batch(3, "--resume", "--global-batch", "18"), batch(3)] == [18, 33]  # asked for; a new run
+    damage(folder / ("checkpoint-00000020" + (".pt" if program == "train_ddp" else "")), "cut")
+    assert batch(4, "--resume") == 16  # that of the one before
+    monkeypatch.setenv("RESTART_COUNT", "1")
+    assert batch(4) == 16
+    with pytest.raises(SystemExit) as end:
+        batch(3)
+    assert end.value.code == 2
+    said = f"the checkpoints in --out {folder} were made with --global-batch 16, which 3 ranks cannot share equally: "
+    said += "resume on 1, 2, 4, 8, 16 ranks, or give another --out\n"
+    assert capsys.readouterr().err == f"{program}.py: error: {said}"
+    shutil.rmtree(folder)
+    assert batch(3) == 33  # it died before its first checkpoint
+
+
 # Resume
 
 
@@ -1048,7 +1108,7 @@ def test_bad_flags(words, expected, refused):
 
 @pytest.mark.parametrize("world", [3, 64])
 def test_a_batch_that_the_ranks_cannot_share(world, modules, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_ddp.py"])
+    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--global-batch", "32"])
     with pytest.raises(SystemExit) as end:
         modules.common.parse_arguments("", world)
     assert end.value.code == 2

@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,18 @@ class Checkpoints:
     def there(self) -> list[Path]:
         """Return what is there, newest first."""
         return sorted([*self.folder.glob(PATTERN), *self.folder.glob(f"{PATTERN}.pt")], reverse=True)
+
+    def newest_settings(self) -> dict[str, Any]:
+        """Return the settings of the newest checkpoint of either kind, without reading its weights; {} if none is good.
+
+        Passes over what cannot be read without a word: load() warns of it.
+        """
+        for path in self.there():
+            with suppress(Exception):  # a torn one fails in many ways
+                if path.is_dir():
+                    return json.loads((path / "run.json").read_text())["settings"]
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["settings"]
+        return {}
 
     def load(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
         """Fill model and optimizer from the newest good checkpoint, and return what else is in it; None if none is.

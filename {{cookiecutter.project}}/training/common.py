@@ -24,7 +24,7 @@ from model import Config
 from stop import Stop
 
 WARM_UP, LAST = 0.1, 0.1  # the learning rate rises over this part of the steps, and falls to this part of its peak
-REFERENCE_BATCH = 32  # sequences per step for which --learning-rate is meant, if it is scaled at all
+REFERENCE_BATCH = 32  # sequences per step for which --learning-rate is meant; the least without --global-batch
 LARGEST_MICRO = 32  # sequences that a rank computes at once, unless --micro-batch says otherwise
 EVALUATION = 1024  # windows of the validation text that are used: more costs time, fewer makes the figure noisy
 SPEAK_FIRST = 2.0  # seconds that the other ranks of a node leave to the one that prints an error
@@ -92,13 +92,14 @@ def writers() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=timedelta(hours=2))
 
 
+DEFAULT_BATCH = f"the smallest multiple of the ranks that is at least {REFERENCE_BATCH}"
 FLAGS = (  # name, type, default, help; --resume, --compile and those of the model's Config are added
     ("steps", int, 200, "updates of the weights, counted from step 0"),
     ("data", str, None, "text file, or folder of them; else the sources of Python's own library"),
     ("out", str, "runs/train", "folder for checkpoints and metrics"),
     ("json", str, None, "write losses, validation loss and tokens/s into this file too"),
     ("timeout", float, 600.0, "seconds of waiting for a rank"),
-    ("global-batch", int, 32, "sequences per step, over all ranks"),
+    ("global-batch", int, None, f"sequences per step, over all ranks; else the checkpoint's, or {DEFAULT_BATCH}"),
     ("micro-batch", int, None, f"sequences a rank computes at once; else its share, or at most {LARGEST_MICRO}"),
     ("learning-rate", float, 1e-3, "at its peak"),
     ("scale-learning-rate", ["linear", "sqrt"], None, f"by --global-batch / {REFERENCE_BATCH}, or by the root of that"),
@@ -129,6 +130,31 @@ def flags(doc: str) -> argparse.ArgumentParser:
     return parser
 
 
+def default_batch(world: int) -> int:
+    """Return DEFAULT_BATCH for `world` ranks."""
+    return math.ceil(REFERENCE_BATCH / world) * world
+
+
+def choose_batch(args: argparse.Namespace, world: int) -> tuple[int, str]:
+    """Return the sequences per step, and a remark on where the number comes from.
+
+    A run that resumes without --global-batch keeps its checkpoint's batch, on any number of ranks that divides it.
+    """
+    if args.global_batch:
+        if args.global_batch % world:
+            batch = f"--global-batch {args.global_batch}"
+            fail(f"{batch} cannot be shared equally by {world} ranks: choose a multiple of that")
+        return args.global_batch, ""
+    if args.resume and (batch := Checkpoints(args.out, args.keep, {}).newest_settings().get("global_batch")):
+        if batch % world:
+            begun = f"the checkpoints in --out {args.out} were made with --global-batch {batch}"
+            fitting = ", ".join(str(ranks) for ranks in range(1, batch + 1) if batch % ranks == 0)
+            fail(f"{begun}, which {world} ranks cannot share equally: resume on {fitting} ranks, or give another --out")
+        return batch, " (the batch of the checkpoint)" if batch != default_batch(world) else ""
+    batch = default_batch(world)
+    return batch, f" ({DEFAULT_BATCH})" if batch != REFERENCE_BATCH else ""
+
+
 def parse_arguments(doc: str, world: int) -> argparse.Namespace:
     """Read the flags and refuse what cannot work for `world` ranks; add accumulation, config and corpus."""
     args = flags(doc).parse_args()
@@ -139,9 +165,8 @@ def parse_arguments(doc: str, world: int) -> argparse.Namespace:
         none = value is None or (value == 0 and name in ("seed", "workers"))
         if kind in (int, float) and not none and not 0 < value < math.inf:
             fail(f"--{name} {value} has to be above 0, and finite (--seed and --workers may be 0)")
+    args.global_batch, args.remark = choose_batch(args, world)
     share = args.global_batch // world
-    if args.global_batch % world:
-        fail(f"--global-batch {args.global_batch} cannot be shared equally by {world} ranks: choose a multiple of that")
     args.micro_batch = args.micro_batch or max(n for n in range(1, LARGEST_MICRO + 1) if share % n == 0)
     args.accumulation = share // args.micro_batch
     if share % args.micro_batch:
@@ -273,8 +298,8 @@ class Run:
             f"model   {sum(p.numel() for p in model.parameters()):,} parameters, {args.config}\n"
             f"corpus  {corpus.name}: {len(corpus.train):,} samples to train on, {len(corpus.validation):,} to validate"
             f"; steps per epoch: {len(corpus.train) // args.global_batch:,}\n"
-            f"batch   {args.global_batch} sequences = {self.world} (ranks) x {args.micro_batch} (micro batch) x "
-            f"{args.accumulation} (accumulation), {args.global_batch * args.context:,} tokens a step\n"
+            f"batch   {args.global_batch} sequences{args.remark} = {self.world} (ranks) x {args.micro_batch} "
+            f"(micro batch) x {args.accumulation} (accumulation), {args.global_batch * args.context:,} tokens a step\n"
             f"start   at step {self.first}{left if self.first >= args.steps else ''}"
         )
         self.clock = self.last_save = time.monotonic()
