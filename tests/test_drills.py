@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,27 @@ while count < int(os.environ.get("LAST", 100)):
     if os.path.exists(os.environ["STOP_FILE"]):
         open(os.environ["REQUEUE_FILE"], "w").close()
         print("stops at", count, flush=True)
+        break
+"""
+# A program that tells of its steps by training/stop.py. To start it waits for a file. With LINGER it stays after it has
+# saved, until Slurm tells it to end.
+TELLS = """\
+import os, sys, time
+sys.path.insert(0, os.environ["PROJECT_DIR"] + "/training")
+from stop import Stop
+attempt = os.environ["RESTART_COUNT"]
+while not os.path.exists("start." + attempt):
+    time.sleep(0.05)
+stop = Stop(0)
+for step in range(100_000):
+    time.sleep(0.1)
+    if os.path.exists("enough"):
+        break
+    if stop.asked():
+        stop.obey()
+        print("saved", step, flush=True)
+        while os.environ.get("LINGER") and attempt == "0" and not stop.signalled:
+            time.sleep(0.05)
         break
 """
 # Two ranks meet at the port of the run, without torch.
@@ -571,6 +593,71 @@ def test_a_short_walltime(drill, cluster):
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
     row = {"until": "running again", "lost": 0, "compare": False}
     drill.row("time limit of 2 minutes, a program of one's own", job, seconds, **row)
+
+
+def test_a_launcher_that_does_not_end_before_the_time_limit(drill):
+    """The program has saved, and Slurm ends all: the job goes on."""
+    (drill.folder / "tells.py").write_text(TELLS)
+    for attempt in "01":
+        (drill.folder / f"start.{attempt}").touch()
+    options, how = ["--nodes=1", "--time=1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
+    drill.submit(*options, program="tells.py", LINGER="1", **how)
+    wait_for(lambda: "saved" in drill.output, 90, "the end of the walltime")
+    (drill.folder / "enough").touch()
+    drill.breaks()
+    seconds = drill.goes_on(within=120)
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
+    drill.row(
+        "time limit of a minute, the launcher does not end", job, seconds, until="running again", lost=0, compare=False
+    )
+
+
+def test_a_warning_before_the_first_step_can_be_made(drill, cluster):
+    """An earlier attempt took 50 s to its first step: a warning after 33 s is early, and 13 s are enough to save."""
+    (drill.folder / "tells.py").write_text(TELLS)
+    options, how = ["--nodes=1", "--time=1", "--signal=B:CONT@1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
+    how |= {"SLURM_RESTART_COUNT": "1", "MAX_REQUEUES": "1"}
+    drill.submit("--hold", *options, program="tells.py", **how)
+    (drill.project / f"logs/{drill.job}.0").mkdir(parents=True)
+    (drill.project / f"logs/{drill.job}.0/times").write_text("start 50\nlook 1\nsave 1\n")
+    cluster.run("scontrol", "release", str(drill.job))
+    wait_for(lambda: drill.attempts == 1, 60, "the start")
+    shown = cluster.run("scontrol", "show", "job", str(drill.job)).stdout
+    start, end = (datetime.fromisoformat(re.search(rf"{name}Time=(\S+)", shown)[1]) for name in ("Start", "End"))
+    wait_for(lambda: datetime.now() > start + timedelta(seconds=33), 60, "half of the time")
+    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    said = wait_for(lambda: re.search(r"warned early: .* asked to save at (\S+)", drill.output), 20, "the warning")
+    assert said[1] == f"{end - timedelta(seconds=13):%T}"
+    (drill.folder / "start.1").touch()
+    job, _ = drill.ends()
+    assert "saved" in job.output and "MAX_REQUEUES=1 is reached" in job.output, job.output
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_start_that_takes_longer_than_the_time_limit(attempt, drill, cluster):
+    """An attempt that cannot reach a step says so, if its program tells of steps, and is not requeued."""
+    (drill.folder / "tells.py").write_text(TELLS)
+    options, how = ["--nodes=1", "--time=60"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
+    if attempt == 0:
+        (drill.folder / "stop.py").symlink_to(drill.project / "training/stop.py")
+    else:
+        (drill.folder / "start.0").touch()
+    drill.submit(*options, program="tells.py", **how)
+    if attempt == 1:
+        wait_for((drill.project / f"logs/{drill.job}.0/times").exists, 60, "the first step")
+        cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    wait_for(lambda: drill.attempts == attempt + 1, 60, "the start")
+    drill.breaks()
+    cluster.run("scontrol", "update", f"JobId={drill.job}", "TimeLimit=1")
+    job, seconds = drill.ends(within=180)
+    assert job.state == "TIMEOUT" and drill.attempts == attempt + 1, job.output
+    said = r"the time limit of 00:01:00 was over \d+ s into the program's start, before its first step: raise --time$"
+    said = re.search(said, job.output, re.MULTILINE)
+    assert said, job.output
+    drill.is_gone()
+    name = f"time limit of a minute, over before the first step of attempt {attempt}"
+    drill.row(name, job, seconds, message=said[0], lost=0, compare=False)
 
 
 # ---- network, disk, checkpoints --------------------------------------------------------------------------------------

@@ -983,6 +983,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(program, ranks, ho
     """At a step that nobody knows beforehand, all ranks after the same; the last rank alone hears the signal."""
     folder, asked = tmp_path / "run", {"STOP_FILE": tmp_path / "stop", "REQUEUE_FILE": tmp_path / "requeue"}
     asked |= {"STOP_TIME": time.time() + 1} if how == "time" else {}
+    asked |= {"TIMES_FILE": tmp_path / "times", "START_TIME": time.time()}
     words = [*TINY, "--data", text, "--out", folder, "--save-every", 100_000, "--steps", 100_000, "--log-every", 3]
     launch = Launch(tmp_path / "stopped", ranks, TRAINING / f"{program}.py", *words, "--eval-every", 10, **asked)
     if how != "time":
@@ -994,6 +995,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_as_if_it_had_not(program, ranks, ho
     done = launch.wait()
     assert done.codes == [0] * ranks, done.err
     assert (tmp_path / "requeue").exists()
+    assert re.fullmatch(r"start \d+\n(look \d+\n)?save \d+\n", (tmp_path / "times").read_text())
     stopped = int(re.search(rf"stopped at step (\d+) of 100000, saved in {folder}; --resume goes on", done.out)[1])
     assert checkpoints(folder) == [f"{stopped:08d}"[-2:]]
     last = max(12, stopped + 2)
@@ -1012,7 +1014,7 @@ def test_a_run_that_is_done_has_nothing_to_requeue(text, solo, tmp_path, monkeyp
     (tmp_path / "STOP_FILE").touch()
     solo(*TINY, "--data", text, "--steps", 1)
     assert not (tmp_path / "REQUEUE_FILE").exists()
-    solo(*TINY, "--data", text, "--steps", 2)
+    assert solo(*TINY, "--data", text, "--steps", 2)["steps"] == 1  # asked before its first step, it looks after that
     assert (tmp_path / "REQUEUE_FILE").exists()
 
 

@@ -116,7 +116,8 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1; }
 # USR1 came, or the time is up: asks the ranks to save and to end.
 # shellcheck disable=SC2329 # called by the trap
 on_warning() {
-    if [[ -z $warned ]] && ((left < 600 && SECONDS < left / 2)); then # if the walltime is short, Slurm sends it at the start
+    # If the walltime is short, Slurm sends it at the start: before half of the time, or before the first step can be made.
+    if [[ -z $warned ]] && ((left < 600 && (SECONDS < left / 2 || SECONDS < ${took[start]:-0}))); then
         warned=early
         say "warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
     else
@@ -125,6 +126,22 @@ on_warning() {
         say "warned: the program is asked to save and to end"
     fi
 }
+
+# Fills took[start], took[look] and took[save] with the longest times [s] that earlier attempts of this job have measured.
+# training/stop.py writes and explains them. A torn line does not count.
+read_times() {
+    local file name seconds
+    for file in "$PROJECT_DIR/logs/$SLURM_JOB_ID".*/times; do
+        [[ -r $file ]] || continue
+        while read -r name seconds; do
+            [[ $name =~ ^(start|look|save)$ && $seconds =~ ^(0|[1-9][0-9]{0,5})$ ]] || continue
+            ((seconds <= ${took[$name]:-0})) || took[$name]=$seconds
+        done <"$file"
+    done
+}
+
+# Whether the program tells of its steps in TIMES_FILE: an earlier attempt has done so, or stop.py lies beside the program.
+tells_of_steps() { ((${#took[@]})) || [[ -f $(dirname -- "$running")/stop.py ]]; }
 
 # Runs a command in the background: bash does not hear a signal while it waits for a foreground process.
 # shellcheck disable=SC2329 # called in batch jobs
@@ -144,12 +161,14 @@ follow() {
 
 # Runs one program on all nodes.
 run() {
+    running=$1 launched=$SECONDS
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     ${batch:+follow} "${step[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
 }
 
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
 batch='' warned='' cancelled='' record='' per_node=1 code=0
+declare -A took=()
 if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
     # As ARRAY_INDEX if there is one: one job of an array has the number of the array, which means all of them to Slurm.
     batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
@@ -196,10 +215,10 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
 export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
 export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
-export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue"
+export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
 mkdir -p "$RUN_DIR"
 ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest"
-rm -f "$STOP_FILE" "$REQUEUE_FILE" # of a run before this one in the same allocation
+rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" # of a run before this one in the same allocation
 #? if cores
 cores=${SLURM_CPUS_PER_TASK:-$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")} # of each node; salloc may not have been told
 #? else
@@ -247,7 +266,14 @@ end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="${batch:-$SLURM
     end=$(date -d "1 year" +%s) # no limit, or not known
 left=$((end - $(date +%s)))
 spare=$((left < 600 ? 30 : left > 3000 ? 150 : left / 20)) # later than the warning
-export STOP_TIME=$((end - spare))
+read_times
+if [[ -n ${took[save]:-} ]]; then # measured by an earlier attempt: half as much again, and 10 s for the launcher to end
+    measured=$((10 + 3 * (${took[look]:-0} + took[save]) / 2))
+    measured=$((measured < left / 2 ? measured : left / 2))
+    # It replaces the guess that is too short, or so long that the program would be asked before its first step.
+    ((measured <= spare && ${took[start]:-0} + spare < left)) || spare=$measured
+fi
+export STOP_TIME=$((end - spare)) START_TIME=$(($(date +%s) - SECONDS))
 [[ -z $batch ]] || trap on_warning USR1
 [[ -z $batch ]] || trap 'cancelled=1 && touch "$STOP_FILE"' TERM # scancel, or a preemption
 
@@ -265,12 +291,21 @@ if [[ -z ${1:-} && $code == 0 ]]; then
     MASTER_PORT=$(free_port)
     run "$PROJECT_DIR/training/train_ddp.py" || code=$?
 fi
-# Slurm's record counts where the program has saved and has more to do.
-[[ -z $batch || ! -e $REQUEUE_FILE ]] || record=$(scontrol show job "$batch") || true
-# It is not running if scancel has come since. Of a preemption this script may not hear, torchrun ends with exit code 1 then,
-# and Slurm puts back into the queue only what still runs when the grace is over.
-if [[ $record == *JobState=RUNNING* && ($record == *PreemptTime=[0-9]* ||
-    ($code == 0 && -z $cancelled && ($warned == now || $(date +%s) -ge STOP_TIME))) ]]; then
+# Slurm's record counts where the program has saved and has more to do, and where the time limit may be over.
+[[ -z $batch || (! -e $REQUEUE_FILE && -z $cancelled) ]] || record=$(scontrol show job "$batch") || true
+again=''
+[[ ! -e $REQUEUE_FILE ]] || case $record in
+    # Of a preemption this script may not hear, torchrun ends with exit code 1 then, and Slurm puts back into the queue only
+    # what still runs when the grace is over.
+    *JobState=RUNNING*PreemptTime=[0-9]*) again=1 ;;
+    # It is not running if scancel has come since.
+    *JobState=RUNNING*)
+        if [[ $code == 0 && -z $cancelled && ($warned == now || $(date +%s) -ge $STOP_TIME) ]]; then again=1; fi
+        ;;
+    # The program has saved in time, but the launcher has not ended in time. Slurm leaves this script seconds (KillWait).
+    *Reason=TimeLimit*) again=1 ;;
+esac
+if [[ -n $again ]]; then
     if ((RESTART_COUNT >= MAX_REQUEUES)); then
         say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached: the next job with --resume goes on"
     elif scontrol requeue "$batch"; then
@@ -278,6 +313,10 @@ if [[ $record == *JobState=RUNNING* && ($record == *PreemptTime=[0-9]* ||
     else
         say "saved, but not done, and this job may not be requeued: the next job with --resume goes on"
     fi
+elif [[ $record == *Reason=TimeLimit* && ! -e $TIMES_FILE ]] && tells_of_steps; then
+    limit=${record#*TimeLimit=}
+    say "the time limit of ${limit%%[[:space:]]*} was over $((SECONDS - launched)) s into the program's start," \
+        "before its first step: raise --time"
 elif [[ -n $cancelled ]]; then
     say "told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.sh $batch says which"
 elif ((code)); then

@@ -2,20 +2,30 @@
 
     stop = Stop(rank)                              # once, before the first step
     ...
-    asked = torch.tensor(float(stop.asked()), device=device)    # now and then, on all ranks after the same step
+    # after the first step, and then every few seconds, on all ranks after the same step
+    asked = torch.tensor(float(stop.asked()), device=device)
     dist.all_reduce(asked)                         # if one has heard of it, all end here: the others would wait for it
     if asked:
         save()
         stop.obey()                                # there is more to do: the job goes back into the queue
         sys.exit(0)
 
-STOP_FILE, STOP_TIME and REQUEUE_FILE are set by the submit script for Slurm. Without them the signals are left.
+The submit script for Slurm sets STOP_FILE, STOP_TIME, REQUEUE_FILE, TIMES_FILE and START_TIME. Without them the
+signals are left. Rank 0 writes into TIMES_FILE how long three things took, in seconds:
+
+    start 50    from START_TIME to the first call of asked(), after the first step
+    look 5      the longest time between two calls of asked()
+    save 3      from the last call of asked() to obey()
+
+From these the submit script knows how early it has to ask the next attempts of the job.
 """
 
+import math
 import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of a preemption; of schedulers that warn each process
@@ -32,6 +42,7 @@ class Stop:
         """Listen from now on; rank 0 also looks for the file. In the main thread only."""
         self.rank, self.signalled, self.saving = rank, False, False
         self.file, self.time = os.environ.get("STOP_FILE", ""), float(os.environ.get("STOP_TIME") or "inf")
+        self.times, self.last = {}, float(os.environ.get("START_TIME") or time.time())
         for number in SIGNALS:
             signal.signal(number, self._note)
         # Python calls _note once a collective has returned, which that with a dead rank may never do. The byte that is
@@ -44,12 +55,26 @@ class Stop:
 
     def asked(self) -> bool:
         """Return whether this rank has been asked to stop; looks at the disk, so not after every millisecond."""
+        self._measure("look" if self.times else "start")
         return self.signalled or time.time() >= self.time or (self.rank == 0 and os.path.exists(self.file))
 
     def obey(self) -> None:
         """Tell the submit script that all is saved, and that there is more to do."""
         if self.rank == 0 and "REQUEUE_FILE" in os.environ:
+            self._measure("save")
             Path(os.environ["REQUEUE_FILE"]).touch()
+
+    def _measure(self, what: str) -> None:
+        """Write the seconds since the last measurement into TIMES_FILE, if `what` has never taken longer."""
+        seconds, self.last = math.ceil(max(0.0, time.time() - self.last)), time.time()
+        if seconds <= self.times.get(what, -1):
+            return
+        self.times[what] = seconds
+        if self.rank == 0 and "TIMES_FILE" in os.environ:
+            file = Path(os.environ["TIMES_FILE"])
+            with suppress(OSError):  # a full disk is no reason to end the run
+                file.with_suffix(".part").write_text("".join(f"{name} {n}\n" for name, n in self.times.items()))
+                file.with_suffix(".part").replace(file)
 
     def _note(self, *_: object) -> None:
         self.signalled = True
