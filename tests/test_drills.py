@@ -47,6 +47,8 @@ def prepare_step(*arguments, prepare_step=common.prepare_step):
     time.sleep(seconds)
     return prepare_step(*arguments)
 common.prepare_step = prepare_step
+while os.environ.get("LATE") and slow and time.time() < float(os.environ["STOP_TIME"]):  # a start that takes too long
+    time.sleep(0.1)
 if os.environ.get("SLOW_DISK"):  # a checkpoint takes seconds once the run has been asked to stop
     import checkpoint
     def fsync(file, fsync=os.fsync):
@@ -261,6 +263,7 @@ class Drill:
         seconds = self.goes_on(within=60)
         job, _ = self.ends()
         assert (job.state, job.exit_code, self.attempts) == ("COMPLETED", 0, 2), job.output
+        assert "may not be requeued" not in job.output, job.output
         self.is_gone()
         lost = self.lost()
         assert lost == 0, job.output
@@ -468,12 +471,18 @@ def test_slurm_s_own_early_warning(drill, cluster, project):
     drill.is_requeued("early warning, by Slurm itself")
 
 
-def test_time_limit(drill):
-    """The shortest one: it saves by the clock, since Slurm's warning is up to a minute too early."""
-    drill.submit("--time=1", "--signal=B:USR1@30", PAUSE="1")
+@pytest.mark.parametrize("late", ["", "1"])
+def test_time_limit(drill, late):
+    """The shortest one: it saves by the clock, since Slurm's warning is up to a minute too early.
+
+    Or the start alone takes until then. After the first step the run looks at once, saves and goes on.
+    """
+    drill.submit("--time=1", "--signal=B:USR1@30", PAUSE="1", LATE=late)
     wait_for(lambda: "stopped at step" in drill.output, 90, "the early warning")
     drill.breaks()
-    drill.is_requeued("time limit of a minute")
+    if late:
+        assert "stopped at step 1 of" in drill.output, drill.output
+    drill.is_requeued("time limit of a minute" + (", reached at the first step" if late else ""))
 
 
 def test_scancel(drill, cluster):

@@ -308,7 +308,7 @@ esac
 if [[ -n $again ]]; then
     if ((RESTART_COUNT >= MAX_REQUEUES)); then
         say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached: the next job with --resume goes on"
-    elif scontrol requeue "$batch"; then
+    elif scontrol requeue "$batch" || (($? > 128)); then # a signal: the requeue has ended scontrol, too, before it could tell
         say "saved, but not done: back into the queue as attempt $((RESTART_COUNT + 1)), which will go on"
     else
         say "saved, but not done, and this job may not be requeued: the next job with --resume goes on"
