@@ -29,7 +29,7 @@ NEEDED = {
     "launch/spawn.py": SLURM,
     "slurm/submit_multinode.sh": SLURM,
     "slurm/preflight.sh": SLURM,
-    "slurm/doctor.sh": SLURM,
+    "slurm/doctor.py": SLURM,
     "slurm/interactive.sh": SLURM,
     "slurm/interactive.rc": SLURM,
     "slurm/build_venv.sh": SLURM and "venv" in RUNTIMES,

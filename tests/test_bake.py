@@ -29,10 +29,8 @@ COMMON = {
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }
-SLURM = COMMON | {
-    f"slurm/{name}.sh" for name in ("submit_multinode", "preflight", "doctor", "interactive", "build_venv")
-}
-SLURM |= {"slurm/interactive.rc", "launch/rank.sh", "launch/spawn.py"}
+SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "preflight", "interactive", "build_venv")}
+SLURM |= {"slurm/doctor.py", "slurm/interactive.rc", "launch/rank.sh", "launch/spawn.py"}
 RUNAI = {"runai/submit_multinode.sh", "runai/interactive.sh", "runai/pod.sh", "container/Dockerfile"}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/requirements.txt"}
 FILES = {"local": COMMON - {"benchmark/pairs.py"} | {"local/submit.sh"}, "slurm": SLURM, "runai": RUNAI}

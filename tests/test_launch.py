@@ -333,7 +333,7 @@ def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
     """The others would wait for a minute; the exit code is the failed one's."""
     program = tmp_path / "x.py"
     for failure, code, said in (
-        ("sys.exit(7)", 7, ""),
+        ("sys.exit(7)", 7, "rank 1 ended with exit code 7"),
         ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by signal 9"),
         ("1 / 0", 1, "ZeroDivisionError"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),

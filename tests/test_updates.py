@@ -252,14 +252,14 @@ def test_writing_over_a_project_with_other_answers(tmp_path):
 def test_writing_what_is_missing_into_a_project(tmp_path):
     """With --skip-if-file-exists nothing that is there changes or goes, even where the template has such a name."""
     project = bake(tmp_path, site="slurm")
-    (project / "slurm/doctor.sh").unlink()
+    (project / "slurm/doctor.py").unlink()
     for name in ("env.sh", "slurm/submit_multinode.sh", "container/Dockerfile", "slurm/mine.sh"):
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text("mine\n")
     before = tree(project)
     bake(tmp_path, "--overwrite-if-exists", "--skip-if-file-exists", site="slurm")
     after = tree(project)
-    assert set(after) - set(before) == {"slurm/doctor.sh"}
+    assert set(after) - set(before) == {"slurm/doctor.py"}
     assert all(after[name] == before[name] for name in before if not name.endswith("mine.sh"))
 
 

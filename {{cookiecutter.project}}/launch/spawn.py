@@ -82,11 +82,10 @@ def main() -> None:
         while not context.join():  # after the first failure it ends the others, within 30 s
             pass
     except ProcessExitedException as failure:
-        code = failure.exit_code
-        if code < 0:  # the rank had no time to say so itself
-            rank = first_rank + failure.error_index
-            print(f"launch/spawn.py on {HOST}: rank {rank} was ended by signal {-code}", file=sys.stderr)
-            code = 128 - code
+        code, rank = failure.exit_code, first_rank + failure.error_index
+        how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
+        print(f"launch/spawn.py on {HOST}: rank {rank} {how}", file=sys.stderr)  # a rank may have said nothing
+        code = code if code > 0 else 128 - code
     for log in shown:
         log.stop()
     sys.exit(code)

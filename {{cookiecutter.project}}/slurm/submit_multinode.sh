@@ -318,8 +318,10 @@ elif [[ $record == *Reason=TimeLimit* && ! -e $TIMES_FILE ]] && tells_of_steps; 
     say "the time limit of ${limit%%[[:space:]]*} was over $((SECONDS - launched)) s into the program's start," \
         "before its first step: raise --time"
 elif [[ -n $cancelled ]]; then
-    say "told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.sh $batch says which"
+    say "told to end: the walltime, scancel, a preemption or a failed node; slurm/doctor.py $batch says which"
+elif ((code)) && type -P python3 >/dev/null; then
+    python3 "$PROJECT_DIR/slurm/doctor.py" "${batch:-$RUN_DIR}" || true # why, and the first rank that failed
 elif ((code)); then
-    "$PROJECT_DIR/slurm/doctor.sh" "${batch:-$RUN_DIR}" || true # why, and the first rank that failed
+    say "failed with exit code $code; this node has no python3: run python3 slurm/doctor.py ${batch:-$RUN_DIR} on another"
 fi
 exit $code
