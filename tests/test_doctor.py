@@ -1,7 +1,9 @@
-"""slurm/doctor.py: on excerpts of logs, as users post them, and on jobs that fail on a real Slurm."""
+"""slurm/doctor.py: its table, on outputs as users post them, and on jobs that fail on a real Slurm."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import itertools
 import os
 import re
@@ -10,7 +12,8 @@ import sys
 import time
 
 import pytest
-from baking import bake
+from baking import TEMPLATE, bake
+from test_versions import OLD
 
 # What a run prints as long as all is well.
 GOOD = """\
@@ -22,6 +25,11 @@ preflight: 2 node(s) fit (0.3 s)
 [node1:0] before  the run that was in runs/train is now in runs/train.1; --resume would have continued it
 [node1:0] step 100/200  loss 2.31  killed 0  out of memory 0  timeout 600 s  errors 0
 """
+
+PROGRAM = TEMPLATE / "slurm/doctor.py"
+spec = importlib.util.spec_from_file_location("doctor", PROGRAM)
+DOCTOR = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(DOCTOR)
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"
@@ -137,6 +145,33 @@ def test_a_cause_its_proof_its_fix(read, cause, fix, log):
     assert lines[1] == f"proof: my job-12.out:{number}: {log.splitlines()[-1]}", report
     assert lines[2].startswith("fix: ") and fix in lines[2], report
     assert report.count("cause: ") == 1, report
+
+
+EXAMPLES = [(cause, example) for cause in DOCTOR.CAUSES for example in cause.examples]
+
+
+@pytest.mark.parametrize(("cause", "example"), EXAMPLES, ids=[cause.name for cause, _ in EXAMPLES])
+def test_an_example_of_each_row(read, doctor, cause, example):
+    """The row that a line stands in is the answer, or the first one of several."""
+    if example.startswith("JobState="):
+        report = doctor("12", scontrol=f"JobId=12\n {example}\n").stdout.decode()
+    else:
+        code, report = read(GOOD + example + "\n")
+        assert code == 0, report
+        assert report.splitlines()[1].endswith(f": {example}"), report
+    assert report.splitlines()[0] == f"cause: {cause.says or DOCTOR.LABEL.sub('', example, count=1)}", report
+    assert report.splitlines()[2] == f"fix: {cause.fix}", report
+
+
+def test_the_table():
+    """Each row can be told from the others, and says where its wording was read, and when."""
+    names = [cause.name for cause in DOCTOR.CAUSES]
+    assert len(set(names)) == len(names)
+    for cause in DOCTOR.CAUSES:
+        assert cause.tells in DOCTOR.STRENGTH and cause.examples, cause.name
+        assert re.search(r"\(2026-\d\d-\d\d\)", cause.source) or cause.name == "project", cause.source
+        for pattern in cause.patterns:
+            assert not re.search(pattern, "\n"), pattern
 
 
 KNOWN = {"OUT_OF_MEMORY": "of a host", "TIMEOUT": "walltime", "NODE_FAIL": "a node failed", "PREEMPTED": "priority"}
@@ -262,6 +297,391 @@ def test_long_and_strange_logs(read):
     assert code == 0 and "(its last 20 MB):" in report
     assert ": OSError: [Errno 28] No space left on device\n" in report
     assert max(map(len, report.splitlines())) <= 330
+
+
+# ---- what a launcher reports comes first -----------------------------------------------------------------------------
+
+# What good runs print, as it was posted, with where it was read (2026-11-22). The older doctor took each for the cause.
+HARMLESS = """\
+NVIDIA/nccl #162 #1504: there is no plugin for the network of one vendor
+node2:4009:4009 [0] NCCL INFO NET/Plugin: Plugin load returned 2 : libnccl-net.so: cannot open shared object file: No such file or directory : when loading libnccl-net.so
+
+NVIDIA/nccl #1231
+node2:4009:4009 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory No plugin found (libnccl-net.so), using internal implementation
+
+NVIDIA/nccl #975
+node2:4009:4557 [0] NCCL INFO misc/socket.cc:504 -> 2 (No route to host)
+
+antgroup/animate-x #15, OFA-Sys/OFA #307
+[W1121 17:20:31.214 socket.cpp:601] [c10d] The IPv6 network addresses of (node1, 51595) cannot be retrieved (gai error: -2 - Name or service not known).
+
+ali-vilab/dreamtalk #32, yekaizhou/duet #9
+2024-02-25 18:52:47.991396: W tensorflow/stream_executor/platform/default/dso_loader.cc:64] Could not load dynamic library 'libcudart.so.11.0'; dlerror: libcudart.so.11.0: cannot open shared object file: No such file or directory
+
+AUTOMATIC1111/stable-diffusion-webui #17165
+WARNING:huggingface_hub.utils._http:'(MaxRetryError("HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x/config.json (Caused by NewConnectionError(': Failed to establish a new connection: [Errno 101] Network is unreachable'))"), '(Request ID: 5f7287e5)')' thrown while requesting HEAD https://huggingface.co/x
+
+huggingface/lerobot #2566
+'(MaxRetryError("HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x/config.json (Caused by ConnectTimeoutError())"), '(Request ID: 092a846c)')' thrown while requesting HEAD https://huggingface.co/x
+
+drprojects/superpoint_transformer #7
+[2023-07-10 19:24:01,331][urllib3.connectionpool][WARNING] - Retrying (Retry(total=2, connect=None)) after connection broken by 'NewConnectionError(': Failed to establish a new connection: [Errno -2] Name or service not known')': /api/
+
+wandb/wandb #8825
+wandb: Network error (ConnectionError: HTTPSConnectionPool: Max retries exceeded with url: /graphql), entering retry loop.
+
+RVC-Project/Retrieval-based-Voice-Conversion-WebUI #999
+WARNING | xformers | Triton is not available, some optimizations will not be enabled: ModuleNotFoundError: No module named 'triton'
+
+Nerogar/OneTrainer #223
+A matching Triton is not available, some optimizations will not be enabled
+Traceback (most recent call last):
+  File "/x/xformers/__init__.py", line 55, in _is_triton_available
+    import triton
+ModuleNotFoundError: No module named 'triton'
+
+torchvision's image.so
+/x/torchvision/io/image.py:13: UserWarning: Failed to load image Python extension: '/x/image.so: undefined symbol: _ZN3c1017RegisterOperatorsD1Ev'If you don't plan on using image functionality from `torchvision.io`, you can ignore this warning.
+
+wandb/server #83
+Retry attempt failed:
+Traceback (most recent call last):
+  File "/x/urllib3/connection.py", line 174, in _new_conn
+    conn = connection.create_connection(
+socket.gaierror: [Errno -2] Name or service not known
+"""  # noqa: E501
+HARMLESS = [block.strip().split("\n", 1) for block in HARMLESS.split("\n\n")]
+OTHER = (
+    "PermissionError: [Errno 13] Permission denied: '/root/.cache/x'; going on without a cache"  # this one may matter
+)
+PEERS = "RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.12]:23942. This is typically caused by a remote"
+
+
+def labelled(label, text):
+    """Return lines with the label of a rank."""
+    return "".join(f"{label}{line}\n" for line in text.splitlines())
+
+
+def torchrun_output(before, end="-9 (pid: 56)", after="Signal 9 (SIGKILL) received by PID 56", words=""):
+    """What a job under torchrun printed when rank 3 of 4 was killed (Slurm 22.05, torch 2.13)."""
+    table = "=" * 60 + "\nprogram.py FAILED\n" + "-" * 60 + "\nFailures:\n  <NO_OTHER_FAILURES>\n" + "-" * 60
+    table += "\nRoot Cause (first observed failure):\n[0]:\n  time      : 2026-11-21_17:20:35\n  host      : node2\n"
+    table += (
+        f"  rank      : 3 (local_rank: 1)\n  exitcode  : {end}\n  error_file: <N/A>\n  traceback : {after}\n" + "=" * 60
+    )
+    api = "E1121 17:20:35.0 40 site-packages/torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: "
+    return (
+        GOOD
+        + labelled("[node2:3] ", before)
+        + labelled("[node2:3] ", words)
+        + f"{api}{end.split()[0]}) local_rank: 1 (pid: 56) of binary: /usr/bin/python3\n"
+        + traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+        + f"{table}\nsrun: error: node2: task 1: Exited with exit code 1\nsrun: Terminating StepId=12.0\n"
+        + f"{CANCELLED.replace('JOB 12', 'STEP 12.0')} ***\n"
+        + labelled("[node1:0] ", traceback(PEERS))
+        + "srun: error: node1: task 0: Terminated\nsrun: Force Terminated StepId=12.0\n"
+    )
+
+
+def srun_output(before, end="Killed", words=""):
+    """The same under srun, with a label before each line; the other ranks are killed when they do not end."""
+    return (
+        GOOD
+        + labelled("3: ", before)
+        + labelled("3: ", words)
+        + f"srun: error: node2: task 3: {end}\nsrun: Terminating StepId=12.0\n"
+        + f"{CANCELLED.replace('JOB 12', 'STEP 12.0')} ***\n"
+        + labelled("0: ", traceback(PEERS))
+        + "srun: error: node1: tasks 0-1: Killed\nsrun: error: node2: task 2: Killed\n"
+    )
+
+
+def spawn_output(before, end="was ended by signal 9", code=137, words=""):
+    """The same under launch/spawn.py."""
+    return (
+        GOOD
+        + labelled("[node2:3] ", before)
+        + labelled("[node2:3] ", words)
+        + f"launch/spawn.py on node2: rank 3 {end}\nsrun: error: node2: task 1: Exited with exit code {code}\n"
+        + f"srun: Terminating StepId=12.0\n{CANCELLED.replace('JOB 12', 'STEP 12.0')} ***\n"
+        + labelled("[node1:0] ", traceback(PEERS))
+        + "launch/spawn.py on node1: rank 0 was ended by signal 15\n"
+        + "srun: error: node1: task 0: Exited with exit code 143\n"
+    )
+
+
+def mpirun_output(before):
+    """The same under mpirun (Open MPI 4.1), which gives no labels."""
+    line = "-" * 74 + "\n"
+    return (
+        GOOD
+        + before
+        + "\n"
+        + line
+        + "Primary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, the job "
+        + f"has been aborted.\n{line}{line}"
+        + f"mpirun noticed that process rank 3 with PID 0 on node node2 exited on signal 9 (Killed).\n{line}"
+    )
+
+
+LAUNCHERS = {"torchrun": torchrun_output, "srun": srun_output, "spawn": spawn_output, "mpirun": mpirun_output}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("line", [text for _, text in HARMLESS], ids=[source.split()[0] for source, _ in HARMLESS])
+def test_a_line_of_good_runs_does_not_hide_that_a_rank_was_killed(read, launcher, line):
+    code, report = read(LAUNCHERS[launcher](line))
+    assert code == 0 and report.startswith("cause: a process was killed\nproof: my job-12.out:"), report
+    assert report.count("cause: ") == 1 and "may also matter" not in report, report
+    assert re.search(r"^first failure: (3|rank 3 on node2|\[node2:3\]) \(my job-12.out", report, re.MULTILINE), report
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_what_may_also_matter_comes_after_the_kill(read, launcher):
+    report = read(LAUNCHERS[launcher](OTHER))[1]
+    assert report.startswith("cause: a process was killed\nproof: "), report
+    assert report.count("cause: ") == 1 and "Permission denied" not in report.splitlines()[1], report
+    (other,) = re.findall(r"(?m)^may also matter: (.*)", report)
+    assert other.startswith("a file or folder is not yours to read or write (my job-12.out:") and OTHER[:40] in other
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
+def test_slurm_says_why_a_rank_was_killed(read, launcher):
+    oom = "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"
+    for text in (LAUNCHERS[launcher]("") + oom, LAUNCHERS[launcher](OTHER) + oom):
+        report = read(text)[1]
+        assert report.startswith("cause: the memory of a host was not enough\n") and report.count("cause: ") == 1, (
+            report
+        )
+
+
+def test_a_rank_that_waited_in_vain_comes_before_other_lines(read):
+    text = GOOD + labelled("0: ", OTHER) + traceback("RuntimeError: Timed out waiting 8000ms for recv operation", "1: ")
+    report = read(text)[1]
+    assert report.startswith("cause: ranks waited in vain for one that hung"), report
+    assert re.findall(r"(?m)^may also matter: a file or folder is not yours", report), report
+
+
+CRASHES = {
+    "torchrun": lambda words: torchrun_output("", "-11 (pid: 56)", "Signal 11 (SIGSEGV) received by PID 56", words),
+    "srun": lambda words: srun_output("", "Segmentation fault (core dumped)", words),
+    "spawn": lambda words: spawn_output("", "was ended by signal 11", 139, words),
+}
+
+
+@pytest.mark.parametrize("launcher", CRASHES)
+@pytest.mark.parametrize("words", ["", "Fatal Python error: Segmentation fault", "double free or corruption (!prev)"])
+def test_a_crash_is_no_lack_of_memory(read, launcher, words):
+    """And what the rank said is shown: under torchrun and spawn its label is [HOST:RANK]."""
+    code, report = read(CRASHES[launcher](f"loading data\n{words}"))
+    assert code == 0 and report.startswith("cause: a process crashed in compiled code\n"), report
+    assert "PYTHONFAULTHANDLER" in report and "--mem" not in report, report
+    assert report.splitlines()[-1].endswith(words or "loading data"), report
+
+
+EXITS = {
+    "torchrun": lambda words: torchrun_output("", "3 (pid: 56)", "To enable traceback see: https://pytorch.org", words),
+    "srun": lambda words: srun_output("", "Exited with exit code 3", words),
+    "spawn": lambda words: spawn_output("", "ended with exit code 3", 3, words),
+}
+
+
+@pytest.mark.parametrize("launcher", EXITS)
+def test_a_rank_that_exited_and_said_why(read, launcher):
+    """srun kills the others when they do not end: that is no cause."""
+    code, report = read(EXITS[launcher]("config error: no key 'lr' in x.yaml"))
+    lines = report.splitlines()
+    assert code == 1 and "cause: " not in report and "Killed" not in report, report
+    assert re.match(r"first failure: rank 3 on node2 \(my job-12.out:\d+\); ", lines[0]), report
+    assert lines[1] == "the program ended with exit code 3; its last words:", report
+    assert lines[-1].endswith("config error: no key 'lr' in x.yaml") and "no cause known" not in report, report
+    code, report = read(EXITS[launcher]("FileNotFoundError: [Errno 2] No such file or directory: 'x.yaml'"))
+    assert code == 0 and report.startswith("cause: a file or command is not there\n"), report
+
+
+def test_mpirun_names_the_rank_that_exited(read):
+    """E3SM-Project/scream #2188 (Open MPI 4), read on 2026-11-22."""
+    text = "mpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be "
+    text += (
+        "terminated. The first process to do so was:\n\n  Process name: [[1888,1],3]\n  Exit code:    5\n"
+        + "-" * 74
+        + "\n"
+    )
+    code, report = read(GOOD + text)
+    assert code == 1 and report.startswith("first failure: rank 3 (my job-12.out:"), report
+
+
+def test_a_peer_that_died_is_no_wrong_interface(read):
+    mesh = "RuntimeError: Gloo connectFullMesh failed with [pair.cc:553] Connection closed by peer [10.0.0.2]:23942. "
+    mesh += "This is typically caused by a remote worker crashing. Check the logs for connected ranks."
+    report = read(GOOD + traceback(mesh, "[node1:0] "))[1]
+    assert report.startswith("cause: a rank lost another one") and "interface" not in report, report
+    report = read(GOOD + traceback(mesh, "[node1:0] ") + traceback("KeyError: 'x'", "[node2:3] "))[1]
+    assert report.startswith("first failure: [node2:3] (") and report.endswith("[node2:3] KeyError: 'x'\n"), report
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
+def test_the_folder_that_a_container_cannot_mount_comes_before_its_start(read, launcher):
+    """NVIDIA/pyxis #133: the line that says why comes after that which says that it did not start."""
+    pyxis = "slurmstepd: error: pyxis: container start failed with error code: 1\n"
+    pyxis += "slurmstepd: error: pyxis: printing enroot log file:\n"
+    pyxis += (
+        "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /data at /tmp/enroot-data/user-36209/pyxis_479.0/"
+    )
+    pyxis += "data: No such file or directory\nslurmstepd: error: pyxis: couldn't start container\n"
+    report = read(GOOD + pyxis + "srun: error: node1: task 0: Exited with exit code 1\n")[1]
+    assert report.startswith("cause: the container cannot mount a folder") and "BINDS" in report.splitlines()[2], report
+
+
+def test_a_syntax_error_has_no_traceback(read):
+    error = "  File \"/x/own.py\", line 3\n    foo(\n       ^\nSyntaxError: '(' was never closed"
+    code, report = read(EXITS["srun"](error))
+    assert code == 1 and "the program failed by itself; its own words:" in report.splitlines()[0], report
+    assert report.startswith("first failure: 3 (") and report.endswith("3: SyntaxError: '(' was never closed\n"), report
+
+
+def test_no_cause_known_is_no_last_word(read):
+    """The report that ends an output is not quoted when the output is read again; what comes after it counts."""
+    for text in (GOOD, EXITS["srun"]("config error"), srun_output(""), GOOD + traceback("KeyError: 'x'", "1: ")):
+        report = read(text)[1]
+        assert read(text + report)[1] == report
+    oom = "slurmstepd: error: Detected 1 oom_kill event in StepId=12.batch.\n"
+    assert read(GOOD + read(GOOD)[1] + oom)[1].startswith("cause: the memory of a host")
+
+
+# ---- its functions ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(*texts):
+    return [DOCTOR.labelled(number, text, "x.out") for number, text in enumerate(texts, 1)]
+
+
+@pytest.mark.parametrize(
+    ("label", "rank", "host"),
+    [
+        ("[node2:3] ", 3, "node2"),
+        ("[node2:3] [rank3]: ", 3, "node2"),
+        ("12: ", 12, ""),
+        ("1: [rank1]: ", 1, ""),
+        ("", None, ""),
+    ],
+)
+def test_who_said_a_line(label, rank, host):
+    (line,) = lines_of(f"{label}words: 3: more")
+    assert (line.label, line.text) == (label, "words: 3: more")
+    assert DOCTOR.rank_of(label) == (rank, host)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("Exited with exit code 3", 3),
+        ("Exited with exit code 137", -9),
+        ("Segmentation fault (core dumped)", -11),
+        ("was ended by signal 9", -9),
+        ("ended with exit code 1", 1),
+        ("exited on signal 9 (Killed).", -9),
+        ("exited on", -9),
+        ("Terminated", -15),
+        ("is well", None),
+    ],
+)
+def test_exit_codes_as_launchers_say_them(words, code):
+    assert DOCTOR.code_in(words) == code
+
+
+def test_reports_end_where_srun_ends_the_others():
+    told = "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-21T17:20:37 ***"
+    first, later = "srun: error: node[9-10]: tasks 0-1: Exited with exit code 2", "srun: error: node1: task 3: Killed"
+    (report,) = DOCTOR.launcher_reports(lines_of("0: words", first, told, later))
+    assert (report.launcher, report.rank, report.host, report.code, report.way) == (
+        "srun",
+        0,
+        "node[9-10]",
+        2,
+        "exited",
+    )
+    assert DOCTOR.launcher_reports(lines_of("0: " + first)) == []  # a rank says so
+
+
+@pytest.mark.parametrize(
+    ("reported", "host", "same"),
+    [
+        ("node2", "node2", True),
+        ("node2.site.org", "node2", True),
+        ("node2", "node21", False),
+        ("node[9-10]", "node10", True),
+        ("node[9-10]", "nod", False),
+    ],
+)
+def test_a_host_and_its_names(reported, host, same):
+    assert DOCTOR.same_host(reported, host) is same
+
+
+def failure(way, rank, words=()):
+    found = DOCTOR.Failure(f"rank {rank}", rank, "", f"{rank}", f"{rank}:1", rank)
+    found.way, found.words = way, list(words)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ways", "way", "failed", "hung"),
+    [
+        (["peer", "error", "peer"], "error", 1, None),
+        (["error", "killed"], "killed", 1, None),
+        (["waited", "silent", "waited"], "waited", 0, 1),
+        (["peer", "silent"], "peer", 0, 1),
+        (["aborted", "error"], "error", 1, None),
+        (["launcher", "silent"], "none", None, None),
+    ],
+)
+def test_which_rank_failed_first(ways, way, failed, hung):
+    first = DOCTOR.first_failure([failure(way, rank) for rank, way in enumerate(ways)], logs=[])
+    assert first.way == way
+    assert (first.failed and first.failed.rank) == failed and (first.hung and first.hung.rank) == hung
+
+
+def test_of_one_rank_the_last_failure_counts():
+    first = DOCTOR.first_failure([failure("error", 0), failure("error", 1), failure("waited", 0)], logs=[])
+    assert first.failed.rank == 1
+
+
+def test_a_progress_bar_as_a_terminal_shows_it():
+    assert (
+        DOCTOR.shown("10%|#  | 1/9 [00:01<00:10,  4.0it/s]\r20%|## | 2/9 [00:01<00:10,  4.0it/s, loss=2]words\r")
+        == "words"
+    )
+    assert DOCTOR.shown("100 it/s") == "100 it/s"
+
+
+# ---- the Python of login nodes ---------------------------------------------------------------------------------------
+
+
+def test_it_is_python_3_6_with_its_standard_library():
+    tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 6))
+    imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imports == {"bisect", "glob", "itertools", "os", "re", "subprocess", "sys", "typing"}
+    newer = r"removeprefix|removesuffix|capture_output|text=True|missing_ok|dataclass|:=|\.reconfigure|fromisoformat"
+    assert not re.search(newer, PROGRAM.read_text())
+    assert os.access(PROGRAM, os.X_OK) and PROGRAM.read_text().startswith("#!/usr/bin/env python3\n")
+
+
+@pytest.mark.parametrize("python", OLD, ids=[os.path.basename(path) for path in OLD])
+def test_an_old_python_says_the_same(project, tmp_path, python):
+    outputs = [*(launcher(OTHER) for launcher in LAUNCHERS.values()), *(exits("é") for exits in EXITS.values()), GOOD]
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+    for number, text in enumerate(outputs):
+        (tmp_path / f"{number}.out").write_text(text)
+        said = []
+        for program in (python, sys.executable):
+            command = [program, project / "slurm/doctor.py", f"{number}.out"]
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=60)
+            assert done.returncode in (0, 1) and not done.stderr, done.stderr
+            said.append((done.returncode, done.stdout))
+        assert said[0] == said[1]
+    done = subprocess.run([python, project / "slurm/doctor.py", "nosuch"], capture_output=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith(b"slurm/doctor.py: 'nosuch': expected a job's number")
 
 
 # ---- the first failure -----------------------------------------------------------------------------------------------
@@ -433,6 +853,18 @@ for step in range(9):
 """
 
 
+RETURNS_EARLY = """\
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(9):
+    if step == 5 and dist.get_rank() == 2:
+        dist.destroy_process_group()
+        sys.exit(0)
+    dist.all_reduce(torch.ones(9))
+"""
+
+
 @pytest.fixture
 def slurm(cluster):
     """The cluster, if its nodes have names of their own."""
@@ -475,6 +907,50 @@ def test_a_rank_that_hangs(slurm, project, tmp_path):
     assert report.startswith("cause: ranks waited in vain for one that hung"), report
     assert re.search(r"^first failure: rank 2 on node2 \(.*\) hung, or ended", report, re.MULTILINE), report
     assert "Timed out waiting 5000ms" in report.splitlines()[-1], report
+
+
+def test_a_rank_that_returns_early(slurm, project, tmp_path):
+    """It ends with code 0, and the others lose it: the program is at fault, not the node."""
+    _, report = fail(slurm, project, tmp_path, RETURNS_EARLY)
+    assert report.startswith("cause: a rank ended, without an error, while others still waited for it\n"), report
+    fix = report.splitlines()[2]
+    assert "look at the program" in fix and "node" not in fix, report
+    assert re.search(r"^first failure: rank 2 on node2 \(.*\) ended without an error$", report, re.MULTILINE), report
+
+
+def test_a_rank_that_leaves_its_process_group_running(slurm, project, tmp_path):
+    program = RETURNS_EARLY.replace("        dist.destroy_process_group()\n", "")
+    _, report = fail(slurm, project, tmp_path, program)
+    assert "look at the program" in report.splitlines()[2] and "rank 2 on node2" in report, report
+
+
+def test_a_rank_that_exits_with_a_message(slurm, project, tmp_path):
+    for launcher in ("srun", "spawn", "torchrun"):
+        program = "import os, sys, time\nif os.environ['RANK'] == '2':\n    sys.exit('config error: no key lr')\n"
+        program += "time.sleep(60)\n"
+        job, report = fail(slurm, project, tmp_path, program, launcher=launcher)
+        assert report.startswith("first failure: rank 2 on node2 (") and "cause: " not in report, report
+        assert "\nthe program ended with exit code 1; its last words:\n" in report, report
+        assert report.endswith("config error: no key lr\n"), report
+        again = slurm.run(
+            "python3", project / "slurm/doctor.py", f"demo-{job.id}.out", cwd=tmp_path, check=False
+        ).stdout
+        assert "exit code 1; its last words:\n" in again and again.endswith("config error: no key lr\n"), again
+
+
+def test_a_node_without_python3(slurm, project, tmp_path):
+    """The job's own exit code stays, and its output says how to learn the cause."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for tool in os.scandir(folder):
+            if not tool.name.startswith("python") and not (tools / tool.name).is_symlink():
+                (tools / tool.name).symlink_to(tool.path)
+    (tmp_path / "own.py").write_text("import sys\nsys.exit(3)\n")
+    environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "ALLOW_CPU": "1", "PATH": str(tools)}
+    job = slurm.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
+    assert (job.state, job.exit_code) == ("FAILED", 3), job.output
+    assert job.output.endswith(f"has no python3: run python3 slurm/doctor.py {job.id} on another\n"), job.output
 
 
 def test_jobs_of_all_kinds(slurm, project, tmp_path):

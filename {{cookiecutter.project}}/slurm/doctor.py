@@ -284,6 +284,15 @@ CAUSES = (
         ),
     ),
     Cause(
+        name="process group",
+        tells=TELLS_WHY,
+        patterns=(r"terminate called without an active exception",),
+        says="a rank ended while its process group was still at work",
+        fix="look at the program: all ranks need the same number of steps, and destroy_process_group() after the last",
+        source="torch 2.13, gloo: sys.exit(0) between two all_reduce() (2026-11-22)",
+        examples=("terminate called without an active exception",),
+    ),
+    Cause(
         name="refused by Slurm",
         tells=TELLS_WHY,
         patterns=(
@@ -834,7 +843,7 @@ BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTA
 # Lines of launchers and libraries, which are no words of a rank.
 UNSAID = re.compile(r"\[?[WIE]\d+ |srun: |slurmstepd|-----|[ ]*$")
 # The traceback after such a line is no failure of its own: Python tidies up, or a library goes on without something …
-NO_FAILURE = re.compile(r"Exception ignored|Error in atexit|Retry attempt failed|.*Triton is not available")
+NO_FAILURE = re.compile(r"Exception ignored|Error in atexit|Retry attempt failed|Triton is not available")
 # … or it belongs to one that has begun: a chain of exceptions, a thread that goes down too.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
 MESSAGE_LINES = 12  # at most, of an error that is no traceback, or behind one
@@ -895,7 +904,7 @@ class Speaker:
         if self.last and (self.inside or self.last.way == "silent" or self.room > 0):
             self.keep(line)
         on_its_way = self.skips or (self.last and self.last.way != "silent")
-        self.chained = bool(NO_FAILURE.match(text) or (on_its_way and GOES_ON.match(text)))
+        self.chained = bool(NO_FAILURE.search(text) or (on_its_way and GOES_ON.match(text)))
         if self.inside and not text.startswith((" ", "Traceback")):  # the traceback's last line, which is the error
             self.inside = False
 
@@ -955,7 +964,7 @@ def failures_in_output(output):
     speakers = {}
     for line in output:
         key = line.label.rstrip(": ")
-        if key in speakers or begins_error(line.text) or NO_FAILURE.match(line.text):
+        if key in speakers or begins_error(line.text) or NO_FAILURE.search(line.text):
             speakers.setdefault(key, Speaker(new_failure)).hear(line)
     failures = [failure for speaker in speakers.values() for failure in speaker.failures]
     return sorted(failures, key=lambda failure: failure.number)
@@ -1178,8 +1187,25 @@ def find_hits(lines, state, most=200):
                 line = lines[bisect_right(starts, match.start()) - 1]
                 if not HARMLESS.search(line.text):
                     hits.append(Hit(cause, line))
+    handled = lines_of_handled_errors(lines)
+    hits = [hit for hit in hits if hit.line.number not in handled]
     told = next((line.number for line in lines if TOLD_TO_END.search(line.text)), None)
     return [hit for hit in hits if told is None or hit.line.number <= told or not is_clean_up(hit)]
+
+
+def lines_of_handled_errors(lines):
+    """Return the numbers of the lines of tracebacks that a library printed and went on."""
+    numbers, states = set(), {}
+    for line in lines:
+        text, state = line.text, states.get(line.label)
+        if NO_FAILURE.search(text):
+            states[line.label] = "inside"
+        elif state == "inside":
+            numbers.add(line.number)
+            states[line.label] = "inside" if text.startswith((" ", "Traceback")) else "ended"
+        elif state == "ended" and text:  # a chain of exceptions goes on behind an empty line
+            states[line.label] = "inside" if GOES_ON.match(text) else ""
+    return numbers
 
 
 def is_clean_up(hit):
