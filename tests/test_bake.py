@@ -18,6 +18,8 @@ COMMON = {
     "env.sh",
     "requirements.txt",
     ".gitignore",
+    "launch/count_gpus.sh",
+    "launch/program.sh",
     "launch/torchrun.sh",
     "check/ranks.py",
     "pi/pi.py",

@@ -120,7 +120,9 @@ def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
     ("environment", "ranks"),
     [
         ({"NPROC_PER_NODE": "3", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, "3"),
-        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, "4"),
+        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, "2"),  # as on MareNostrum 5
+        ({"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "2"),
+        ({"SLURM_GPUS_ON_NODE": "3"}, "3"),
         ({"CUDA_VISIBLE_DEVICES": "0,1,5"}, "3"),
         ({"CUDA_VISIBLE_DEVICES": "", "CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"CUDA_VISIBLE_DEVICES": "-1", "CPU_RANKS_PER_NODE": "2"}, "2"),
@@ -217,6 +219,7 @@ SIXTH = ("5", "6", "1", "2", "2", "n1", "12345")
         {**STRAY, **STEP, "SLURM_NODEID": "0", "SLURM_LOCALID": "0", **MPI_RANK},
         {**TASK, "NPROC_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"},
         {**TASK, "SLURM_GPUS_ON_NODE": "2"},
+        {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"},
     ],
 )
 def test_which_rank_this_is(call, environment):

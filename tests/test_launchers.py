@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, bake, cluster_options
 from container_root import FAST_SQUASHFS, python_folders
-from slurm_cluster import PATH
+from slurm_cluster import PATH, Cluster
 
 RUNTIMES = cluster_options.KINDS["slurm"]["runtimes"]
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
@@ -107,6 +107,42 @@ def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.parametrize("either", ["cluster", pytest.param("cluster24", marks=pytest.mark.drill)], indirect=True)
+def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(either, project, tmp_path):
+    """One GPU of two on each node, with --exclusive: the job's record and the batch script say 2, and a step says 1."""
+    (tmp_path / "own.py").write_text(OWN_PROGRAM)
+    launchers = [launcher for launcher in cluster_options.LAUNCHERS if launcher != "spawn"]  # which torchrun.sh starts
+    wanted = [f"{rank}|2|1|host|" for rank in range(2)]
+    options = ["--nodes=2", "--gpus-per-node=1", "--exclusive"]
+    for place, names in (([], launchers), (["srun", "--nodes=1", "--ntasks=1"], ["srun"])):
+        lines = "\n".join(f"LAUNCHER={name} bash slurm/submit_multinode.sh '{tmp_path}/own.py'" for name in names)
+        command = ["salloc", *options, "--cpus-per-task=8", *place, "bash", "-ec", lines]
+        done = either.run(*command, cwd=project, env=ENVIRONMENT, timeout=300)
+        found = re.findall(r"RESULT (\d\|\d\|\d\|host\|)", done.stdout)
+        assert sorted(found) == sorted(wanted * len(names)), done.stdout + done.stderr
+    script = project / "slurm/submit_multinode.sh"
+    for launcher in launchers:
+        job = either.submit(*options, script, "own.py", cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+        assert sorted(re.findall(r"RESULT (\d\|\d\|\d\|host\|)", job.output)) == wanted, (launcher, job.output)
+
+
+def test_a_site_that_counts_all_gpus_of_a_node(cluster, project, tmp_path):
+    """MareNostrum 5 sets SLURM_GPUS_ON_NODE to 4 whatever was asked; here a TaskProlog does so, and prints a line."""
+    prolog = tmp_path / "prolog.sh"
+    prolog.write_text("#!/bin/bash\necho export SLURM_GPUS_ON_NODE=4\necho print a line of the site\n")
+    prolog.chmod(0o755)
+    (tmp_path / "own.py").write_text(OWN_PROGRAM)
+    script = project / "slurm/submit_multinode.sh"
+    with Cluster(tmp_path / "cluster", nodes=2, gpus=4, extra_conf=f"TaskProlog={prolog}") as counting:
+        for launcher in ("torchrun", "srun", "mpirun-ranks"):
+            environment = {**ENVIRONMENT, "LAUNCHER": launcher}
+            job = counting.submit("--nodes=2", "--gpus-per-node=2", script, "own.py", cwd=tmp_path, env=environment)
+            assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+            found = sorted(re.findall(r"RESULT (\d\|\d\|\d\|host\|)", job.output))
+            assert found == [f"{rank}|4|6|host|" for rank in range(4)], (launcher, job.output)
+
+
 def test_inside_an_interactive_shell(either, project, tmp_path):
     """A step within a step, where a plain srun would wait for ever."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
@@ -136,7 +172,7 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
     assert "started 4 times without RANK, each would be alone: put launch/rank.sh before pi/pi.py" in said
     script = ["bash", "slurm/submit_multinode.sh"]
-    assert "no program 'python3' in " in refused(*script, "python3", "pi/pi.py")
+    assert "no program 'python3': python3 is started by the launcher" in refused(*script, "python3", "pi/pi.py")
     bare = tmp_path / "bin"
     bare.mkdir()
     for folder in PATH.split(":"):

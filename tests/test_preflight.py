@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 from baking import TEMPLATE
-from slurm_cluster import PATH
+from slurm_cluster import PATH, Cluster
 
 SCRIPT = TEMPLATE / "slurm/preflight.sh"
 FIT = (0, ["2 node(s) fit"])
@@ -137,6 +137,33 @@ def test_names(either, run_dir, tmp_path):
     with hosts(either, "node2", tmp_path, " node2\n", " node9\n"):
         line = fault_of_node2(preflight(either, run_dir))
         assert line == "its own name node2 does not resolve: tell your site"
+
+
+@pytest.mark.parametrize("slurm", ["this machine's", pytest.param("debian13", marks=pytest.mark.drill)])
+def test_srun_that_listens_where_no_node_reaches_it(cluster, slurm, request, run_dir, tmp_path):
+    """A node's own name is 127.0.1.1, as in Debian, and Slurm has NoInAddrAny: no task reaches srun."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    root = None if slurm == "this machine's" else request.getfixturevalue(slurm)
+    strict = {"nodes": 2, "root": root, "extra_conf": "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny"}
+    job = ["--nodelist=node1,node2", "--nodes=2", f"--output={run_dir}/%j.out", SCRIPT, "bash"]
+    loopback = r"10\.77\.\S+ {0}\n", r"127.0.1.1 {0}\n"
+    with Cluster(tmp_path / "cluster", **strict) as strictly:
+        with hosts(strictly, "node1", tmp_path, *(text.format("node1") for text in loopback)):
+            done = strictly.submit(*job, cwd=run_dir)
+            silent = strictly.submit("--nodes=2", "--wrap=timeout 5 srun --overlap hostname", cwd=run_dir)
+        assert done.exit_code == 1 and done.output.count("\n") == 1, done.output
+        assert (
+            "preflight: node1 resolves its own name to 127.0.1.1. Slurm's NoInAddrAny makes srun listen" in done.output
+        )
+        assert done.output.endswith("Without this node: sbatch --exclude=node1\n")
+        assert "node2" not in silent.output, "srun works there: the refusal is wrong"
+        with hosts(strictly, "node2", tmp_path, *(text.format("node2") for text in loopback)):
+            done = strictly.submit(*job, cwd=run_dir)
+        assert done.exit_code == 0 and "2 node(s) fit" in done.output, done.output
+    with hosts(cluster, "node1", tmp_path, *(text.format("node1") for text in loopback)):
+        done = cluster.submit(*job, cwd=run_dir)  # without NoInAddrAny
+    assert "listen" not in done.output, done.output
 
 
 def test_the_way_to_the_master(either, run_dir):

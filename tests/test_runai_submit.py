@@ -201,7 +201,7 @@ def test_the_job_s_name_is_one_and_unique(wanted, project):
 
 def test_where_programs_lie(project, tmp_path):
     pod = "/mnt/mlo/scratch/jdoe/demo"
-    (project / "my own.py").touch()
+    (project / "my own.py").write_text("print()\n")
     for arguments, cwd, expected in (
         (["pi/pi.py"], tmp_path, f"{pod}/pi/pi.py"),  # in the project
         (["pi.py"], project / "pi", f"{pod}/pi/pi.py"),  # in the current folder
@@ -263,8 +263,8 @@ WRONG = [
     ({}, ["nosuch.py"], "no program 'nosuch.py' in"),
     ({}, ["/mnt/else/x.py"], "no program '/mnt/else/x.py'"),
     ({}, ["/etc/hosts"], "pods do not see /etc/hosts"),
-    ({}, ["torchrun"], "'torchrun': name the program alone"),
-    ({}, ["python", "pi/pi.py"], "'python': name the program alone"),
+    ({}, ["torchrun"], "no program 'torchrun': torchrun is not needed: the submit script starts the ranks"),
+    ({}, ["python", "pi/pi.py"], "python is started by the launcher; name the program alone, as in pi/pi.py"),
     ({}, ["-m"], "-m: name a module"),
     ({}, ["pi/pi.py", "#", "a", "comment"], "'#' is an argument: your shell takes comments for a part of the command"),
     ({}, ["--nodes=4"], "'--nodes=4': options for runai go into RUNAI_OPTIONS"),
@@ -307,7 +307,7 @@ def test_a_project_on_a_volume_needs_no_word_of_it(tmp_path):
     (project / "env.sh").write_text(settings.replace("/mnt/mlo/scratch", str(tmp_path / "vol")))
     folder = project.stat()
     (tmp_path / "vol/other").mkdir()
-    (tmp_path / "vol/other/x.py").touch()
+    (tmp_path / "vol/other/x.py").write_text("print()\n")
     known = {"RUN_AS_UID": "77", "RUN_AS_GID": "88"}  # root, who may run the tests, is nobody on a volume
     done = script(project, "--dry-run", "x.py", cwd=tmp_path / "vol/other", RUNAI_CLI="v2", **known)
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,9 @@ die() {
     exit 2
 }
 
+# shellcheck source=/dev/null
+source "$(dirname "${BASH_SOURCE[0]}")/count_gpus.sh"
+
 (($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
 command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
 
@@ -42,7 +45,8 @@ elif [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then # the step: SLURM_JOB_* and SLURM_
 else
     RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 nodes=1 GROUP_RANK=0
 fi
-wanted=${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:-$LOCAL_WORLD_SIZE}}
+wanted=${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:+$(count_gpus)}}
+((wanted)) || wanted=$LOCAL_WORLD_SIZE
 ((WORLD_SIZE == nodes * wanted)) ||
     die "started $WORLD_SIZE time(s) on $nodes node(s), but once per rank is wanted, $wanted times on each: srun --ntasks=$((nodes * wanted)) --ntasks-per-node=$wanted, or mpirun --map-by ppr:$wanted:node"
 ((WORLD_SIZE > 1)) || MASTER_ADDR=127.0.0.1 MASTER_PORT=0 # it meets nobody: MASTER_ADDR could be a leftover

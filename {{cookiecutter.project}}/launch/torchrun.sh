@@ -36,22 +36,8 @@ die() {
     exit 2
 }
 
-# Prints how many GPUs of this node are for this run; fails where there is none, as grep -c does.
-count_gpus() {
-    #? if runai
-    # Else "auto", which would mean one per core where there is no GPU.
-    [[ ! ${PET_NPROC_PER_NODE:-} =~ ^[0-9]+$ ]] || { echo "$PET_NPROC_PER_NODE" && return; }
-    #? endif
-    if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # set, but empty or -1: no GPU for you
-        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c '^[^-[:space:]]'
-    #? if runai
-    elif [[ ${RUNAI_NUM_OF_GPUS:-} =~ ^[0-9]+$ ]]; then # a part of a GPU is one to the tools below
-        echo "$RUNAI_NUM_OF_GPUS"
-    #? endif
-    else
-        { nvidia-smi -L || rocm-smi --showuniqueid; } 2>/dev/null | grep -c '^GPU'
-    fi
-}
+# shellcheck source=/dev/null
+source "$(dirname "${BASH_SOURCE[0]}")/count_gpus.sh"
 
 (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
 
@@ -73,7 +59,7 @@ elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
 fi
 # On one node torchrun meets itself, on a port that it picks: MASTER_ADDR could be a leftover.
 [[ -n $port && ($nodes != 1 || -n ${PET_NNODES:-}) ]] || address=''
-ranks=${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:-$(count_gpus)}} || true
+ranks=${NPROC_PER_NODE:-$(count_gpus)}
 [[ $ranks != 0 ]] || ranks=${CPU_RANKS_PER_NODE:-1}
 # torchrun reads every option that is not given here from PET_*: what the operator or a login shell left must not decide.
 unset "${!PET_@}"

@@ -61,6 +61,7 @@ PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
 # What a login shell, or a job, left behind would be taken for this run's own.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}" "${!SLURM_@}"
+asked=${NPROC_PER_NODE:-} # for this run, before env.sh sets it for all
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh" && activate || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
@@ -83,9 +84,12 @@ export NODE_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 RUN_DIR="$PROJECT_DIR/logs/$(date +%Y%m%d-%H%M%S).$$"
 export RUN_DIR
 
-program=${1:-$PROJECT_DIR/check/ranks.py} # then training/train_ddp.py
-[[ $program == -m || -f $program ]] || program=$PROJECT_DIR/${1:-}
-[[ $program == -m || -f $program ]] ||
-    die "no program '${1:-check/ranks.py}' in $PWD nor in $PROJECT_DIR: name the program alone, as in pi/pi.py or -m package.module"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/program.sh"
+program=$(find_program "$@") || exit
+if [[ -z $asked ]] && starts_its_own_ranks "$program"; then
+    die "$program starts its own ranks: run it without this script, $PYTHON $program"
+fi
+make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
 run "$program" "${@:2}"
 [[ -n ${1:-} ]] || run "$PROJECT_DIR/training/train_ddp.py"

@@ -83,7 +83,9 @@ export USER=${USER:-$(id -u)}
 [[ -f $PROJECT_DIR/launch/torchrun.sh ]] || die "there is no launch/ in $PROJECT_DIR: copy the whole project to the volume"
 mounted "$PROJECT_DIR" || die "$PROJECT_DIR lies in the image, not on a volume, and would be gone with the pod; see VOLUMES in env.sh"
 RUN_DIR="$PROJECT_DIR/logs/${RUNAI_JOB_NAME:-${JOB_NAME:-run}}.${RUNAI_JOB_UUID:-${JOB_UUID:-$(date +%Y%m%d)}}"
-mkdir -p "$RUN_DIR" || die "cannot write below $PROJECT_DIR as user $(id -u), group $(id -g): the volume belongs to others; see RUN_AS_UID in env.sh"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/program.sh"
+{ make_logs_folder && mkdir -p "$RUN_DIR"; } || die "cannot write below $PROJECT_DIR as user $(id -u), group $(id -g): the volume belongs to others; see RUN_AS_UID in env.sh"
 export RUN_DIR
 log="$RUN_DIR/pod$pod.log"
 exec > >(trap '' INT TERM && exec tee -a "$log") 2>&1
@@ -105,6 +107,7 @@ for word in "$@"; do
     fi
     arguments+=("$word")
 done
+find_program "${arguments[@]}" >/dev/null || exit
 
 echo "$(date '+%F %T') pod $pod: $HOSTNAME on ${NODE_NAME:-a node}, user $(id -u), ${RUNAI_NUM_OF_GPUS:-no} GPU(s), job ${RUN_DIR##*/}"
 "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||

@@ -29,17 +29,20 @@ on_volume() {
 }
 
 # Prints where pods find a program.
-find_program() {
+find_in_pods() {
     local file=$1
-    [[ -f $file ]] || file=$PROJECT_DIR/$1
-    if [[ -f $file ]]; then
+    refuse_launch_command "$@"
+    [[ -e $file ]] || file=$PROJECT_DIR/$1
+    if [[ -e $file ]]; then
+        refuse_other_than_python "$file"
+        [[ " ${forwarded[*]:-} " == *" NPROC_PER_NODE="* ]] || ! starts_its_own_ranks "$file" ||
+            die "$file starts its own ranks, so it has to be started once per pod: NPROC_PER_NODE=1 bash runai/submit_multinode.sh $1, and let its ranks meet by env://, not by tcp://"
         file=$(cd "$(dirname "$file")" && pwd)/$(basename "$file")
         [[ $file != "$PROJECT_DIR"/* ]] || file=$POD_PROJECT_DIR/${file#"$PROJECT_DIR"/}
         on_volume "$file" || die "'$1': pods do not see $file, which lies neither in the project nor below one of VOLUMES (${VOLUMES[*]})"
     else
-        [[ $1 != python* && $1 != torchrun ]] || die "'$1': name the program alone, as in pi/pi.py or -m package.module"
         # from a laptop, what lies on a volume cannot be seen
-        { [[ $1 == /* && ! -d $(dirname "$1") ]] && on_volume "$1"; } || die "no program '$1' in $PWD nor in $PROJECT_DIR"
+        { [[ $1 == /* && ! -d $(dirname "$1") ]] && on_volume "$1"; } || program_not_found "$1"
         file=$1
     fi
     echo "$file"
@@ -254,6 +257,8 @@ if [[ ${1:-} == --dry-run ]]; then
     shift
 fi
 prepare
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/program.sh"
 program=() # and its arguments
 case ${1:-} in
     "")
@@ -266,7 +271,7 @@ case ${1:-} in
         ;;
     -*) die "'$1': options for runai go into RUNAI_OPTIONS of env.sh; name a program" ;;
     *)
-        program=("$(find_program "$1")") || exit
+        program=("$(find_in_pods "$@")") || exit
         program+=("${@:2}")
         ;;
 esac

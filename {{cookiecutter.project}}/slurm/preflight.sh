@@ -58,14 +58,15 @@ if [[ ${1:-} == --node ]]; then
         tell fault "one core, not SLURM_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK: export SLURM_CPU_BIND=none in env.sh"
     tell ports "$(cat /sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate 2>/dev/null | grep -cE 'ACTIVE$|^up$')"
     if ((${SLURM_GPUS_ON_NODE:-0} > 0)); then
+        wanted=$(count_gpus)
         tell driver "$(cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1)"
         list=(nvidia-smi -L)
         type -P nvidia-smi >/dev/null || list=(rocm-smi --showuniqueid)
         tell at "${list[*]}"
         answer=$("${list[@]}" 2>&1)
         seen=$(grep -cE '^ *(GPU|MIG)' <<<"$answer") wrong=$(grep -m 1 -iE 'unable|error|fail' <<<"$answer") # MIG: a part of one
-        ((seen >= SLURM_GPUS_ON_NODE)) || [[ $answer == *"command not found"* ]] ||
-            tell fault "${list[*]} sees $seen GPU(s), not $SLURM_GPUS_ON_NODE${wrong:+ ($wrong)}"
+        ((seen >= wanted)) || [[ $answer == *"command not found"* ]] ||
+            tell fault "${list[*]} sees $seen GPU(s), not $wanted${wrong:+ ($wrong)}"
     fi
     tell at end
     exit
@@ -80,11 +81,22 @@ export RUN_DIR=${RUN_DIR:-$PWD} MASTER_PORT=${MASTER_PORT:-29500} MIN_FREE_GB=${
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}${MASTER_ADDR_SUFFIX:-}}
 
-# The text of this file is handed over, since its folder may be what a node does not see. --overlap: Slurm lets go of this
+# With NoInAddrAny srun listens at the address of its own machine's name alone. Where that is 127.0.1.1, as Debian writes
+# it into /etc/hosts, no node reaches srun, which waits without a word; slurmd's log says "connect io: Connection refused"
+# (Slurm 22.05.8 and 24.11.5, measured 2026-11-22). Nodes that have loopback addresses as names are all this machine.
+own=$(getent ahosts "$(uname -n)" | sed 's/ .*//; q')
+if [[ ($own == 127.* || $own == ::1) && ${hosts[0]} != 127.* ]] &&
+    [[ $(scontrol show config | sed -n 's/^CommunicationParameters *= */,/p'), == *,NoInAddrAny,* ]]; then
+    echo "preflight: $(uname -n) resolves its own name to $own. Slurm's NoInAddrAny makes srun listen there, where no node reaches it: have your site give the name its network address in /etc/hosts. Without this node: sbatch --exclude=$(uname -n)" >&2
+    exit 1
+fi
+
+# The text of both files is handed over, since their folder may be what a node does not see. --overlap: Slurm lets go of this
 # step a moment late, and the ranks' step would wait. --foreground: Ctrl-C reaches srun.
 lines=$(timeout --foreground -k 5 "${PREFLIGHT_TIMEOUT:-30}" srun --overlap --export=ALL --input=none \
     --nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    bash -c "$(<"${BASH_SOURCE[0]}")" preflight.sh --node "$@" 2>&1)
+    bash -c "$(<"$(dirname "${BASH_SOURCE[0]}")/../launch/count_gpus.sh")"$'\n'"$(<"${BASH_SOURCE[0]}")" \
+    preflight.sh --node "$@" 2>&1)
 
 declare -A facts=() faults=()
 while IFS=$'\t' read -r host kind text; do

@@ -83,12 +83,18 @@ prepare() {
     #? endif
     #? endif
     [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
+    case ${NPROC_PER_NODE:-unset}:$LAUNCHER in # NPROC_PER_NODE=2 or more is taken as said
+        unset:* | 1:torchrun | 1:mpirun)
+            ! starts_its_own_ranks "$program" ||
+                die "$program starts its own ranks, so it has to be started once per node, and not by torchrun: LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh $program"
+            ;;
+    esac
     [[ $MAX_REQUEUES =~ ^[0-9]+$ ]] || die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
     # Of the Python outside of containers, and without an import, which takes a second.
     [[ -n ${SLURM_JOB_ID:-} ]] || ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) ||
         "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
         die "$PYTHON has no torch: see RUNTIME, MODULES, PYTHON in env.sh"
-    mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
+    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
 }
 
 # Prints a port on which nothing happens on this machine, the run's first node (or where salloc was called). It follows
@@ -112,6 +118,58 @@ free_port() {
 
 # Prints the smallest number of a list as Slurm writes it: 64(x2),32 or gpu:a100:4(IDX:0-3)
 smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1; }
+
+# Prints how many GPUs a step gets on each node, the smallest number if the nodes differ. The job's record may say more:
+# with --exclusive it has all GPUs of the nodes, and a step those that were asked for (launch/count_gpus.sh).
+gpus_of_a_step() {
+    local counts
+    counts=$(srun --overlap --export=ALL --input=none --nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 \
+        --cpus-per-task="$cores" bash -c "$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'count_gpus) ||
+        die "srun could not count the GPUs of each node, see above: ask for them with --gpus-per-node, or set NPROC_PER_NODE"
+    grep -E '^[0-9]+$' <<<"$counts" | sort -n | head -n 1 # a site's TaskProlog may print lines of its own
+}
+
+# Sets `step`, the command that starts a launcher on all nodes, and how many of them on each.
+build_step() {
+    # torchrun counts the GPUs of its step by itself. srun has to be told how many ranks to start. mpirun runs outside of a
+    # step on the first node, where it may see GPUs that no step gets.
+    if [[ $tasks == ranks || $LAUNCHER == mpirun ]]; then
+        [[ -n ${NPROC_PER_NODE:-} || -z $gpus ]] || NPROC_PER_NODE=$(gpus_of_a_step) || exit
+        [[ ${NPROC_PER_NODE:-0} != 0 ]] || NPROC_PER_NODE=${CPU_RANKS_PER_NODE:-1}
+        export NPROC_PER_NODE
+    fi
+    if [[ $tasks == ranks ]]; then
+        ((NPROC_PER_NODE <= cores)) ||
+            die "NPROC_PER_NODE=$NPROC_PER_NODE: there are $cores core(s) on each node: raise --cpus-per-task, lower it, or use LAUNCHER=torchrun"
+        per_node=$NPROC_PER_NODE
+    fi
+    # The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
+    # default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
+    # shell, which is a step itself and holds what this one needs. No --gpu-bind: each rank sees all GPUs of its node.
+    step=(srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node))
+        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${CONTAINER_SRUN_ARGS[@]}")
+    [[ $tasks == 1 ]] || step+=(--label)
+    #? for option in site.srun
+    #? if option.tasks
+    # {{ option.why }}
+    #? if option.tasks == "rank"
+    [[ $tasks == 1 || $per_node != "{{ node.gpus }}" ]] || step+=("{{ option.option }}")
+    #? else
+    [[ $tasks == ranks ]] || step+=("{{ option.option }}")
+    #? endif
+    #? else
+    step+=("{{ option.option }}") # {{ option.why }}
+    #? endif
+    #? endfor
+    #? if mpi
+    if [[ $LAUNCHER == mpirun* ]]; then
+        # Open MPI starts its daemons with an srun of its own, which takes these: all variables, and all cores (srun 22.05 to
+        # 23.02 would give it one). The header's one task per node would be one slot.
+        step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})"
+            mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none)
+    fi
+    #? endif
+}
 
 # USR1 came, or the time is up: asks the ranks to save and to end.
 # shellcheck disable=SC2329 # called by the trap
@@ -192,10 +250,9 @@ if [[ ${1:-} == -* && $1 != -m ]]; then
     done
     shift || die "options for sbatch end with --, as in: bash slurm/submit_multinode.sh --nodes=4 -- pi/pi.py"
 fi
-program=${1:-$PROJECT_DIR/check/ranks.py} # then training/train_ddp.py
-[[ $program == -m || -f $program ]] || program=$PROJECT_DIR/$1
-[[ ($program == -m && -n ${2:-}) || -f $program ]] ||
-    die "no program '${1:-check/ranks.py}' in $PWD nor in $PROJECT_DIR: name the program alone, as in pi/pi.py or -m package.module"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/program.sh"
+program=$(find_program "$@") || exit
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
     command -v sbatch >/dev/null || die "sbatch was not found: this is not a login node of a Slurm cluster"
@@ -227,38 +284,6 @@ cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE") # of each node
 # Slurm's own record has the GPUs in salloc too, where no variable does.
 gpus=$(scontrol --details show job "$SLURM_JOB_ID" | grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' | smallest) || true
 [[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES # of the shell or step that it was submitted from
-if [[ $tasks == ranks ]]; then
-    export NPROC_PER_NODE=${NPROC_PER_NODE:-${gpus:-${CPU_RANKS_PER_NODE:-1}}}
-    ((NPROC_PER_NODE <= cores)) ||
-        die "NPROC_PER_NODE=$NPROC_PER_NODE: there are $cores core(s) on each node: raise --cpus-per-task, lower it, or use LAUNCHER=torchrun"
-    per_node=$NPROC_PER_NODE
-fi
-# The step says its own size: inside this allocation, options alone are not enough. --export=ALL, because a site's
-# default may be NONE; --cpus-per-task, because srun 22.05 to 23.02 do not inherit it; --overlap in an interactive
-# shell, which is a step itself and holds what this one needs. No --gpu-bind: each rank sees all GPUs of its node.
-step=(srun ${SLURM_STEP_ID:+--overlap} --export=ALL --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node))
-    --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)) --kill-on-bad-exit=1 "${CONTAINER_SRUN_ARGS[@]}")
-[[ $tasks == 1 ]] || step+=(--label)
-#? for option in site.srun
-#? if option.tasks
-# {{ option.why }}
-#? if option.tasks == "rank"
-[[ $tasks == 1 || $per_node != "{{ node.gpus }}" ]] || step+=("{{ option.option }}")
-#? else
-[[ $tasks == ranks ]] || step+=("{{ option.option }}")
-#? endif
-#? else
-step+=("{{ option.option }}") # {{ option.why }}
-#? endif
-#? endfor
-#? if mpi
-if [[ $LAUNCHER == mpirun* ]]; then
-    # Open MPI starts its daemons with an srun of its own, which takes these: all variables, and all cores (srun 22.05 to
-    # 23.02 would give it one). The header's one task per node would be one slot.
-    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})"
-        mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none)
-fi
-#? endif
 
 # Two ways to hear of the end, as a site may not send the warning, and in an interactive shell nobody is there to get it:
 # STOP_TIME [seconds since 1970] is when a program saves and ends by itself.
@@ -286,6 +311,7 @@ needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
 MASTER_PORT=$(free_port)
 export MASTER_PORT
 [[ $PREFLIGHT == 0 ]] || "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
+build_step # after the preflight, which finds a node that would keep srun waiting
 run "$program" "${@:2}" || code=$?
 if [[ -z ${1:-} && $code == 0 ]]; then
     MASTER_PORT=$(free_port)

@@ -1,0 +1,198 @@
+"""launch/program.sh: which words name a program, and what is said of the others; no scheduler is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from baking import TEMPLATE, bake
+
+PYTHON_TEXT = "import os\nprint(os.environ['RANK'])\n"
+# pip's script for a Python whose path is long or has a space: sh reads it first, and hands it to Python.
+LONG_PATH = "#!/bin/sh\n'''exec' \"/a b/venv/bin/python3\" \"$0\" \"$@\"\n' '''\nprint()\n"
+SPAWNS = "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=2)\n"
+DETECTRON2 = "from detectron2.engine import launch\nif __name__ == '__main__':\n    launch(\n        main, 4)\n"
+
+
+@pytest.fixture
+def found(tmp_path):
+    """Returns found(*words, cwd=…) -> exit code and what is printed, in a project beside the current folder."""
+    (tmp_path / "project/pi").mkdir(parents=True)
+    (tmp_path / "project/pi/pi.py").write_text(PYTHON_TEXT)
+    (tmp_path / "here/package").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+
+    def call(*words, cwd="here", function="find_program"):
+        code = 'die() { echo "$*" >&2; exit 2; }; source "$0"; "$@"'
+        path = f"{tmp_path}/bin:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", code, TEMPLATE / "launch/program.sh", function, *words],
+            env={"PATH": path, "PROJECT_DIR": str(tmp_path / "project")},
+            cwd=tmp_path / cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert len(done.stderr.splitlines()) == (done.returncode == 2), done.stderr
+        return done.returncode, done.stdout.rstrip("\n") or done.stderr
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.py", PYTHON_TEXT),
+        ("a b.py", "#!/bin/bash\n"),  # its name says that it is Python's
+        ("train", PYTHON_TEXT),
+        ("train.v2", PYTHON_TEXT),
+        ("mytrain", "#!/opt/venv/bin/python3.11\n" + PYTHON_TEXT),
+        ("mytrain", "#!/usr/bin/env -S python3 -u\n" + PYTHON_TEXT),
+        ("mytrain", "#!python\n" + PYTHON_TEXT),
+        ("mytrain", LONG_PATH),
+        ("one-line", "print()"),
+        ("app.pyz", "PK"),
+    ],
+)
+def test_programs_of_python(found, tmp_path, name, text):
+    (tmp_path / "here" / name).write_text(text)
+    assert found(name, "--flag") == (0, name)
+    assert found(str(tmp_path / "here" / name)) == (0, str(tmp_path / "here" / name))
+
+
+def test_where_programs_are_looked_up(found, tmp_path):
+    assert found("pi/pi.py", "x") == (0, f"{tmp_path}/project/pi/pi.py")
+    assert found("pi/pi.py", cwd="project") == (0, "pi/pi.py")
+    assert found("-m", "package.main") == (0, "-m")
+    assert found("-m") == (2, "no program '-m': name a module, as in -m package.module\n")
+    code, said = found()
+    assert code == 2 and said.startswith(f"no program 'check/ranks.py' in {tmp_path}/here nor in {tmp_path}/project: ")
+    assert found("nosuch.py", cwd="project")[1].startswith(f"no program 'nosuch.py' in {tmp_path}/project: name")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        (
+            "run.sh",
+            "#!/bin/bash\npython x.py\n",
+            "'run.sh' is for '/bin/bash', and the launcher starts Python: name the",
+        ),
+        ("run", "#!/usr/bin/env bash\n", "'run' is for '/usr/bin/env bash', and the launcher starts Python"),
+        ("run.R", "#!/usr/bin/env Rscript\n", "'run.R' is for '/usr/bin/env Rscript'"),
+        ("run.sh", "python x.py\n", "'run.sh' is not a Python program by its name: name one, or rename it to NAME.py"),
+        ("config.yaml", "a: 1\n", "'config.yaml' is not a Python program by its name"),
+        (
+            "x.ipynb",
+            "{}\n",
+            "'x.ipynb' is a notebook: make a program of it with jupyter nbconvert --to script 'x.ipynb'",
+        ),
+        ("a.out", "\x7fELF\2\1\1\0\0\0", "'a.out' is a binary, and the launcher starts Python"),
+        ("x.py", "", "'x.py' is empty: save the program, or name another one"),
+    ],
+)
+def test_files_that_python_cannot_run(found, tmp_path, name, text, expected):
+    (tmp_path / "here" / name).write_text(text)
+    code, said = found(name)
+    assert code == 2 and said.startswith(expected), said
+
+
+def test_words_that_are_no_files(found, tmp_path):
+    (tmp_path / "here/x.py").write_text(PYTHON_TEXT)
+    (tmp_path / "here/package/main.py").write_text(PYTHON_TEXT)
+    for name, text in (("mytrain", "#!/usr/bin/env python3\n"), ("other", "#!/bin/bash\n")):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    for words, expected in (
+        ("python x.py", "no program 'python': python is started by the launcher; name the program alone, as in x.py"),
+        ("python3.11 -u pi/pi.py --max 3", "name the program alone, as in pi/pi.py"),
+        ("/usr/bin/python3 -m package.main", "name the program alone, as in -m package.main"),
+        ("python", "name the program alone, as in pi/pi.py or -m package.module"),
+        (
+            "accelerate launch --num_processes 4 x.py",
+            "accelerate is not needed: the submit script starts the ranks; name",
+        ),
+        ("torchrun --nproc-per-node 2 x.py", "name the program alone, as in x.py"),
+        ("srun python x.py", "name the program alone, as in x.py"),
+        ("mytrain", 'to run the installed command {bin}/mytrain, name its file, as in "$(command -v mytrain)"'),
+        ("other", "{bin}/other is no Python program, and the launcher starts Python"),
+        ("package.main", "no program 'package.main' in {here} nor in {project}: the module is -m package.main"),
+        ("package", "'package' is a folder: name the program in it, or a package as -m package"),
+    ):
+        folders = {name: str(tmp_path / name) for name in ("bin", "here", "project")}
+        code, said = found(*words.split())
+        assert code == 2 and expected.format(**folders) in said, said
+    (tmp_path / "project/.venv/bin").mkdir(parents=True)
+    (tmp_path / "project/.venv/bin/installed").write_text(LONG_PATH)
+    assert f"the installed command {tmp_path}/project/.venv/bin/installed" in found("installed")[1]
+    assert found(".venv/bin/installed") == (0, f"{tmp_path}/project/.venv/bin/installed")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (SPAWNS, 0),
+        (SPAWNS.replace("mp.spawn", "torch.multiprocessing.spawn"), 0),
+        (DETECTRON2, 0),
+        ("# mp.spawn(\n" + PYTHON_TEXT, 1),
+        (SPAWNS + "local_rank = os.environ['LOCAL_RANK']\n", 1),  # does both: torchrun's ranks or its own
+        ("demo.launch()\n", 1),
+        (PYTHON_TEXT, 1),
+    ],
+)
+def test_which_programs_start_their_own_ranks(found, tmp_path, text, code):
+    (tmp_path / "here/x.py").write_text(text)
+    assert found("x.py", function="starts_its_own_ranks") == (code, "")
+
+
+SUBMIT = {"slurm": "slurm/submit_multinode.sh", "runai": "runai/submit_multinode.sh", "local": "local/submit.sh"}
+
+
+@pytest.mark.parametrize("site", SUBMIT)
+def test_each_submit_script_refuses(site, tmp_path):
+    """Before anything else, so neither a scheduler nor pods are needed."""
+    project = bake(tmp_path, site=site, **({"account": "lab"} if site == "runai" else {}))
+    (project / "run.sh").write_text("#!/bin/bash\npython pi/pi.py\n")
+    (project / "spawns.py").write_text(SPAWNS)
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "HOME": str(tmp_path)}
+    environment |= {"RUNAI_CLI": "v2", "RUN_AS_UID": "1234", "RUN_AS_GID": "5678", "POD_PROJECT_DIR": "/volume/demo"}
+    if site == "runai":
+        text = (project / "env.sh").read_text()
+        (project / "env.sh").write_text(re.sub(r"(?m)^VOLUMES=.*", "VOLUMES=(claim:/volume)", text))
+    script = [SUBMIT[site], *(["--dry-run"] if site == "runai" else [])]
+    for words, expected in (
+        ("run.sh", "run.sh' is for '/bin/bash', and the launcher starts Python"),
+        ("accelerate launch pi/pi.py", "name the program alone, as in pi/pi.py"),
+        ("pi", "is a folder: name the program in it"),
+        ("nosuch.py", f"no program 'nosuch.py' in {project}: name the program alone"),
+    ):
+        done = subprocess.run(
+            ["bash", *script, *words.split()], cwd=project, env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+        assert expected in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    if site == "slurm":  # in the job; at submission sbatch is looked for first: test_slurm.py
+        return
+    done = subprocess.run(
+        ["bash", *script, "spawns.py"], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+    way = {"local": f"run it without this script, {sys.executable} spawns.py", "runai": "NPROC_PER_NODE=1 bash runai/"}
+    assert done.returncode == 2 and "spawns.py starts its own ranks" in done.stderr, done.stderr
+    assert way[site] in done.stderr, done.stderr
+
+
+def test_logs_hide_themselves_from_git(found, tmp_path):
+    repository = tmp_path / "project"
+    assert found(function="make_logs_folder") == (0, "")
+    (repository / "logs/1.0").mkdir()
+    (repository / "logs/1.0/out").write_text("x")
+    subprocess.run(shlex.split("git init -q ."), cwd=repository, check=True)
+    listed = subprocess.check_output(shlex.split("git status --porcelain -uall"), cwd=repository, text=True)
+    assert listed == "?? pi/pi.py\n"
+    (repository / "logs/.gitignore").write_text("!kept\n")  # somebody's own stays
+    assert found(function="make_logs_folder") == (0, "")
+    assert (repository / "logs/.gitignore").read_text() == "!kept\n"
