@@ -1173,19 +1173,22 @@ def interactive_line(answers) -> str:
             f"--container-image={image} --container-mounts={here} --container-workdir={here}",
             *container["options"],
         ],
-        "edf": [f'--environment="$PWD/container/{answers["project"]}.toml"'],
+        "edf": ['"${CONTAINER_SRUN_ARGS[@]}"'],
         "enroot": [f"container/start.sh {image} {here} --"],
         "podman-hpc": [f"container/start.sh {image} {here} --"],
         "shifter": [f"shifter --image=docker:{image}", *container["options"]],
     }.get(runtime, [])
     modules = " ".join([*facts["modules"], *container["modules"]])
     before = f"module load {modules}; " * bool(modules) + f"export PROJECT_DIR={here}"
-    before += f" PROGRAM_DIR={here} IMAGE={image}" * (runtime == "edf")
+    before += " ENROOT_LOGIN_SHELL=no" * (runtime == "pyxis")
     options = [shlex.quote(option) for option, _ in resources(job)]
     srun = [option["option"] for option in facts["srun"] if option["tasks"] != "rank"]
     shell = "bash" if enter else "bash --rcfile slurm/interactive.rc"
     words = ["salloc --nodes=1 --ntasks=1", *options, "srun --pty", *srun, *enter, shell]
-    return f"{before}; {' '.join(filter(None, words))}"
+    line = " ".join(filter(None, words))
+    if runtime == "edf":  # activate writes the file that describes the container, and loads the modules
+        return f"export PROJECT_DIR={here}; bash -c {shlex.quote(f'source env.sh && activate {here} && exec {line}')}"
+    return f"{before}; {line}"
 
 
 def pod_volumes(answers) -> list[str]:

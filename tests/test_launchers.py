@@ -247,9 +247,10 @@ def container_cluster(request):
 
 
 def stand_in_image(file):
-    """An image as the stand-ins read it: this Python, and a PATH of its own."""
+    """An image as the stand-ins read it: this Python, a PATH of its own, and the variable of images with PyTorch."""
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    file.write_text(json.dumps({"env": {"PATH": path}, "binds": PYTHON_FOLDERS, "workdir": "/"}))
+    environment = {"PATH": path, "PYTORCH_VERSION": "2.13.0"}
+    file.write_text(json.dumps({"env": environment, "binds": PYTHON_FOLDERS, "workdir": "/"}))
     return file
 
 
@@ -300,14 +301,15 @@ def build_image(cluster, project, environment):
 def test_every_launcher_with_every_runtime(container_cluster, runtime, everywhere, surroundings, tmp_path, matrix):
     """Each cell of the matrix runs on two nodes of two ranks, or is refused with its reason.
 
-    The project, the program and where it is started from are three folders, with spaces in their names.
+    The project, the program and where it is started from are three folders, with spaces in their names, but for edf.
     """
     cluster = container_cluster
-    project = bake(tmp_path / "my projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    blank = "_" if runtime == "edf" else " "
+    project = bake(tmp_path / f"my{blank}projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
     environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
     if (project / "slurm/build_container.sh").exists():
         build_image(cluster, project, environment)
-    here, there = tmp_path / "here I am", tmp_path / "my programs"
+    here, there = tmp_path / f"here{blank}I{blank}am", tmp_path / f"my{blank}programs"
     here.mkdir()
     there.mkdir()
     (there / "own.py").write_text(OWN_PROGRAM)
@@ -329,6 +331,124 @@ def test_every_launcher_with_every_runtime(container_cluster, runtime, everywher
         matrix[runtime, launcher] = "real" if runtime in REAL else "stand-in"
 
 
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "edf"])
+def test_an_image_with_packages_of_one_s_own(cluster, everywhere, runtime, surroundings, tmp_path):
+    """podman builds it and enroot imports it, on nodes without docker; podman's container is removed."""
+    project = bake(tmp_path, site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    with open(project / "container/requirements.txt", "a") as file:
+        file.write("einops\n")
+    build_image(cluster, project, environment)
+    assert [path.suffix for path in (project / "container").glob("demo.sqsh*")] == [".sqsh"]
+    calls = [json.loads(line)["argv"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert calls[-1][:1] == ["rm"] and calls[-2][0] == "import" and calls[-2][-1] == "podman://demo:latest"
+    look = "ls /dev/shm/stand_ins/podman-containers"
+    assert cluster.run("srun", "--nodes=2", "bash", "-c", f"{look} || true").stdout == ""
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot"])
+def test_the_image_s_path_and_each_rank_s_threads(cluster, everywhere, runtime, surroundings, tmp_path):
+    """enroot's login shell has another PATH, and its hook for PyTorch would give each rank one thread."""
+    project = bake(tmp_path, site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "PYTHON": "python3"}
+    build_image(cluster, project, environment)
+    names = ("PATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS")
+    (tmp_path / "own.py").write_text(
+        "import os, sys\ncores = min(len(os.sched_getaffinity(0)), int(os.environ['SLURM_CPUS_PER_TASK']))\n"
+        f"values = [os.environ[name] for name in {names}]\n"
+        "sys.stdout.write('RESULT ' + '|'.join([str(cores), str('HOME' in os.environ), *values]) + '\\n')\n"
+    )
+    command = ["bash", project / "slurm/submit_multinode.sh", "own.py"]
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+
+    def run(launcher, **more):
+        allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
+        done = cluster.run(*allocation, *command, cwd=tmp_path, env={**environment, "LAUNCHER": launcher, **more})
+        found = sorted(line.split("|") for line in re.findall(r"RESULT (.*)", done.stdout))
+        cores = found[0][0]
+        ranks = [[cores, "True", path, str(rank), "4", str(rank % 2)] for rank in range(4)]
+        assert [row[:-1] for row in found] == ranks
+        return int(cores), {int(row[-1]) for row in found}
+
+    cores, threads = run("srun")
+    assert threads == {cores}
+    assert run("srun", OMP_NUM_THREADS="3")[1] == {3}
+    cores, threads = run("torchrun")
+    assert threads == {max(cores // 2, 1)}
+
+
+NAMES = ["costs $5", 'a "b"', "`id`"]
+
+
+@pytest.mark.parametrize(("runtime", "names"), [("pyxis", NAMES), ("edf", [*NAMES, "a b", "a;b", "back\\slash"])])
+def test_names_that_a_container_engine_breaks(cluster, everywhere, runtime, names, surroundings, tmp_path):
+    """Each is refused when the job is submitted, and in the job; other names work."""
+    project = bake(tmp_path, site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    build_image(cluster, project, environment)
+    said = {
+        "pyxis": "env.sh: the container cannot see '{}': a shell of pyxis reads its name",
+        "edf": "env.sh: the container engine takes no spaces and none of \" ; $ ` \\ in names, but PROGRAM_DIR is '{}'",
+    }[runtime]
+    script = project / "slurm/submit_multinode.sh"
+    for name in [*names, "it's" if runtime == "edf" else "it's one's own"]:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "own.py").write_text(OWN_PROGRAM)
+        if name not in names:
+            job = cluster.submit(script, folder / "own.py", cwd=project, env=environment)
+            assert (job.state, job.exit_code) == ("COMPLETED", 0) and job.output.count("RESULT") == 4, job.output
+            continue
+        done = cluster.run("bash", script, folder / "own.py", cwd=project, env=environment, check=False)
+        assert done.returncode == 2 and done.stderr.startswith(said.format(folder)), done.stderr
+        assert len(done.stderr.splitlines()) == 1 and "Submitted" not in done.stdout
+    job = cluster.submit(script, tmp_path / names[0] / "own.py", cwd=project, env=environment)
+    assert (job.state, job.exit_code) == ("FAILED", 2) and said.format(tmp_path / names[0]) in job.output, job.output
+
+
+def test_the_file_that_describes_a_container_is_filled_in(cluster, everywhere, surroundings, tmp_path):
+    """The user's own lines stay, and what srun gets has no ${NAME} but in [env]."""
+    project = bake(tmp_path, site=everywhere, runtime="edf", nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings("edf", project, tmp_path, cluster), "DATA": str(tmp_path / "data")}
+    build_image(cluster, project, environment)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.bin").touch()
+    template = project / "container/demo.toml"
+    own = template.read_text().replace("mounts = [", 'mounts = [\n    "${DATA}:/data:ro",\n    # "${NOWHERE}:/x",')
+    template.write_text(own + 'SEEN = "${DATA}"\n')
+    (tmp_path / "own.py").write_text("import os\nprint(*os.listdir('/data'), os.environ['SEEN'], flush=True)\n")
+    submit = ["bash", project / "slurm/submit_multinode.sh", tmp_path / "own.py"]
+    job = cluster.wait(int(cluster.run(*submit, cwd=project, env=environment).stdout.split()[-1]))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert job.output.count(f"train.bin {environment['DATA']}") == 4, job.output
+    calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    (option,) = {argument for call in calls if call["runtime"] == "edf" for argument in call["argv"]}
+    written = list(project.glob("logs/container-*"))
+    assert [f"--environment={path}" for path in written] == [option]  # at submission, and in the job
+    lines = [line for line in written[0].read_text().splitlines() if "${" in line and not line.strip().startswith("#")]
+    assert lines == ['SEEN = "${DATA}"'] and f'"{tmp_path}/data:/data:ro",' in written[0].read_text()
+    for line, said in (
+        ('"${NOWHERE}:/x",', "names ${NOWHERE}, which is not set"),
+        ('"$HOME:/x",', "a $ that does not begin"),
+    ):
+        template.write_text(own.replace('# "${NOWHERE}:/x",', line))
+        done = cluster.run(*submit, cwd=project, env=environment, check=False)
+        assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_enroot_speaks_only_where_it_fails(cluster, everywhere, surroundings, tmp_path):
+    """What it prints while it unpacks an image is kept back, and shown where that fails."""
+    project = bake(tmp_path, site=everywhere, runtime="enroot", nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings("enroot", project, tmp_path, cluster)}
+    build_image(cluster, project, environment)
+    (tmp_path / "own.py").write_text("print('RESULT', flush=True)\n")
+    job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
+    assert job.output.count("RESULT") == 4 and "Extracting" not in job.output, job.output
+    (project / "container/demo.sqsh").write_text("cut off")
+    job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
+    assert job.state == "FAILED" and "[ERROR] Invalid image format: " in job.output, job.output
+
+
 @pytest.mark.parametrize("runtime", ["shifter", "podman-hpc"])
 def test_perlmutter_s_own_flags(cluster, runtime, surroundings, tmp_path):
     """With the image and the flags that its site file names; podman's folders there are variables."""
@@ -345,10 +465,16 @@ def test_perlmutter_s_own_flags(cluster, runtime, surroundings, tmp_path):
     assert job.output.count(f"|4|6|{runtime}|{tmp_path}") == 4, job.output
 
 
-@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "podman-hpc"])
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "edf", "podman-hpc"])
 def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surroundings, tmp_path):
     """A terminal of its own, as a user has; in it a program runs on all ranks of the node."""
-    project = bake(tmp_path / "a b", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    project = bake(
+        tmp_path / ("a_b" if runtime == "edf" else "a b"),
+        site=everywhere,
+        runtime=runtime,
+        nodes="2",
+        gpus_per_node="2",
+    )
     environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "TERM": "dumb"}
     build_image(cluster, project, environment)
     typed = 'echo "in $STAND_IN_RUNTIME on $(hostname)"\nbash launch/torchrun.sh pi/pi.py --intervals 1e3\nexit\n'

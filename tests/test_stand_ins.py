@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from slurm_cluster import PATH
 
 HERE = Path(__file__).resolve().parent / "stand_ins"
 PYTHON = str(Path(sys.executable).parent)
+LOGIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # Debian's /etc/profile, for root
 CAN_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not CAN_MOUNT, reason="the stand-ins mount things, as root")
 # What the test's srun does: it runs the command, once, after refusing options it does not know.
@@ -124,11 +126,13 @@ def test_pyxis_working_folder(pyxis):
 def test_pyxis_environment(pyxis):
     found = pyxis.env(*pyxis.srun, LANG="C.UTF-8", LD_X="kept")
     assert (found["OF_HOST"], found["OF_IMAGE"], found["BOTH"], found["LD_X"]) == ("host", "image", "image", "kept")
-    assert found["PATH"] == f"{PYTHON}:/usr/bin:/bin" and found["STAND_IN_RUNTIME"] == "pyxis"
+    assert found["PATH"] == LOGIN_PATH and found["STAND_IN_RUNTIME"] == "pyxis"
     assert "LANG" not in found and "RANK" not in found and "ENTRY" not in found
     assert found["HOME"] == "/root" != pyxis.environ["HOME"]
     found = pyxis.env(*pyxis.srun, "--container-env=BOTH,LANG,NONE", "--container-entrypoint", LANG="C.UTF-8")
     assert (found["BOTH"], found["LANG"], found["ENTRY"]) == ("host", "C.UTF-8", "1")
+    found = pyxis.env(*pyxis.srun, ENROOT_LOGIN_SHELL="no")
+    assert (found["PATH"], found["HOME"]) == (f"{PYTHON}:/usr/bin:/bin", pyxis.environ["HOME"])
 
 
 def test_pyxis_with_an_image_that_has_pytorch(pyxis):
@@ -139,6 +143,64 @@ def test_pyxis_with_an_image_that_has_pytorch(pyxis):
     found = pyxis.env(*pyxis.srun, **mine)
     assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"], found["MASTER_PORT"]) == ("3", "1", "2", "61007")
     assert pyxis.env(*pyxis.srun, "--container-env=MASTER_PORT", **mine)["MASTER_PORT"] == "1"
+    threads = "OMP_NUM_THREADS"
+    several = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    assert threads not in pyxis.env(*pyxis.srun, **mine)
+    assert pyxis.env(*pyxis.srun, **several)[threads] == "1"
+    assert pyxis.env(*pyxis.srun, **several, **{threads: "3"})[threads] == "1"  # not handed to enroot
+    assert pyxis.env(*pyxis.srun, f"--container-env={threads}", **several, **{threads: ""})[threads] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a b", None),
+        ("it's", None),
+        ("costs $5", "$5: unbound variable"),
+        ("$UNSET", "UNSET: unbound variable"),
+        ("$(uname)", "{}/Linux: No such file or directory"),
+        ("`uname`", "{}/Linux: No such file or directory"),
+        ('1" disk', "[ERROR] Invalid argument: /tmp/.enroot_config_"),
+    ],
+)
+def test_pyxis_hands_mounts_to_a_shell(pyxis, name, said):
+    folder = pyxis.folder / name
+    folder.mkdir()
+    words = [*pyxis.srun, f"--container-mounts={folder}:/data/x", "ls", "/data"]
+    if said is None:
+        assert pyxis.run(*words) == "x\n"
+    else:
+        found = pyxis.refused(*words).replace(" at /data/x", "")
+        assert said.format(f"failed to mount: {pyxis.folder}") in found
+        assert "pyxis: container start failed with error code: 1\n" in found
+
+
+def test_what_pyxis_says_when_a_container_does_not_start(pyxis):
+    """In this order: pyxis_slurmstepd.c enroot_start_once, enroot.c child_wait."""
+
+    def said(*words):
+        lines = pyxis.refused(*words, "true").splitlines()
+        assert all(line.startswith("slurmstepd: error: ") for line in lines)
+        return [line.removeprefix("slurmstepd: error: ").removeprefix("pyxis: ") for line in lines]
+
+    lines = said(*pyxis.srun, "--container-mounts=/no/such/folder")
+    assert lines[:3] == [
+        "--container-mounts: source path does not exist: /no/such/folder",
+        "couldn't create enroot start configuration script",
+        "printing enroot log file:",
+    ]
+    assert lines[4:] == [
+        "container was not started successfully by another task",
+        "spank: required plugin spank_pyxis.so: task_init() failed with rc=-1",
+        "Failed to invoke spank plugin stack",
+    ]
+    lines = said("srun", "--container-image=/no.sqsh")
+    assert re.fullmatch(r"child \d+ failed with error code: 1", lines[0])
+    assert lines[1:4] == [
+        "failed to create container filesystem for image: /no.sqsh",
+        "printing enroot log file:",
+        "    [ERROR] No such file or directory: /no.sqsh",
+    ]
 
 
 def test_pyxis_home(pyxis):
@@ -230,6 +292,8 @@ def test_srun_hands_on_its_own_options(pyxis):
 def edf(place):
     pytest.importorskip("tomllib")
     place.environ["STAND_IN_SPANK"] = "edf"
+    place.spaced, place.work = place.work, place.folder / "work"
+    shutil.copytree(place.spaced, place.work)
 
     def write(text, image=True):
         path = place.work / "ngc.toml"
@@ -278,6 +342,11 @@ def test_edf(edf):
         ('mounts = ["/usr:/a:writable"]', "flags not known: writable"),
         ('mounts = ["/no/such:/a"]', "source path does not exist: /no/such"),
         ('mounts = ["${NOWHERE}:/a"]', "cannot expand variable NOWHERE"),
+        ('mounts = ["/a b:/a"]', "statfs /a\\040b: no such file or directory"),
+        ('mounts = ["/a;b:/a"]', "cannot expand string /a;b:/a, invalid string"),
+        ("mounts = ['/a\"b:/a']", "invalid string"),
+        ('mounts = ["/$(id):/a"]', "invalid string"),
+        ('mounts = ["/`id`:/a"]', "invalid string"),
         ('workdir = "$HOME"', "a $ that is neither"),
         ('workdir = "/no/such"', "couldn't chdir to /no/such"),
         ('writable = "true"', "not of the right type"),
@@ -295,6 +364,9 @@ def test_edf_refuses(edf, text, said):
 
 def test_edf_refuses_images(edf):
     assert "No such file or directory: /no" in edf.refused("srun", edf.write('image = "/no"', image=False), "true")
+    assert "image is not expanded: ${HOME}/x" in edf.refused(
+        "srun", edf.write('image = "${HOME}/x"', image=False), "true"
+    )
     assert "neither image nor base_environment" in edf.refused("srun", edf.write("", image=False), "true")
     assert "failed to import" in edf.refused("srun", edf.write('image = "nvcr.io/a/b"', image=False), "true")
     edf.run("srun", edf.write('image = "nvcr.io#a/b:1"', image=False), "true")
@@ -313,7 +385,8 @@ def test_enroot_from_import_to_remove(place):
     assert "connection refused" in place.refused("enroot", "import", "podman://localhost/mine:1")
     (place.work / "Containerfile").touch()
     place.run("podman", "build", "--network=host", "--tag", "localhost/mine:1", ".")
-    place.run("enroot", "import", "podman://localhost/mine:1")
+    place.run("enroot", "import", "podman://localhost/mine:1", PATH=f"{docker(place)}:{place.environ['PATH']}")
+    assert not list(place.folder.glob("node/podman-containers/*"))
     assert (place.work / "ubuntu+latest.sqsh").exists() and (place.work / "localhost+mine+1.sqsh").exists()
     place.run("enroot", "create", "--name=mine", "a b.sqsh")
     home = f"{place.environ['HOME']}/.local/share/enroot"
@@ -326,6 +399,30 @@ def test_enroot_from_import_to_remove(place):
     assert place.run("enroot", "start", "./out.sqsh", "pwd") == "/usr\n"
     assert "squashfuse" in place.refused("enroot", "start", "./out.sqsh", "pwd", STAND_IN_SQUASHFUSE="no")
     assert [line["argv"][0] for line in place.logged()][:3] == ["import"] * 3
+
+
+def docker(place):
+    """A folder with a `docker` that is podman, in a folder that exists."""
+    folder = place.folder / "docker"
+    folder.mkdir()
+    (folder / "docker").write_text('#!/bin/sh\ncd / && exec podman "$@"\n')
+    (folder / "docker").chmod(0o755)
+    return folder
+
+
+def test_enroot_imports_from_podman_with_docker(place):
+    """src/docker.sh:588: it fails without docker, and with a docker that does not start in a folder that is gone."""
+    words = ["enroot", "import", "podman://mine"]
+    process = place.start(*words)
+    assert process.wait() == 1 and (place.work / "mine.sqsh").exists()  # which is complete
+    assert len(list(place.folder.glob("node/podman-containers/enroot.*"))) == 1
+    (place.work / "mine.sqsh").unlink()
+    link = place.folder / "link"
+    link.mkdir()
+    (link / "docker").symlink_to(HERE / "podman")
+    assert place.start(*words, PATH=f"{link}:{place.environ['PATH']}").wait() == 1
+    (place.work / "mine.sqsh").unlink()
+    place.run(*words, PATH=f"{docker(place)}:{place.environ['PATH']}")
 
 
 def test_enroot_containers_keep_what_is_written(place):
@@ -341,12 +438,14 @@ def test_enroot_containers_keep_what_is_written(place):
 def test_enroot_containers_in_the_making(place):
     """Two tasks that create one container: one fails, and who starts it too early finds half of it."""
     where = {"ENROOT_DATA_PATH": f"{place.folder}/data"}
-    first = place.start("enroot", "create", "-n", "mine", place.image, **where)
+    hold = place.folder / "hold"
+    hold.touch()
+    first = place.start("enroot", "create", "-n", "mine", place.image, **where, STAND_IN_HOLD=str(hold))
     while not (place.folder / "data/mine").exists():
         time.sleep(0.01)
-    second = place.start("enroot", "create", "-n", "mine", place.image, **where)
     assert "failed to execute: /bin/sh" in place.refused("enroot", "start", "mine", "true", **where)
-    assert "File already exists" in second.communicate()[1]
+    assert "File already exists" in place.refused("enroot", "create", "-n", "mine", place.image, **where)
+    hold.unlink()
     assert first.wait() == 0
     place.run("enroot", "start", "mine", "true", **where)
 
@@ -358,10 +457,25 @@ def test_enroot_environment_is_not_handed_in(place):
     assert found["TERM"] == "vt100"
     assert found["STAND_IN_RUNTIME"] == "enroot" and found["HOME"] == "/root" and found["ENTRY"] == "1"
     assert not {"SLURM_JOB_ID", "ENROOT_X", "SCRATCH"} & set(found)
+    assert found["PATH"] == LOGIN_PATH
+    found = place.env("enroot", "start", place.image, ENROOT_LOGIN_SHELL="no")
+    assert found["PATH"] == f"{PYTHON}:/usr/bin:/bin" and not {"HOME", "SHELL", "USER", "LOGNAME"} & set(found)
     (place.work / "conf").write_text("environ() { env; }\nmounts() { echo '/usr /data/usr none x-create=dir,bind'; }\n")
     found = place.env("enroot", "start", "--conf", "conf", place.image)
     assert (found["SLURM_JOB_ID"], found["BOTH"]) == ("7", "host")
     place.run("enroot", "start", "--conf", "conf", place.image, "ls", "/data/usr/bin")
+
+
+def test_enroot_with_an_image_that_has_pytorch(place):
+    image = json.loads(place.image.read_text())
+    image["env"]["PYTORCH_VERSION"] = "2"
+    place.image.write_text(json.dumps(image))
+    step = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    found = place.env("enroot", "start", place.image, **step)
+    assert [found[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")] == ["3", "1", "4", "1"]
+    found = place.env("enroot", "start", "--env=OMP_NUM_THREADS", "--env=RANK=7", place.image, **step)
+    assert (found["RANK"], found["OMP_NUM_THREADS"]) == ("7", "")  # set, though it is empty
+    assert "OMP_NUM_THREADS" not in place.env("enroot", "start", place.image, SLURM_NTASKS="2")
 
 
 def test_enroot_mounts(place):
@@ -397,7 +511,8 @@ def test_enroot_start_refuses(place, words, said):
 
 def test_enroot_refuses(place):
     assert "unknown option -x" in place.refused("enroot", "import", "-x", "mount", "podman://a")
-    place.run("enroot", "import", "-x", "mount", "podman://a", STAND_IN_SPANK="edf")
+    path = f"{docker(place)}:{place.environ['PATH']}"
+    place.run("enroot", "import", "-x", "mount", "podman://a", STAND_IN_SPANK="edf", PATH=path)
     assert "unknown option --force" in place.refused("enroot", "import", "--force", "docker://a")
     assert "Invalid image reference" in place.refused("enroot", "import", "docker://A#b#c")
     assert "401" in place.refused("enroot", "import", "docker://nvcr.io/nvidia/pytorch:24.01")

@@ -169,7 +169,7 @@ IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 IMAGE="${IMAGE:-localhost/{{ image_name(cookiecutter) }}:latest}"
 #? endif
 #? if runtime == "edf"
-# Folders that it sees, network, variables: container/{{ cookiecutter.project }}.toml
+# Folders that it sees, network, variables: container/{{ cookiecutter.project }}.toml, which activate below fills in
 #? elif runtime == "shifter"
 # It sees the file systems of the site, and nothing else has to be said.
 #? else
@@ -236,12 +236,39 @@ WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 missing() { echo "env.sh: $*" >&2 && return 2; }
 
 #? if container
+#? if runtime == "edf"
+# Prints a copy of an EDF in which each ${NAME} above the first [table] is replaced by its value. CSCS documents that the
+# container engine does so. The parser of its successor leaves ${NAME} in image as it is, and refuses or breaks names with
+# the characters below (sarus-suite/raster src/lib.rs, common.rs and mount.rs at 20f75bd, 2026-11-22).
+fill_edf() {
+    local line name table=''
+    while IFS= read -r line || [[ -n $line ]]; do
+        # [env] and [annotations] are left to the engine, which knows the image's variables.
+        [[ ! $line =~ ^[[:space:]]*\[ ]] || table=1
+        if [[ -z $table && ! $line =~ ^[[:space:]]*# ]]; then
+            while [[ $line =~ \$\{([A-Za-z_][A-Za-z0-9_]*)\} ]]; do
+                name=${BASH_REMATCH[1]}
+                [[ -n ${!name:-} ]] || missing "$1 names \${$name}, which is not set: set it, or write its value there" || return
+                [[ ${!name} != *[[:space:]\"\;\$\`\\]* ]] ||
+                    missing "the container engine takes no spaces and none of \" ; \$ \` \\ in names," \
+                        "but $name is '${!name}': rename the folder" || return
+                line=${line//"\${$name}"/"${!name}"}
+            done
+            [[ $line != *\$* ]] || missing "$1 has a \$ that does not begin \${NAME}: $line" || return
+        fi
+        printf '%s\n' "$line"
+    done <"$1"
+}
+
+#? endif
 # Says how the launcher gets into the container. Arguments: folders that it must see.
 enter_container() {
     #? if runtime == "apptainer"
     local folder folders program=singularity
     ! command -v apptainer >/dev/null || program=apptainer
-    #? elif runtime not in ("edf", "shifter")
+    #? elif runtime == "edf"
+    local folder edf file template="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml"
+    #? elif runtime != "shifter"
     local folder folders
     #? endif
     #? if runtime == "apptainer"
@@ -280,9 +307,20 @@ enter_container() {
     for folder in "${folders[@]}"; do
         [[ -r $folder && $folder != *[,:]* ]] ||
             missing "the container cannot see '$folder': it must be readable and have no , or : in its name; see BINDS" || return
+        #? if runtime == "pyxis"
+        # pyxis writes folders into a shell script, between double quotes (pyxis_slurmstepd.c of 0.24.0, 2026-11-22).
+        [[ $folder != *[\"\$\`]* ]] ||
+            missing "the container cannot see '$folder': a shell of pyxis reads its name, which must have none of" \
+                "\" \$ \`; rename the folder" || return
+        #? endif
     done
     #? endif
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
+    #? if runtime in ("pyxis", "enroot")
+    # For images with PyTorch, a hook of enroot sets OMP_NUM_THREADS=1 if a node has several tasks and the variable is not
+    # set (50-slurm-pytorch.sh of 4.1.2, 2026-11-22). If it is set, but empty, launch/rank.sh counts the cores.
+    [[ $LAUNCHER != srun ]] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-}"
+    #? endif
     #? if runtime == "apptainer"
     unset BASH_ENV # the host's would take the place of the image's
     #? if gpu_option(cookiecutter)
@@ -298,6 +336,9 @@ enter_container() {
     CONTAINER_EXEC+=("{{ word }}")
     #? endfor
     #? elif runtime == "pyxis"
+    # By default enroot starts a login shell, and in images of Debian /etc/profile replaces the image's PATH. pyxis hands
+    # this variable of the job to enroot (pyxis 0.24.0, 2026-11-22).
+    export ENROOT_LOGIN_SHELL="${ENROOT_LOGIN_SHELL:-no}"
     # Where image and job set the same variable, the image's value counts, but for these.
     local names
     names=$(compgen -e | grep -E '^(NCCL|GLOO|FI|UCX|OMP|TORCH|HF|WANDB)_' | paste -sd,)
@@ -309,8 +350,17 @@ enter_container() {
     #? endfor
     [[ -z $KEEP_CONTAINER ]] || CONTAINER_SRUN_ARGS+=(--container-name="$KEEP_CONTAINER")
     #? elif runtime == "edf"
-    export IMAGE PWD PROGRAM_DIR="${!#}" # for the file that describes the container
-    CONTAINER_SRUN_ARGS=(--environment="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml")
+    for folder in "$@"; do
+        [[ -r $folder && $folder != *:* ]] ||
+            missing "the container cannot see '$folder': it must be readable and have no : in its name" || return
+    done
+    export IMAGE PWD PROGRAM_DIR="${!#}" # which [env] may name too
+    edf=$(fill_edf "$template") || return
+    # Named after its content: jobs with other folders have another, and an attempt after a requeue finds its own.
+    file=$PROJECT_DIR/logs/container-$(cksum <<<"$edf" | cut -d ' ' -f 1).toml
+    { mkdir -p "$PROJECT_DIR/logs" && echo "$edf" >"$file.$$" && mv "$file.$$" "$file"; } ||
+        missing "cannot write $file, which srun reads" || return
+    CONTAINER_SRUN_ARGS=(--environment="$file")
     #? elif runtime == "shifter"
     CONTAINER_EXEC=(shifter --image="docker:$IMAGE")
     #? for flag in flags

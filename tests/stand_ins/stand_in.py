@@ -5,6 +5,7 @@ refuses, and then runs the command in a mount namespace of its own, where only t
 program would show. It takes root. Environment:
 
   STAND_IN_HIDE      colon-separated folders that no image has: empty inside, but for what was mounted
+  STAND_IN_HOLD      a file: while it exists, no container that is being unpacked gets ready
   STAND_IN_IMAGE     what any registry delivers: an image file
   STAND_IN_LOG       a line of JSON is added for each call: runtime, host, argv, and mounts etc. of a container
   STAND_IN_STATE     folder that belongs to one node (/dev/shm/stand_ins); tests without a cluster set it to tmp_path
@@ -24,8 +25,10 @@ import json
 import os
 import pwd
 import re
+import shutil
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections import namedtuple
@@ -166,20 +169,51 @@ def docker_reference(uri: str) -> tuple[str, str, str]:
     return registry, name, tag
 
 
+def says_no(name: str) -> bool:
+    """A setting of enroot that is switched off: config::fini of enroot.in drops those that say no."""
+    return bool(re.fullmatch("no?|N[oO]?|[fF](alse)?|FALSE", os.environ.get(name, "")))
+
+
 def login_environment(image: dict, more: dict[str, str]) -> dict[str, str]:
     """The environment of a container of enroot: nothing of the caller's but TERM and what was asked for.
 
     src/runtime.sh _do_environ: the image's /etc/environment (with ${NAME} of the caller), environ.d (as delivered:
-    TERM), then the arguments; bin/enroot-switchroot.c sys_login: what is still not set, from passwd and login.defs.
+    TERM), then the arguments. Unless ENROOT_LOGIN_SHELL says no (enroot.in: it is true), bin/enroot-switchroot.c
+    sys_login adds from passwd what is still not set, and starts a login shell, whose /etc/profile sets PATH: every
+    image counts as Debian's, whose /etc/profile does (Debian 13, 2026-11-22).
     """
     caller = os.environ
     result = {k: re.sub(r"\$\{(\w+)\}", lambda m: caller.get(m[1], ""), v) for k, v in image["env"].items()}
     result["TERM"] = caller.get("TERM", "")
     result.update((key, value) for key, value in more.items() if not key.startswith("ENROOT_"))
-    user = pwd.getpwuid(os.geteuid())
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    login = {"HOME": user.pw_dir, "SHELL": user.pw_shell, "USER": user.pw_name, "LOGNAME": user.pw_name, "PATH": path}
-    return {**login, **result}
+    if says_no("ENROOT_LOGIN_SHELL"):
+        return {"PATH": path, **result}
+    user = pwd.getpwuid(os.geteuid())
+    login = {"HOME": user.pw_dir, "SHELL": user.pw_shell, "USER": user.pw_name, "LOGNAME": user.pw_name}
+    path = path if os.geteuid() == 0 else "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
+    return {**login, **result, "PATH": path}
+
+
+def pytorch_hook(found: dict[str, str], environ: dict[str, str]) -> None:
+    """Add to a container's variables what NVIDIA/enroot conf/hooks/extra/50-slurm-pytorch.sh adds.
+
+    It runs for images that have PYTORCH_VERSION, leaves what is set already, even if it is empty, and counts as
+    installed. `environ` is what enroot itself was started with.
+    """
+    if "PYTORCH_VERSION" not in found:
+        return
+    if environ.get("SLURM_STEP_NODELIST") and shutil.which("scontrol"):
+        words = ["scontrol", "show", "hostname", environ["SLURM_STEP_NODELIST"]]
+        hosts = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.split()
+        found.setdefault("MASTER_ADDR", "".join(hosts[:1]))
+    if environ.get("SLURM_JOB_ID"):
+        found.setdefault("MASTER_PORT", str(int(environ["SLURM_JOB_ID"]) % 4536 + 61000))
+    for name, slurm in (("WORLD_SIZE", "SLURM_NTASKS"), ("RANK", "SLURM_PROCID"), ("LOCAL_RANK", "SLURM_LOCALID")):
+        if environ.get(slurm):
+            found.setdefault(name, environ[slurm])
+    if int(environ.get("SLURM_STEP_NUM_TASKS") or 1) > int(environ.get("SLURM_STEP_NUM_NODES") or 1):
+        found.setdefault("OMP_NUM_THREADS", "1")
 
 
 # ---- the way in
@@ -355,6 +389,11 @@ def podman_image(name: str) -> Path:
     return record(state() / "podman", name)
 
 
+def podman_container(name: str) -> Path:
+    """Where this node's podman has a container that was created and not removed."""
+    return state() / "podman-containers" / name
+
+
 def record(folder: Path, name: str) -> Path:
     """The file of an image of podman in a folder of such files."""
     name = re.sub("^(docker.io/library/|docker.io/|localhost/)", "", name)
@@ -366,4 +405,6 @@ def create_rootfs(folder: Path, image: dict) -> None:
     """Slow, and not at once, as unsquashfs is: whoever looks in between sees half of it."""
     folder.mkdir(parents=True)
     time.sleep(0.3)
+    while os.path.exists(os.environ.get("STAND_IN_HOLD", "")):
+        time.sleep(0.01)
     (folder / "image.json").write_text(json.dumps(image))

@@ -47,13 +47,18 @@ mark=/var/tmp/$name-$UID
     there=$(enroot list | grep -xF "$name") || true
     if [[ -z $there || ! -e $mark.unpacked ]]; then
         [[ -z $there ]] || enroot remove --force "$name"
-        enroot create --name "$name" "$image"
+        # It prints a dozen lines on every node, which matter only if it fails.
+        said=$(enroot create --name "$name" "$image" 2>&1) || { echo "$said" && exit 1; }
         touch "$mark.unpacked"
     fi
 ) 9>"$mark.lock" >&2
 
+# By default enroot starts a login shell, and in images of Debian /etc/profile replaces the image's PATH (enroot 4.1.2,
+# 2026-11-22). The login would set HOME, for which bash asks /etc/passwd instead.
+export ENROOT_LOGIN_SHELL="${ENROOT_LOGIN_SHELL:-no}"
 # shellcheck disable=SC2016 # $1 and $@ are those of the shell in the container
-exec enroot start "${options[@]}" "$name" bash -c 'cd "$1" && shift && exec "$@"' _ "$PWD" "$@"
+exec enroot start "${options[@]}" "$name" bash -c 'export HOME=${HOME:-~} && cd "$1" && shift && exec "$@"' _ \
+    "$PWD" "$@"
 #? else
 #? for flag in flags
 options+=("{{ flag }}")

@@ -104,6 +104,19 @@ fi
 command -v enroot >/dev/null || die "enroot was not found on $(hostname); name its module in MODULES of env.sh"
 export ENROOT_CACHE_PATH=$work/cache # by default it would fill $HOME
 mkdir "$ENROOT_CACHE_PATH"
+# Makes $work/image of an image of podman. Arguments: those of enroot import.
+# At the end of an import enroot calls "docker rm", also after podman, and fails where there is no docker: src/docker.sh:588
+# of NVIDIA/enroot 4.1.2, line 377 of 3.4.1 and 3.5.0 (2026-11-22). So docker is podman here, and removes the container that
+# enroot has made. enroot has deleted its current folder by then, and podman starts in an existing folder alone: cd /.
+import_from_podman() {
+    mkdir "$work/bin"
+    cat >"$work/bin/docker" <<'END'
+#!/bin/sh
+cd / && exec podman "$@"
+END
+    chmod +x "$work/bin/docker"
+    PATH="$work/bin:$PATH" enroot import --output "$work/image" "$@"
+}
 #? if runtime == "edf"
 # podman's store in memory, as CSCS advises (build-install/containers): the parallel file systems cannot hold it.
 cat >"$work/storage.conf" <<END
@@ -114,7 +127,7 @@ graphroot = "/dev/shm/$USER/root"
 END
 export CONTAINERS_STORAGE_CONF=$work/storage.conf
 podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
-enroot import -x mount --output "$work/image" "podman://{{ name }}:latest"
+import_from_podman -x mount "podman://{{ name }}:latest"
 #? else
 packages=$(grep '^[^#[:space:]]' "$PROJECT_DIR/container/requirements.txt" || true)
 #? if horovod
@@ -128,7 +141,7 @@ if [[ -n $packages ]]; then
     #? else
     podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
     #? endif
-    enroot import --output "$work/image" "podman://{{ name }}:latest"
+    import_from_podman "podman://{{ name }}:latest"
 else
     enroot import --output "$work/image" "docker://{{ cookiecutter.image }}"
 fi
