@@ -545,7 +545,7 @@ def test_what_a_container_lacks_is_said_before_the_queue(cluster, everywhere, su
         if runtime == "apptainer":
             continue
         environment = surroundings(runtime, project, tmp_path, cluster)
-        missing = {"shifter": "was not pulled", "podman-hpc": "there is no image"}.get(runtime, "no image at")
+        missing = {"shifter": "was not pulled", "podman-hpc": "has no migrated image"}.get(runtime, "no image at")
         assert missing in refused(**environment) and "slurm/build_container.sh" in refused(**environment)
         if runtime not in ("edf", "shifter"):
             build_image(cluster, project, {**ENVIRONMENT, **environment})
@@ -555,6 +555,61 @@ def test_what_a_container_lacks_is_said_before_the_queue(cluster, everywhere, su
         job = cluster.submit(*submit[1:], cwd=project, env=ENVIRONMENT)
         assert (job.state, job.exit_code) == ("FAILED", 2), job.output
         assert sentence.replace("login", "node1") in job.output
+
+
+def test_podman_hpc_s_image_has_to_be_migrated(cluster, everywhere, surroundings, tmp_path):
+    """An image that only the login node has is refused there, by the build and before the queue."""
+    project = bake(tmp_path / "a b", site=everywhere, runtime="podman-hpc", nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings("podman-hpc", project, tmp_path, cluster)}
+    build = ["bash", "slurm/build_container.sh"]
+    done = cluster.run(*build, cwd=project, env={**environment, "STAND_IN_MKSQUASHFS": "no"}, check=False)
+    assert done.returncode == 2 and "ready: " not in done.stdout, done.stdout
+    assert "the image was not migrated, see above" in done.stderr and "Squash Failed" in done.stderr
+    submit = ["bash", "slurm/submit_multinode.sh", "pi/pi.py"]
+    done = cluster.run(*submit, cwd=project, env=environment, check=False)
+    assert done.returncode == 2 and "no migrated image localhost/demo:latest" in done.stderr, done.stderr
+    build_image(cluster, project, environment)
+
+
+@pytest.mark.parametrize("end", ["a rank fails", "scancel"])
+def test_ranks_in_podman_hpc_end_by_the_first_signal(cluster, everywhere, surroundings, tmp_path, end):
+    """Slurm sends SIGTERM, and SIGKILL after KillWait: none of the ranks has to wait for that."""
+    project = bake(tmp_path / "a b", site=everywhere, runtime="podman-hpc", nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings("podman-hpc", project, tmp_path, cluster), "LAUNCHER": "srun"}
+    build_image(cluster, project, environment)
+    (project / "waits.py").write_text(WAITS)
+    job = cluster.sbatch(project / "slurm/submit_multinode.sh", "waits.py", cwd=project, env=environment)
+    while len(list(project.glob("started.*"))) < 4:
+        assert cluster.run("squeue", "-h", f"--jobs={job}").stdout, (project / f"demo-{job}.out").read_text()
+        time.sleep(0.1)
+    if end == "scancel":
+        cluster.run("scancel", str(job))
+    else:
+        (project / "fail").touch()
+    job = cluster.wait(job)
+    assert job.state == ("CANCELLED" if end == "scancel" else "FAILED"), job.output
+    ended = {}
+    for tasks, how in re.findall(r"srun: error: node\d: tasks? ([\d,-]+): (.*)", job.output):
+        ended |= dict.fromkeys(numbers(tasks), how)
+    by_sigterm = "Exited with exit code 143"
+    last = by_sigterm if end == "scancel" else "Exited with exit code 7"
+    assert ended == {0: by_sigterm, 1: by_sigterm, 2: by_sigterm, 3: last}, job.output
+
+
+# Ranks that wait for each other, until the last one fails.
+WAITS = """\
+import os, sys, time
+open(f"started.{os.environ['RANK']}", "x").close()
+while not (os.environ["RANK"] == "3" and os.path.exists("fail")):
+    time.sleep(0.1)
+sys.exit(7)
+"""
+
+
+def numbers(tasks):
+    """The tasks that srun means by 0,2-3."""
+    ends = [part.split("-") for part in tasks.split(",")]
+    return [number for part in ends for number in range(int(part[0]), int(part[-1]) + 1)]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -547,12 +548,44 @@ def test_shifter(shifter):
     assert shifter.run(*words, "--workdir", "pwd") == "/usr\n"
     shifter.run("shifter", "env", SHIFTER_IMAGETYPE="docker", SHIFTER_IMAGE="nersc/pytorch:24.08.01")
     assert "nersc/pytorch:24.08.01" in shifter.run("shifterimg", "images")
-    assert shifter.run("shifterimg", "lookup", "nersc/pytorch:24.08.01")
     plain = shifter.folder / "plain"
     plain.mkdir()
     (plain / "file").touch()
     shown = {"STAND_IN_SITE_FS": f"{shifter.work}:{plain}"}
     assert shifter.run(*words, f"--volume={plain}:/data", "ls", "/data", **shown) == "file\n"
+
+
+def test_shifter_says_which_image_by_its_hash(shifter):
+    """The request is as it was written; without --image it comes from the environment, or there is none."""
+    name = "nersc/pytorch:24.08.01"
+    identifier = shifter.run("shifterimg", "lookup", name).strip()
+    assert len(identifier) == 64 and not set(identifier) - set("0123456789abcdef")
+    for request in (name, f"docker:{name}"):
+        found = shifter.env("shifter", f"--image={request}")
+        assert (found["SHIFTER_IMAGE"], found["SHIFTER_IMAGEREQUEST"]) == (identifier, request)
+    found = shifter.env("shifter", SHIFTER_IMAGETYPE="docker", SHIFTER_IMAGE=name)
+    assert found["SHIFTER_IMAGE"] == identifier and "SHIFTER_IMAGEREQUEST" not in found
+    # In a container a hash without a type counts for nothing; the request is what a second container is made of.
+    inner = {"SHIFTER_IMAGE": identifier, "SHIFTER_IMAGEREQUEST": f"docker:{name}"}
+    assert shifter.env("shifter", **inner)["SHIFTER_IMAGE"] == identifier
+    assert "No image specified" in shifter.refused("shifter", "true", SHIFTER_IMAGE=identifier)
+    assert shifter.env("shifter", f"--image=id:{identifier}")["OF_IMAGE"] == "image"
+
+
+def test_shifter_s_words_for_a_folder_that_cannot_be_mounted(shifter):
+    words = ["shifter", "--image=nersc/pytorch:24.08.01", "--volume=/usr:/data", "true"]
+    assert shifter.refused(*words, STAND_IN_NO_MOUNT=str(shifter.work)).splitlines() == [
+        f"BIND MOUNT FAILED from {shifter.work} to /var/udiMount{shifter.work}",
+        "FAILED to mount siteFs volumes",
+        "FAILED to properly setup site modifications",
+        "FAILED to mount image into UDI",
+        "FAILED to setup image.",
+    ]
+    assert shifter.refused(*words, STAND_IN_NO_MOUNT="/none:/usr").splitlines() == [
+        "BIND MOUNT FAILED from /usr to /var/udiMount/data",
+        "FAILED to setup user-requested mounts.",
+        "FAILED to setup image.",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -598,12 +631,37 @@ def test_podman_hpc_images(place):
     assert place.start("podman-hpc", "migrate", "other:1").communicate()[1] == "ERROR:root:Image other:1 not found\n\n"
     place.run("podman-hpc", "migrate", "mine:1")
     place.run("podman-hpc", "run", "--rm", "localhost/mine:1", "true", **elsewhere)
-    assert "mine" in place.run("podman-hpc", "images", **elsewhere)
+    assert place.run("podman-hpc", "images", **elsewhere).count("mine") == 1
+    assert place.run("podman-hpc", "images").count("mine") == 2  # one local, one migrated
+    assert "filter(s)" in place.refused("podman-hpc", "images", "--filter", "readonly=true", "mine:1")
     assert len(place.run("podman-hpc", "images", "--quiet", "mine:1", **elsewhere)) == 13
     assert not place.run("podman-hpc", "images", "--quiet", "mine:2", **elsewhere)
     place.run("podman-hpc", "image", "exists", "mine:1")
     place.refused("podman-hpc", "image", "exists", "mine:1", **elsewhere)
     assert "no Containerfile" in place.refused("podman-hpc", "build", "-t", "x", "/usr")
+
+
+def test_podman_hpc_migrate_that_fails(place):
+    """It exits with 0, and `images NAME` lists the local image; the filter for read-only images tells."""
+    (place.work / "Containerfile").touch()
+    place.run("podman-hpc", "build", "-t", "mine:1", ".")
+    migrated = ["podman-hpc", "images", "--filter", "readonly=true", "--filter", "reference=mine:1", "--quiet"]
+
+    def migrate(**environ):
+        process = place.start("podman-hpc", "migrate", "mine:1", **environ)
+        said = process.communicate()[1]
+        assert process.returncode == 0
+        return said
+
+    assert "ERROR:root:Squash Failed" in migrate(STAND_IN_MKSQUASHFS="no")
+    assert place.run("podman-hpc", "images", "--quiet", "mine:1") and not place.run(*migrated)
+    assert migrate() == "" and len(place.run(*migrated)) == 13
+    assert migrate(STAND_IN_MKSQUASHFS="no") == "" and place.run(*migrated)  # "Previously migrated"
+    # A new image of the same name takes the name from the migrated one before it is packed.
+    place.image.write_text(json.dumps({"workdir": "/"}))
+    place.run("podman-hpc", "build", "-t", "mine:1", ".")
+    assert "ERROR:root:Squash Failed" in migrate(STAND_IN_MKSQUASHFS="no")
+    assert not place.run(*migrated)
 
 
 @pytest.fixture
@@ -635,20 +693,52 @@ def test_podman_hpc(podman):
     assert podman.run("podman-hpc", "run", image, "python3", "-c", connect) == "(1, 'lo')\n"  # no --network=host
 
 
+# Says its number, sends itself SIGTERM, and ends when somebody sends it USR1.
+PROCESS_1 = """\
+import os, signal, sys
+print(os.getpid() == 1, flush=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+os.kill(os.getpid(), signal.SIGTERM)
+print("alive", flush=True)
+signal.sigwait({signal.SIGUSR1})
+sys.exit(3)
+"""
+
+
+def test_podman_hpc_process_1(podman):
+    """As process 1 a command does not hear SIGTERM unless it handles it; with --pid=host it is not process 1."""
+    command = ["nersc/pytorch:1", "python3", "-c", PROCESS_1]
+    process = podman.start(*podman.words, *command)
+    assert [process.stdout.readline() for _ in range(2)] == ["True\n", "alive\n"]
+    process.send_signal(signal.SIGTERM)  # podman hands on what it gets
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait() == 3
+    process = podman.start(*podman.words, "--pid=host", *command)
+    assert (process.communicate()[0], process.returncode) == ("False\n", 128 + signal.SIGTERM)
+    process = podman.start(*podman.words, "--pid=host", "nersc/pytorch:1", "bash", "-c", "echo; exec sleep 1000")
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    seen = podman.run(*podman.words, "nersc/pytorch:1", "bash", "-c", "echo /proc/[0-9]*").split()
+    assert seen == ["/proc/1"]
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (["--mounts=/usr:/usr"], "Error: unknown flag: --mounts"),
-        (["--gpus=4"], "Error: unknown flag: --gpus"),
-        (["-z"], "Error: unknown shorthand flag: 'z' in -z"),
-        (["-v", "/no/such:/x"], "Error: statfs /no/such: no such file or directory"),
-        (["-v", "/usr:x"], 'Error: invalid container path "x", must be an absolute path'),
-        (["-v", "/usr:/x:readonly"], 'Error: invalid mount option "readonly"'),
-        (["-w", "/no/such"], 'Error: workdir "/no/such" does not exist on container'),
+        (["--mounts=/usr:/usr"], 125, "Error: unknown flag: --mounts"),
+        (["--gpus=4"], 125, "Error: unknown flag: --gpus"),
+        (["-z"], 125, "Error: unknown shorthand flag: 'z' in -z"),
+        (["-v", "/no/such:/x"], 125, "Error: statfs /no/such: no such file or directory"),
+        (["-v", "/usr:x"], 125, 'Error: invalid container path "x", must be an absolute path'),
+        (["-v", "/usr:/x:readonly"], 125, 'Error: invalid option type "readonly"'),
+        (["-w", "/no/such"], 126, 'Error: workdir "/no/such" does not exist on container'),
+        (["-w", "no/such"], 126, 'Error: workdir "no/such" does not exist on container'),
     ],
 )
-def test_podman_hpc_refuses(podman, words, said):
-    assert said in podman.refused(*podman.words, *words, "nersc/pytorch:1", "true")
+def test_podman_hpc_refuses(podman, words, code, said):
+    process = podman.start(*podman.words, *words, "nersc/pytorch:1", "true")
+    assert said in process.communicate()[1] and process.returncode == code
 
 
 # ---- on a cluster

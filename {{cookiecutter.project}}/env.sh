@@ -291,8 +291,9 @@ enter_container() {
             "if compute nodes alone have it, submit with sbatch" || return
     #? else
     command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
-    [[ -n $(podman-hpc images --quiet "$IMAGE") ]] ||
-        missing "there is no image $IMAGE; run 'bash slurm/build_container.sh', or set IMAGE" || return
+    # Read-only images are the migrated ones, which alone the compute nodes see (podman-hpc 1.1.4, siteconfig.py, 2026-11-22).
+    [[ -n $(podman-hpc images --filter readonly=true --filter reference="$IMAGE" --quiet) ]] ||
+        missing "podman-hpc has no migrated image $IMAGE; 'bash slurm/build_container.sh', or set IMAGE" || return
     #? endif
     #? if runtime not in ("shifter", "podman-hpc")
     [[ $IMAGE == /* && -r $IMAGE ]] ||

@@ -1,10 +1,11 @@
 """What the stand-ins for container runtimes share: reading options, images, and the way into a container.
 
-Nothing here is a container runtime. A stand-in is put before the real program on PATH; it refuses what the real program
-refuses, and then runs the command in a mount namespace of its own, where only those folders are left that the real
-program would show. It takes root. Environment:
+Nothing here is a container runtime. A stand-in is put before the real program on PATH. It refuses what the real program
+refuses, but for what its first lines call not imitated. Then it runs the command in a mount namespace of its own, where
+only those folders are left that the real program would show. It takes root. Environment:
 
   STAND_IN_HIDE      colon-separated folders that no image has: empty inside, but for what was mounted
+  STAND_IN_NO_MOUNT  colon-separated folders that cannot be mounted, as where a file system refuses root
   STAND_IN_HOLD      a file: while it exists, no container that is being unpacked gets ready
   STAND_IN_IMAGE     what any registry delivers: an image file
   STAND_IN_LOG       a line of JSON is added for each call: runtime, host, argv, and mounts etc. of a container
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,6 +28,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -35,7 +38,8 @@ from collections import namedtuple
 from pathlib import Path
 
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 1, 32, 4096, 16384, 1 << 18, 2
-CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
+CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x20000000, 0x40000000
+PR_SET_PDEATHSIG = 1
 STAGE = "/sys"  # where the new root is put together; exists everywhere, and nobody mounts it
 HOST_WRITABLE = ("dev", "proc", "sys", "run", "tmp")
 
@@ -303,6 +307,8 @@ class Root:
             open(path, "a").close()
 
     def bind(self, handle: int, entry: Mount, mounted: list[str]) -> None:
+        if entry.source in os.environ.get("STAND_IN_NO_MOUNT", "").split(":"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), entry.target)
         is_folder = os.path.isdir(f"/proc/self/fd/{handle}")
         target = os.path.realpath(entry.target)
         ancestor = target
@@ -343,12 +349,14 @@ def enter(
     shown: tuple[str, ...] = (),
     no_cwd: str = "",
     kept: Path | None = None,
+    child: str = "",
     **facts,
 ) -> None:
     """Run the command in a container. Returns only by OSError, whose filename is the path that did not work.
 
     `fresh`: folders that are new and writable. `network`, `shared_memory`: the machine's. `shown`: folders that the
     site mounts. `no_cwd`: go on in / with this message. `kept`: folder for what is written to the container.
+    `child`: the command is a child of this process, in a PID namespace of its "own" or in that of the "host".
     """
     log(runtime, argv=argv, image=image.get("reference", ""), mounts=[list(m) for m in mounts], cwd=cwd,
         command=command, **facts)  # fmt: skip
@@ -368,6 +376,8 @@ def enter(
         mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777,size=64m")
     if not writable:
         root.close()
+    if child:
+        go_on_in_child(own_namespace=child == "own")
     try:
         os.chdir(cwd)
     except OSError as error:
@@ -379,6 +389,32 @@ def enter(
     with contextlib.suppress(FileNotFoundError):
         os.execvpe(command[0], command, {**environ, "STAND_IN_RUNTIME": runtime})
     raise FileNotFoundError(2, os.strerror(2), "command")
+
+
+def go_on_in_child(own_namespace: bool) -> None:
+    """Return in a child. This process hands its signals on to the child, and ends with the child's exit code."""
+    handed_on = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
+    signal.pthread_sigmask(signal.SIG_BLOCK, handed_on)  # one that comes now waits until there is a child
+    if own_namespace:
+        call(libc.unshare, CLONE_NEWPID, path="/proc/self/ns/pid")
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handed_on)
+        if own_namespace:
+            mount("proc", "/proc", "proc")
+        return
+
+    def hand_on(number, _):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in handed_on:
+        signal.signal(number, hand_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handed_on)
+    status = os.waitpid(child, 0)[1]
+    os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
 # ---- container file systems of enroot, which pyxis uses as well

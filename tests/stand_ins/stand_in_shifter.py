@@ -21,11 +21,14 @@ def describe(text: str) -> tuple[str, str]:
     kind, _, tag = text.partition(":")
     if kind not in ("docker", "custom", "id", "local"):
         kind, tag = "docker", text
-    return kind, re.sub(r"[^A-Za-z0-9_:.+/-]", "", tag)
+    slash = "/" if kind in ("docker", "local") else ""  # imageDesc_filterString
+    return kind, re.sub(rf"[^A-Za-z0-9_:.+@{slash}-]", "", tag)
 
 
 def record(kind: str, tag: str) -> Path:
-    """Where an image is kept; without a tag it is latest, which `shifterimg` adds."""
+    """Where an image is kept, by its identifier; without a tag it is latest, which `shifterimg` adds."""
+    if kind == "id":  # lookup_ImageIdentifier of src/ImageData.c: it is the identifier already
+        return gateway() / f"{tag}.json"
     tag = tag if ":" in tag else f"{tag}:latest"
     return gateway() / f"{hashlib.sha256(f'{kind}:{tag}'.encode()).hexdigest()}.json"
 

@@ -64,7 +64,11 @@ exec enroot start "${options[@]}" "$name" bash -c 'export HOME=${HOME:-~} && cd 
 options+=("{{ flag }}")
 #? endfor
 [[ ! -t 0 ]] || options+=(--interactive --tty) # slurm/interactive.sh
-# --ipc and --network: NCCL needs the host's shared memory and its network; -- keeps podman-hpc from taking options of the
-# program for its own.
-exec podman-hpc run --rm --pull=never --ipc=host --network=host --workdir="$PWD" "${options[@]}" -- "$image" "$@"
+# --ipc, --network: NCCL needs the host's shared memory and its network.
+# --pid: in a PID namespace of its own a rank would be process 1, for which the kernel drops a SIGTERM that the program
+# does not handle: pid_namespaces(7). After scancel, or when another rank fails, it would live until Slurm sends SIGKILL
+# (seen with podman-hpc 1.1.4, 2026-11-22).
+# --: after it podman-hpc takes no option of the program for its own.
+exec podman-hpc run --rm --pull=never --ipc=host --network=host --pid=host --workdir="$PWD" "${options[@]}" \
+    -- "$image" "$@"
 #? endif

@@ -161,8 +161,11 @@ shifterimg lookup "docker:$IMAGE" >/dev/null || die "the image was not pulled, s
 #? else
 command -v podman-hpc >/dev/null || die "podman-hpc was not found: call this on a login node"
 podman-hpc build --tag "$IMAGE" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
-podman-hpc migrate "$IMAGE" # into a file that the compute nodes see; exits with 0 also when it fails
-[[ -n $(podman-hpc images --quiet "$IMAGE") ]] || die "the image was not migrated, see above"
+podman-hpc migrate "$IMAGE" # into a file that the compute nodes see
+# migrate exits with 0 also when it fails (podman-hpc 1.1.4, migrate2scratch.py, 2026-11-22). Only a migrated image is
+# read-only: `images NAME` would list the one that was just built.
+[[ -n $(podman-hpc images --filter readonly=true --filter reference="$IMAGE" --quiet) ]] ||
+    die "the image was not migrated, see above"
 #? endif
 echo "ready: $IMAGE"
 #? endif
