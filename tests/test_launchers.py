@@ -557,6 +557,55 @@ def test_what_a_container_lacks_is_said_before_the_queue(cluster, everywhere, su
         assert sentence.replace("login", "node1") in job.output
 
 
+@pytest.mark.parametrize("runtime", ["apptainer", "pyxis", "edf", "enroot", "podman-hpc"])
+def test_a_folder_of_the_container_that_one_node_lacks(cluster, everywhere, runtime, surroundings, tmp_path):
+    """The line before the launch names node, folder and setting; nothing of the container is started."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    folder = cluster.node_local / "data of mine"
+    site = tmp_path / "site.yaml"
+    site.write_text(re.sub("binds: .*", f'binds: ["{folder}"]', everywhere.read_text()))
+    project = bake(tmp_path / "a b", site=site, runtime=runtime, nodes="2", gpus_per_node="2")
+    if runtime == "apptainer":  # any program of that name: it is not started
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/apptainer").symlink_to("/bin/true")
+        image = stand_in_image(tmp_path / "image")
+        environment = {**ENVIRONMENT, "IMAGE": str(image), "PATH": f"{tmp_path}/bin:{PATH}"}
+    else:
+        environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+        build_image(cluster, project, environment)
+    cluster.run("srun", "--nodes=1", "--nodelist=node1", "mkdir", "-p", folder)
+    submit = ["--nodelist=node1,node2", project / "slurm/submit_multinode.sh", "pi/pi.py"]
+    job = cluster.submit(*submit, cwd=project, env=environment)
+    assert (job.state, job.exit_code) == ("FAILED", 1), job.output
+    lines = [line for line in job.output.splitlines() if line.startswith("preflight: ")]
+    said = f"the container cannot mount {folder}: put it where all nodes see it, or take it out of {SETTING[runtime]}"
+    assert len(lines) == 2 and lines[0] == f"preflight: node2: {said}. Without it: sbatch --exclude=node2", job.output
+    assert "1 of 2 nodes unfit" in lines[1] and "meeting at" not in job.output
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "podman-hpc"])  # container/start.sh calls them
+def test_a_runtime_that_one_node_lacks(cluster, everywhere, runtime, surroundings, tmp_path):
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    project = bake(tmp_path / "a b", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    build_image(cluster, project, environment)
+    on_node2 = ["srun", "--nodes=1", "--nodelist=node2"]
+    cluster.run(*on_node2, "mount", "-t", "tmpfs", "tmpfs", STAND_INS)
+    try:
+        submit = ["--nodelist=node1,node2", project / "slurm/submit_multinode.sh", "pi/pi.py"]
+        job = cluster.submit(*submit, cwd=project, env=environment)
+    finally:
+        cluster.run(*on_node2, "umount", STAND_INS)
+    assert (job.state, job.exit_code) == ("FAILED", 1), job.output
+    assert f"preflight: node2: cannot read {runtime}: put it where all nodes see it, or name its module" in job.output
+
+
+# Where a project names the folders that its container sees.
+SETTING = dict.fromkeys(RUNTIMES, "BINDS in env.sh") | {"edf": "mounts in container/demo.toml"}
+
+
 def test_podman_hpc_s_image_has_to_be_migrated(cluster, everywhere, surroundings, tmp_path):
     """An image that only the login node has is refused there, by the build and before the queue."""
     project = bake(tmp_path / "a b", site=everywhere, runtime="podman-hpc", nodes="2", gpus_per_node="2")

@@ -226,6 +226,22 @@ def test_software(either, run_dir):
     ]
 
 
+def test_folders_of_the_container(either, run_dir):
+    """A folder that only node1 has; the message for a program or a file stays another one."""
+    only, missing = either.node_local / "only here", either.node_local / "nowhere"
+    on(either, "node1", f"mkdir -p '{only}'")
+    assert preflight(either, run_dir, "bash", "--mounts", run_dir) == FIT
+    said = "put it where all nodes see it, or take it out of"
+    line = fault_of_node2(preflight(either, run_dir, "bash", "--mounts", run_dir, only))
+    assert line == f"the container cannot mount {only}: {said} BINDS in env.sh"
+    line = fault_of_node2(preflight(either, run_dir, "--mounts", only, MOUNTS_SETTING="mounts in x.toml"))
+    assert line == f"the container cannot mount {only}: {said} mounts in x.toml"
+    code, lines = preflight(either, run_dir, missing, "--mounts", missing)
+    faults = [f"cannot read {missing}: put it where all nodes see it, or name its module in MODULES of env.sh"]
+    faults += [f"the container cannot mount {missing}: {said} BINDS in env.sh"]
+    assert code == 1 and lines[0] == f"on all of 2 node(s): {'; '.join(faults)}", lines
+
+
 # ---- hardware --------------------------------------------------------------------------------------------------------
 
 

@@ -188,9 +188,11 @@ BINDS=(
 # then take another name, and on the nodes: enroot remove pyxis_NAME
 KEEP_CONTAINER="${KEEP_CONTAINER:-}"
 #? endif
-# Filled by activate below: options of srun, and a command that is put before the launcher.
+# Filled by activate below: options of srun, a command that is put before the launcher, and the folders that the container
+# mounts, which slurm/preflight.sh looks for on each node.
 CONTAINER_SRUN_ARGS=()
 CONTAINER_EXEC=()
+CONTAINER_FOLDERS=()
 
 #? endif
 #? if slurm
@@ -293,7 +295,7 @@ enter_container() {
     command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
     # Read-only images are the migrated ones, which alone the compute nodes see (podman-hpc 1.1.4, siteconfig.py, 2026-11-22).
     [[ -n $(podman-hpc images --filter readonly=true --filter reference="$IMAGE" --quiet) ]] ||
-        missing "podman-hpc has no migrated image $IMAGE; 'bash slurm/build_container.sh', or set IMAGE" || return
+        missing "podman-hpc has no migrated image $IMAGE; run 'bash slurm/build_container.sh', or set IMAGE" || return
     #? endif
     #? if runtime not in ("shifter", "podman-hpc")
     [[ $IMAGE == /* && -r $IMAGE ]] ||
@@ -315,6 +317,12 @@ enter_container() {
                 "\" \$ \`; rename the folder" || return
         #? endif
     done
+    CONTAINER_FOLDERS=("${folders[@]}")
+    #? elif runtime == "edf"
+    # The folders of this run, and those that the file names without a variable.
+    local file="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml"
+    mapfile -t CONTAINER_FOLDERS < <({ printf '%s\n' "$@" && sed -n 's|^ *"\(/[^:$]*\):.*|\1|p' "$file"; } | sort -u)
+    export MOUNTS_SETTING="mounts in container/{{ cookiecutter.project }}.toml"
     #? endif
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     #? if runtime in ("pyxis", "enroot")

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Looks at every node of a job before the ranks start: one line, with the fix, for each node that would fail them.
 #
-#   slurm/preflight.sh [NAME|PATH …]     in a job or salloc; slurm/submit_multinode.sh calls it first, unless PREFLIGHT=0
+#   slurm/preflight.sh [NAME|PATH …] [--mounts FOLDER …]
 #
-# Each NAME has to be a command on every node, each PATH readable there. Beside these: names, the way to the master and its
-# port, clocks, folders, cores, GPUs and their driver, RDMA. Exit code: 0 all nodes are fit, 1 not, 2 called wrongly.
+# Call it in a job or salloc; slurm/submit_multinode.sh calls it first, unless PREFLIGHT=0. Each NAME has to be a command
+# on every node, each PATH readable there. Each FOLDER is one that the container mounts: without it, it cannot start.
+# Beside these: names, the way to the master and its port, clocks, folders, cores, GPUs and their driver, RDMA.
+# Exit code: 0 all nodes are fit, 1 not, 2 called wrongly.
 #
 # Read from the environment, all optional:
 #   MASTER_ADDR, MASTER_PORT   where the ranks will meet                          (the first node, 29500)
 #   RUN_DIR                    folder of the ranks' logs                          (the current folder)
 #   MIN_FREE_GB                GiB to be left there                               (1)
 #   PREFLIGHT_TIMEOUT          seconds until a node counts as hanging             (30)
+#   MOUNTS_SETTING             where the container's folders are named            (BINDS in env.sh)
 set -u
 export LC_ALL=C # messages are compared
 
@@ -45,12 +48,17 @@ if [[ ${1:-} == --node ]]; then
         tell fault "cannot reach $MASTER_ADDR:$MASTER_PORT (${answer:-no answer in 3 s}): set MASTER_ADDR_SUFFIX in env.sh"
     fi
 
+    fault="cannot read" fix="or name its module in MODULES of env.sh"
     for need in "${@:2}"; do
+        if [[ $need == --mounts ]]; then # the container's folders follow
+            fault="the container cannot mount" fix="or take it out of ${MOUNTS_SETTING:-BINDS in env.sh}"
+            continue
+        fi
         tell at "$need"
         file=$need
         [[ $need == */* ]] || file=$(type -P "$need")
         [[ ! -L $file ]] || need+=" -> $(readlink -m "$file")" # mostly a venv made from a Python of the login node
-        [[ -r $file ]] || tell fault "cannot read $need: put it where all nodes see it, or name its module in MODULES of env.sh"
+        [[ -r $file ]] || tell fault "$fault $need: put it where all nodes see it, $fix"
     done
 
     cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # it would obey them

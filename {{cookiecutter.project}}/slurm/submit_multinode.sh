@@ -308,6 +308,12 @@ needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
 #? if runtime in ("apptainer", "pyxis", "enroot", "edf")
 [[ $RUNTIME != "{{ runtime }}" ]] || needed+=("$IMAGE")
 #? endif
+#? if runtime in ("enroot", "podman-hpc")
+[[ $RUNTIME != "{{ runtime }}" ]] || needed+=("{{ runtime }}") # which container/start.sh calls
+#? endif
+#? if container
+((${#CONTAINER_FOLDERS[@]} == 0)) || needed+=(--mounts "${CONTAINER_FOLDERS[@]}")
+#? endif
 MASTER_PORT=$(free_port)
 export MASTER_PORT
 [[ $PREFLIGHT == 0 ]] || "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
