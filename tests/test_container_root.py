@@ -103,6 +103,37 @@ def test_podman_needs_a_place_for_its_images(containers, storage, tmp_path):
     assert done.returncode and "set-CONTAINERS_STORAGE_CONF" in done.stderr
 
 
+def test_podman_tells_read_only_images_from_its_own(containers, storage, tmp_path):
+    """What slurm/build_container.sh asks podman-hpc, whose migrated images are those of an additional store."""
+    (tmp_path / "Dockerfile").write_text(f"FROM {VENDOR}\nLABEL mine=yes\n")
+    done = build(containers, tmp_path, storage, image="localhost/own:1")
+    assert done.returncode == 0, done.stderr
+
+    def images(*words):
+        return containers.run("srun", "--nodelist=node1", "podman", "images", *words, env=storage).stdout.split()
+
+    def migrated(name):
+        return images("--filter", "readonly=true", "--filter", f"reference={name}", "--quiet")
+
+    assert len(images("--quiet", "localhost/own:1")) == len(migrated(VENDOR)) == 1
+    assert not migrated("localhost/own:1") and not migrated("localhost/none:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--volume=/no/such:/x"], 125, "Error: statfs /no/such: no such file or directory"),
+        (["--volume=/usr:/x:readonly"], 125, 'Error: invalid option type "readonly"'),
+        (["--workdir=/no/such"], 126, 'Error: workdir "/no/such" does not exist on container'),
+    ],
+)
+def test_podman_run_refuses_as_its_stand_in_does(containers, storage, options, code, said):
+    """The same messages as in test_podman_hpc_refuses. They come before crun, which refuses some machines."""
+    words = ["podman", "run", "--rm", "--network=host", "--cgroups=disabled", *options, "localhost/base:1", "true"]
+    done = containers.run("srun", "--nodelist=node1", *words, env=storage, check=False)
+    assert said in done.stderr and done.returncode == code, done.stderr
+
+
 def test_a_failing_step_fails_the_build(containers, storage, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {VENDOR}\nRUN echo before && exit 9\n")
     done = build(containers, tmp_path, storage)
