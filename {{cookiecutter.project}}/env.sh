@@ -318,11 +318,6 @@ enter_container() {
         #? endif
     done
     CONTAINER_FOLDERS=("${folders[@]}")
-    #? elif runtime == "edf"
-    # The folders of this run, and those that the file names without a variable.
-    local file="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml"
-    mapfile -t CONTAINER_FOLDERS < <({ printf '%s\n' "$@" && sed -n 's|^ *"\(/[^:$]*\):.*|\1|p' "$file"; } | sort -u)
-    export MOUNTS_SETTING="mounts in container/{{ cookiecutter.project }}.toml"
     #? endif
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     #? if runtime in ("pyxis", "enroot")
@@ -370,6 +365,8 @@ enter_container() {
     { mkdir -p "$PROJECT_DIR/logs" && echo "$edf" >"$file.$$" && mv "$file.$$" "$file"; } ||
         missing "cannot write $file, which srun reads" || return
     CONTAINER_SRUN_ARGS=(--environment="$file")
+    mapfile -t CONTAINER_FOLDERS < <(sed -n 's|^ *"\(/[^:]*\):.*|\1|p' "$file" | sort -u) # its mounts
+    export MOUNTS_SETTING="mounts in container/{{ cookiecutter.project }}.toml"
     #? elif runtime == "shifter"
     CONTAINER_EXEC=(shifter --image="docker:$IMAGE")
     #? for flag in flags
