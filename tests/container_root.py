@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_cluster import DEBIAN13_PACKAGES, Cluster
+from waiting import INSTALLATION
 
 # Apptainer brings uidmap and squashfs-tools. podman's bridge, netavark, comes along and is never used: CONTAINERS_CONF.
 CONTAINER_PACKAGES = f"{DEBIAN13_PACKAGES},podman,apptainer"
@@ -155,7 +156,7 @@ def make_sif(cluster: Cluster, archive: Path, target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(target) as new:
             words = ["apptainer", "build", f"--mksquashfs-args={FAST_SQUASHFS}", new, f"docker-archive://{archive}"]
-            cluster.run(*words, timeout=300)
+            cluster.run(*words)
     return target
 
 
@@ -171,7 +172,7 @@ def offer_image(cluster: Cluster, archive: Path, *names: str) -> None:
         loaded = json.load(tar.extractfile("manifest.json"))[0]["RepoTags"][0]
     have = cluster.run(*podman, "images", "--format={{.Repository}}:{{.Tag}}", env=environment).stdout.split()
     if loaded not in have:
-        cluster.run(*podman, "load", "--input", archive, env=environment, timeout=300)
+        cluster.run(*podman, "load", "--input", archive, env=environment)
     for name in {*names} - {loaded}:  # an earlier test may have given it to another image
         cluster.run(*podman, "tag", loaded, name, env=environment)
 
@@ -255,6 +256,8 @@ def _debian(*arguments: str | Path) -> None:
     # in a mount namespace of its own nothing stays mounted if this is interrupted
     words = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", *arguments]
     try:
-        subprocess.run(words, check=True, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+        subprocess.run(
+            words, check=True, capture_output=True, text=True, timeout=INSTALLATION, stdin=subprocess.DEVNULL
+        )
     except subprocess.SubprocessError as error:
         raise Unavailable(f"{error}\n{str(error.stderr)[-1000:]}") from error

@@ -42,6 +42,7 @@ STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 sys.path.insert(0, str(STAND_INS))
 
 from stand_in import MS_BIND, MS_REC, Mount, Root, libc, mount  # noqa: E402
+from waiting import PATIENCE  # noqa: E402
 
 REPOSITORY = STAND_INS.parent.parent
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -117,9 +118,10 @@ class RunaiCluster:
     job's specification has; None is the operators' `auto`. `elastic`: "min:max", with operator 1.9.
     `volumes`: claim -> folder. `images`: name -> Image. `hide`: folders of this machine that no pod sees, beside those
     of the submitting side that are known anyway. `late`: {"master" or "worker-N": seconds}, its pod and name appear
-    later. `infiniband`: {device: {port: {"link_layer": …, "gids": [(gid, type), …]}}}, or a list of these by rank; a
-    type of None cannot be read. `secrets`: {(secret, key): value}. `mangle_quotes`: v1 hands the words after -- to a
-    shell. `grace`: seconds between SIGTERM and SIGKILL. `init_seconds`: how long workers wait for the master's name.
+    later, or when the file of that name is there. `infiniband`: {device: {port: {"link_layer": …, "gids": [(gid, type),
+    …]}}}, or a list of these by rank; a type of None cannot be read. `secrets`: {(secret, key): value}.
+    `mangle_quotes`: v1 hands the words after -- to a shell. `grace`: seconds between SIGTERM and SIGKILL.
+    `init_seconds`: how long workers wait for the master's name.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class RunaiCluster:
         secrets: Mapping[tuple[str, str], str] | None = None,
         infiniband: dict | list | None = None,
         hide: Sequence[Path] = (),
-        late: Mapping[str, float] | None = None,
+        late: Mapping[str, float | str] | None = None,
         mangle_quotes: bool = False,
         grace: float = 5,
         init_seconds: float = 200,
@@ -217,7 +219,7 @@ class RunaiCluster:
         if self._process:
             self._process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(5)
+                self._process.wait(PATIENCE)
             self._process.kill()
             self._process.wait()
             self._process.stdout.close()
@@ -236,7 +238,7 @@ class RunaiCluster:
         *command: str | Path,
         cwd: Path | None = None,
         check: bool = True,
-        timeout: float = 60,
+        timeout: float = PATIENCE,
         stdin: str | None = None,
         **env: str,
     ) -> subprocess.CompletedProcess:
@@ -278,11 +280,11 @@ class RunaiCluster:
         codes = {pod["name"]: pod["exit"] for pod in pods}
         return Job(name, status["state"], codes, outputs, status["events"], pods, status["settled"])
 
-    def wait(self, name: str, timeout: float = 60) -> Job:
+    def wait(self, name: str, timeout: float = PATIENCE) -> Job:
         """Wait for the end of a workload and its pods, or until nothing can become of it (Pending)."""
         return self._wait(name, timeout, lambda job: job.settled)
 
-    def wait_until_running(self, name: str, timeout: float = 20) -> Job:
+    def wait_until_running(self, name: str, timeout: float = PATIENCE) -> Job:
         """Wait until every pod runs."""
         return self._wait(name, timeout, lambda job: {pod["state"] for pod in job.pods} == {"Running"})
 
@@ -318,7 +320,9 @@ class Pod:
         self.state, self.exit, self.address, self.init, self.kill_at = "Pending", None, "", None, math.inf
         self.process: subprocess.Popen | None = None
         self.restarts = 0
-        self.due = time.monotonic() + operator.settings["late"].get(self.role, 0)
+        late = operator.settings["late"].get(self.role, 0)
+        self.awaited = Path(late) if isinstance(late, str) else None
+        self.due = time.monotonic() + (0 if self.awaited else late)
         self.gpus = spec["master_gpus" if rank == 0 else "gpus"]
 
     @property
@@ -459,7 +463,8 @@ class Pod:
     def step(self) -> None:
         """Start what can start, notice what has ended."""
         now = time.monotonic()
-        if self.state in ("Pending", "Init") and now >= self.due:
+        due = self.awaited.exists() if self.awaited else now >= self.due
+        if self.state in ("Pending", "Init") and due:
             master = self.workload.pods[0]
             waits = self.rank and self.workload.operator.kind != "trainjob"
             if not waits or master.service in self.workload.operator.names:
@@ -473,7 +478,7 @@ class Pod:
                 self.init, self.state = child(self.process.pid), "Running"
             code = self.process.poll()
             if code is not None:
-                self.reader.join(5)
+                self.reader.join(PATIENCE)
                 event = self.folder / "event"
                 self.end(code, event.read_text() if event.exists() else "")
             elif now > self.kill_at:

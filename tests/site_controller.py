@@ -24,8 +24,8 @@ from pathlib import Path
 
 import accounting
 from slurm_cluster import MUNGED, PATH, free_ports
+from waiting import PATIENCE
 
-START_TIMEOUT = 60
 HOST = os.uname().nodename.split(".")[0]
 ACCOUNT = "acc1"  # exists where the site's file names no other
 # Where a site does not say how much there is: plenty.
@@ -221,7 +221,7 @@ class Controller:
 
     def wait(self) -> None:
         """Return when it answers."""
-        end = time.monotonic() + START_TIMEOUT
+        end = time.monotonic() + PATIENCE
         while not (self.folder / "ready").exists():
             if self._process.poll() is not None or time.monotonic() > end:
                 logs = [*self.folder.glob("*.log"), *self.folder.parent.glob("*.log")]
@@ -238,7 +238,7 @@ class Controller:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
         if done.returncode == 0 and not re.search(r"Job \d+ to start at", done.stderr):

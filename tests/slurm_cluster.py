@@ -27,10 +27,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import INSTALLATION, PATIENCE, wait_for
+
 # A GPU needs a character device of its own, or Slurm leaves CUDA_VISIBLE_DEVICES empty. These exist in any container.
 DEVICES = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "kmsg")]
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-START_TIMEOUT = 20
+GRACE = 60  # seconds for a command that is told to end; one that ignores SIGTERM is then killed
 NAMESPACES = ["--net", "--uts", "--mount", "--ipc", "--pid"]
 UNSHARE = [*NAMESPACES, "--fork", "--kill-child", "--mount-proc"]
 DAEMONS = re.compile(r"(\S*/)?slurmd |slurmstepd: |bash \S*/etc/node\.sh |sleep infinity ")
@@ -328,7 +330,7 @@ class Cluster:
             if process.stdin:
                 process.stdin.close()  # process 1 of the login node ends, and with it all others
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(5)
+                    process.wait(PATIENCE)
             process.kill()
             process.wait()
         if self._processes and not self.namespaces:
@@ -400,20 +402,18 @@ class Cluster:
             parts += [f"--- {path}", *tail]
         return "\n".join(parts)
 
-    def wait_for_nodes(self, timeout: float = START_TIMEOUT) -> None:
+    def wait_for_nodes(self) -> None:
         """Return when every node is idle."""
-        end = time.monotonic() + timeout
-        states: list[str] = []
-        while set(states) != {"idle"}:
+
+        def idle() -> bool:
             for process in self._processes:
                 if process.poll() is not None:
                     raise ClusterError(f"{process.args[len(self._drop)]} ended with exit code {process.returncode}")
-            if time.monotonic() > end:
-                raise ClusterError(f"nodes are not idle after {timeout} s: {states}")
-            time.sleep(0.03)
-            if not self.namespaces or self._ready.exists():
-                with contextlib.suppress(TimeoutError):
-                    states = self.run("sinfo", "-hN", "-o%T", timeout=5, check=False).stdout.split()
+            if self.namespaces and not self._ready.exists():
+                return False
+            return set(self.run("sinfo", "-hN", "-o%T", check=False).stdout.split()) == {"idle"}
+
+        wait_for(idle, "that all nodes are idle", pause=0.03)
 
     def _try_namespaces(self) -> str:
         """The reason why namespaces cannot be had, or nothing."""
@@ -429,7 +429,7 @@ class Cluster:
             env={"PATH": PATH},
             capture_output=True,
             text=True,
-            timeout=START_TIMEOUT,
+            timeout=PATIENCE,
             check=False,
         )
         return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
@@ -553,11 +553,12 @@ class Cluster:
             self._spawn(f"slurmd.{name}", "slurmd", "-D", "-N", name)
 
     def _wait_until(self, condition) -> None:
-        end = time.monotonic() + START_TIMEOUT
-        while not condition():
-            if time.monotonic() > end or self._processes[-1].poll() is not None:
+        def met() -> bool:
+            if self._processes[-1].poll() is not None:
                 raise ClusterError(f"{self._processes[-1].args[len(self._drop)]} did not start")
-            time.sleep(0.01)
+            return condition()
+
+        wait_for(met, f"that {self._processes[-1].args[len(self._drop)]} starts", pause=0.01)
 
     # ---- using it
 
@@ -566,7 +567,7 @@ class Cluster:
         *command: str | Path,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = PATIENCE,
         check: bool = True,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess:
@@ -608,20 +609,18 @@ class Cluster:
 
     @staticmethod
     def _end(process: subprocess.Popen) -> tuple[str, str]:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGKILL,
-        ):  # the first lets srun end its job step: the nodes are free again
+        # SIGTERM lets srun end its job step, so that the nodes are free again; a command that ignores it is killed.
+        for number, patience in ((signal.SIGTERM, GRACE), (signal.SIGKILL, PATIENCE)):
             os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=3)
+                return process.communicate(timeout=patience)
         return "", ""
 
     def sbatch(self, *args: str | Path, **options) -> int:
         """Submit a job and return its number. The options are those of `run`."""
         return int(self.run("sbatch", "--parsable", *args, **options).stdout.split(";")[0])
 
-    def wait(self, job: int, timeout: float = 120) -> Job:
+    def wait(self, job: int, timeout: float = PATIENCE) -> Job:
         """Wait for the end of a job. After `timeout` seconds it is cancelled and TimeoutError raised."""
         end = time.monotonic() + timeout
         state, pause = "", 0.05
@@ -643,7 +642,7 @@ class Cluster:
         names = [] if nodes in ("", "(null)") else self.run("scontrol", "show", "hostnames", nodes).stdout.split()
         return Job(job, state, code, number, output, names)
 
-    def submit(self, *args: str | Path, timeout: float = 120, **options) -> Job:
+    def submit(self, *args: str | Path, timeout: float = PATIENCE, **options) -> Job:
         """`sbatch`, then `wait`."""
         return self.wait(self.sbatch(*args, **options), timeout)
 
@@ -689,7 +688,9 @@ def make_debian13_root(cache: Path) -> tuple[Path | None, str]:
         # in a mount namespace of its own nothing stays mounted if this is interrupted
         words = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", packages, "trixie", new, mirror[1]]
         try:
-            subprocess.run(words, check=True, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
+            subprocess.run(
+                words, check=True, capture_output=True, text=True, timeout=INSTALLATION, stdin=subprocess.DEVNULL
+            )
         except subprocess.SubprocessError as error:
             return None, f"{error}\n{str(error.stderr)[-1000:]}"
         (new / "etc/hosts").touch()  # a mount point

@@ -23,6 +23,11 @@ line = f"{socket.gethostname()} {rank} {total.item()} {os.environ['APPTAINER_CON
 os.write(1, line.encode())
 dist.destroy_process_group()
 """
+# Waits until so many tasks of this job have come on the node: their containers are there at the same time.
+MEET = (
+    "here=/dev/shm/$SLURM_JOB_ID; mkdir -p $here; touch $here/$SLURM_PROCID\n"
+    "until [[ $(ls $here | wc -l) == %d ]]; do sleep 0.05; done"
+)
 
 
 @pytest.fixture
@@ -47,16 +52,12 @@ def build(cluster, context, env, *options, image="demo"):
         *["srun", "--nodelist=node1", "podman", "build", *options, "-t", image, "-f", context / "Dockerfile", context],
         env=env,
         check=False,
-        timeout=120,
     )
 
 
 def test_two_tasks_on_each_of_two_nodes_share_shm_and_see_binds(containers, sif, tmp_path):
     (tmp_path / "at-node").write_text("bound\n")
-    script = (
-        "touch /dev/shm/$SLURM_PROCID; sleep 0.5; seen=$(cd /dev/shm && echo [0-9]*)\n"  # other tests leave other names
-        'echo "$(hostname) $seen $(cat /no/such/dir/at-node)"'
-    )
+    script = f'{MEET % 2}\necho "$(hostname) $(ls "$here" | xargs) $(cat /no/such/dir/at-node)"'
     words = ["apptainer", "exec", "--nv", f"--bind={tmp_path}:/no/such/dir", f"--bind={REPOSITORY}", sif]
     done = containers.run("srun", *TWO_NODES, "--ntasks-per-node=2", *words, "bash", "-c", script)
     assert sorted(done.stdout.splitlines()) == ["node1 0 1 bound"] * 2 + ["node2 2 3 bound"] * 2
@@ -64,8 +65,8 @@ def test_two_tasks_on_each_of_two_nodes_share_shm_and_see_binds(containers, sif,
 
 
 def test_more_containers_than_loop_devices_at_first(containers, sif):
-    words = ["singularity", "exec", sif, "bash", "-c", "sleep 1; echo done"]
-    assert containers.run("srun", *TWO_NODES, "--ntasks-per-node=8", *words).stdout == "done\n" * 16
+    words = ["singularity", "exec", sif, "bash", "-c", f"{MEET % 8}\necho met"]
+    assert containers.run("srun", *TWO_NODES, "--ntasks-per-node=8", "-K", *words).stdout == "met\n" * 16
 
 
 def test_an_error_inside_is_an_error_outside(containers, sif):
@@ -148,7 +149,7 @@ def test_from_dockerfile_to_apptainer_image(containers, storage, tmp_path):
         f"podman save --format docker-archive -o {tmp_path}/demo.tar demo",
         f"apptainer build {tmp_path}/demo.sif docker-archive://{tmp_path}/demo.tar",
     ]
-    containers.run("srun", "--nodelist=node1", "bash", "-ec", "\n".join(lines), env=storage, timeout=300)
+    containers.run("srun", "--nodelist=node1", "bash", "-ec", "\n".join(lines), env=storage)
     shown = containers.run(
         "srun", *TWO_NODES, "apptainer", "exec", tmp_path / "demo.sif", "bash", "-c", "cat /made; env"
     )

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from baking import REPOSITORY, bake, cluster_options
 from slurm_cluster import PATH, Cluster, Nodes
+from waiting import FOREVER, PATIENCE
 
 sys.path.insert(0, str(REPOSITORY))
 import describe_cluster
@@ -49,7 +50,7 @@ def started(**options):
             yield cluster
 
 
-def asked(cluster, user="", env=None, timeout=10):
+def asked(cluster, user="", env=None, timeout=PATIENCE):
     """Run describe() on the login node, with the Python that runs the tests, or as another user with the system's."""
     python, folder = ("/usr/bin/python3", cluster.home) if user else (sys.executable, REPOSITORY)
     settings = [f"{name}={value}" for name, value in (env or {}).items()]
@@ -212,11 +213,9 @@ def test_modules(cluster, tmp_path, programs):
     facts = described(cluster, tmp_path, env=path)
     assert facts["runtimes"] == ["none", "venv", "apptainer"]
     assert facts["containers"] == {"none": {"modules": ["PyTorch"]}, "apptainer": {"modules": ["apptainer"]}}
-    (tmp_path / ".bash_profile").write_text("module() { read -t 60 <> <(:); }\n")
-    began = time.monotonic()
+    (tmp_path / ".bash_profile").write_text(f"module() {{ read -t {FOREVER} <> <(:); }}\n")
     done = asked(cluster, env=path)
     assert "# module -t avail: no answer within 3 s, so modules are not known\n" in done.stdout
-    assert time.monotonic() - began < 5
 
 
 def test_missing_programs(cluster, tmp_path, programs):
@@ -247,7 +246,6 @@ def test_nodes_without_gpus_and_then_no_controller(tmp_path):
         suits(cluster, tmp_path)
         controllers = [pid for pid in cluster.processes() if Path(f"/proc/{pid}/comm").read_text() == "slurmctld\n"]
         os.kill(controllers[0], signal.SIGSTOP)
-        began = time.monotonic()
         said = refused(cluster, timeout=0.5)
         assert said.startswith("refused: scontrol ping: no answer within 0.5 s; try again when the controller")
         for pid in controllers:
@@ -255,7 +253,6 @@ def test_nodes_without_gpus_and_then_no_controller(tmp_path):
         said = refused(cluster)
         assert said.startswith("refused: scontrol ping: Slurmctld(primary) at")
         assert said.count("\n") == 1 and "is DOWN; try again when the controller of this cluster answers" in said
-        assert time.monotonic() - began < 5
 
 
 # ---- partitions and kinds of nodes -----------------------------------------------------------------------------------

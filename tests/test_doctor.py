@@ -14,6 +14,7 @@ import time
 import pytest
 from baking import TEMPLATE, bake
 from test_versions import OLD
+from waiting import FOREVER, PATIENCE
 
 # What a run prints as long as all is well.
 GOOD = """\
@@ -113,7 +114,7 @@ def doctor(project, tmp_path):
             (tools / name).chmod(0o755)
         environment = {"PATH": f"{tools}:{os.environ['PATH']}", "LANG": "C.UTF-8"}
         command = [sys.executable, project / "slurm/doctor.py", *arguments]
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False, timeout=60)
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False, timeout=PATIENCE)
 
     return call
 
@@ -261,7 +262,7 @@ def test_the_help_of_the_programs_has_no_cause(read, project):
     for script in ("slurm/submit_multinode.sh", "slurm/doctor.py"):
         text += subprocess.run([project / script, "--help"], capture_output=True, text=True, check=True).stdout
     words = [sys.executable, project / "training/train_ddp.py", "--help"]
-    text += subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    text += subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
     assert "--micro-batch" in text and "It reads the last 20 MB" in text
     code, report = read(text)
     assert code == 1 and "cause: " not in report, report
@@ -676,7 +677,7 @@ def test_an_old_python_says_the_same(project, tmp_path, python):
         said = []
         for program in (python, sys.executable):
             command = [program, project / "slurm/doctor.py", f"{number}.out"]
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=60)
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=PATIENCE)
             assert done.returncode in (0, 1) and not done.stderr, done.stderr
             said.append((done.returncode, done.stdout))
         assert said[0] == said[1]
@@ -831,7 +832,7 @@ def test_mistakes(doctor, tmp_path):
 
 # ---- real jobs -------------------------------------------------------------------------------------------------------
 
-FAILS = """\
+FAILS = f"""\
 import os, signal, sys, time
 rank = int(os.environ["RANK"])
 print("rank", rank, "is here", flush=True)
@@ -840,16 +841,18 @@ if rank == 3 and sys.argv[1] == "raise":
     raise ValueError("bad sample 17")
 if rank == 3:
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60)
+time.sleep({FOREVER})
 """
-HANGS = """\
+HANGS = f"""\
 import datetime, time
 import torch, torch.distributed as dist
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+dist.init_process_group("gloo")
+dist.barrier()  # only from here on nobody is late because the machine is slow
+group = dist.new_group(timeout=datetime.timedelta(seconds=5))
 for step in range(9):
     if step == 5 and dist.get_rank() == 2:
-        time.sleep(60)
-    dist.all_reduce(torch.ones(9))
+        time.sleep({FOREVER})
+    dist.all_reduce(torch.ones(9), group=group)
 """
 
 

@@ -160,7 +160,7 @@ def test_in_an_allocation_with_stray_variables(request, version, project, enviro
         mine = {**environment, **STRAY, "LAUNCHER": launcher}
 
         def run(mine=mine):
-            done = either.run(*command, cwd=tmp_path, env=mine, timeout=120, check=False)
+            done = either.run(*command, cwd=tmp_path, env=mine, check=False)
             return done.returncode != 0, done.stdout + done.stderr
 
         assert_trained_together(until_torch_ends_well(run), alone[name])

@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from waiting import PATIENCE
 
 torch = pytest.importorskip("torch")
 
@@ -205,7 +206,7 @@ def test_horovod_is_missing(tmp_path):
         )
         for rank in "01"
     ]  # fmt: skip
-    outputs = [rank.communicate(timeout=60) for rank in ranks]
+    outputs = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2]
     assert outputs[0] == (
         "",
@@ -286,7 +287,7 @@ def build(tmp_path):
         env = {"PATH": str(tmp_path / "bin"), "HERE": str(tmp_path), "TORCH": "2.13.0+cpu - - cp311"}
         env |= {"PYTHON": "python", "SOURCE": str(source), "TMPDIR": str(temporary), **environment}
         command = [shutil.which("bash"), BUILD, wheels]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
         assert not list(temporary.iterdir()), "something is left"
         return done
 
@@ -445,7 +446,7 @@ def ddp(folder, *flags):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "--"]
     command += [TRAINING / "train_ddp.py", *TINY, "--out", folder, "--json", f"{folder}.json", *flags]
     command = [str(word) for word in command]
-    done = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(Path(f"{folder}.json").read_text())
 

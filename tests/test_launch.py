@@ -16,6 +16,7 @@ import sys
 
 import pytest
 from baking import TEMPLATE, bake
+from waiting import FOREVER, PATIENCE
 
 WRAPPER = TEMPLATE / "launch/torchrun.sh"
 RANK = TEMPLATE / "launch/rank.sh"
@@ -333,7 +334,7 @@ def test_spawned_ranks(tmp_path):
 
 
 def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
-    """The others would wait for a minute; the exit code is the failed one's."""
+    """The others would wait for ever; the exit code is the failed one's."""
     program = tmp_path / "x.py"
     for failure, code, said in (
         ("sys.exit(7)", 7, "rank 1 ended with exit code 7"),
@@ -341,8 +342,10 @@ def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
         ("1 / 0", 1, "ZeroDivisionError"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     ):
-        program.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {failure}\ntime.sleep(60)\n")
-        done = spawn({"NPROC_PER_NODE": "3"}, program, cwd=tmp_path, timeout=20)
+        program.write_text(
+            f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {failure}\ntime.sleep({FOREVER})\n"
+        )
+        done = spawn({"NPROC_PER_NODE": "3"}, program, cwd=tmp_path, timeout=PATIENCE)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
@@ -352,7 +355,7 @@ def test_spawn_hands_signals_on(number, code, tmp_path):
     program = tmp_path / "x.py"
     program.write_text(
         "import signal, sys, time\nsignal.signal(signal.SIGUSR1, lambda *_: (time.sleep(0.5), sys.exit(5)))\n"
-        "print('waiting', flush=True)\ntime.sleep(60)\n"
+        f"print('waiting', flush=True)\ntime.sleep({FOREVER})\n"
     )
     environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "LAUNCHER": "spawn", "NPROC_PER_NODE": "2"}
     environment["TMPDIR"] = str(tmp_path)
@@ -360,7 +363,7 @@ def test_spawn_hands_signals_on(number, code, tmp_path):
         lines = [process.stdout.readline(), process.stdout.readline()]
         assert all("waiting" in line for line in lines), lines
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(PATIENCE) == code
 
 
 def test_spawn_runs_a_module(tmp_path):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from baking import REPOSITORY, bake, cluster_options
 from container_root import FAST_SQUASHFS, python_folders
 from slurm_cluster import PATH, Cluster
+from waiting import FOREVER, PATIENCE, wait_for
 
 RUNTIMES = cluster_options.KINDS["slurm"]["runtimes"]
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
@@ -42,7 +42,7 @@ def either(request):
     return cluster
 
 
-def salloc(cluster, lines, *, cwd, timeout=300, options=(), check=True, **environment):
+def salloc(cluster, lines, *, cwd, timeout=PATIENCE, options=(), check=True, **environment):
     """Run lines of bash in an allocation of two nodes; stops at the first that fails."""
     command = [
         "salloc",
@@ -95,16 +95,14 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(either, pr
 
 @pytest.mark.parametrize("launcher", ["srun", "spawn", "mpirun", "mpirun-ranks"])  # torchrun: test_slurm.py
 def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
-    """The others sleep for minutes; the job fails within seconds, and says why."""
+    """The others sleep for hours; the job fails, and says why."""
     (tmp_path / "fails.py").write_text(
-        "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep(300)\n"
+        f"import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep({FOREVER})\n"
     )
     script = project / "slurm/submit_multinode.sh"
-    started = time.monotonic()
     job = cluster.submit(script, "fails.py", cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
     assert job.state == "FAILED" and job.exit_code != 0, job.output
     assert "on purpose" in job.output
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("either", ["cluster", pytest.param("cluster24", marks=pytest.mark.drill)], indirect=True)
@@ -117,7 +115,7 @@ def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(either, project, tmp_
     for place, names in (([], launchers), (["srun", "--nodes=1", "--ntasks=1"], ["srun"])):
         lines = "\n".join(f"LAUNCHER={name} bash slurm/submit_multinode.sh '{tmp_path}/own.py'" for name in names)
         command = ["salloc", *options, "--cpus-per-task=8", *place, "bash", "-ec", lines]
-        done = either.run(*command, cwd=project, env=ENVIRONMENT, timeout=300)
+        done = either.run(*command, cwd=project, env=ENVIRONMENT)
         found = re.findall(r"RESULT (\d\|\d\|\d\|host\|)", done.stdout)
         assert sorted(found) == sorted(wanted * len(names)), done.stdout + done.stderr
     script = project / "slurm/submit_multinode.sh"
@@ -195,7 +193,7 @@ STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 REAL = ("none", "venv", "apptainer")  # the others are stand-ins, which check what they are given as the real ones do
 # All ranks meet rank 0, without torch, whose import would take most of the time; programs with torch are tested above.
 OWN_PROGRAM = """\
-import os, socket, sys
+import os, socket, sys, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 here = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1  # torchrun itself has the other
 total = rank
@@ -210,12 +208,12 @@ if rank == 0:
 else:
     while True:
         try:
-            with socket.create_connection(here, timeout=60) as peer:
+            with socket.create_connection(here) as peer:
                 peer.sendall(f"{rank}\\n".encode())
                 total = int(peer.makefile().readline())
             break
         except ConnectionRefusedError:
-            pass
+            time.sleep(0.05)
 runtime = os.environ.get("STAND_IN_RUNTIME") or ("apptainer" if os.path.exists("/.singularity.d") else "host")
 words = [rank, world, total, runtime, os.getcwd(), *sys.argv[1:]]
 sys.stdout.write("RESULT " + "|".join(map(str, words)) + "\\n")
@@ -290,7 +288,7 @@ def build_image(cluster, project, environment):
     done = cluster.run("bash", "slurm/build_container.sh", cwd=project, env=environment)
     output = done.stdout
     if number := re.search(r"Submitted batch job (\d+)", output):
-        job = cluster.wait(int(number[1]), timeout=300)
+        job = cluster.wait(int(number[1]))
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
         output = job.output
     assert "ready: " in output
@@ -629,9 +627,12 @@ def test_ranks_in_podman_hpc_end_by_the_first_signal(cluster, everywhere, surrou
     build_image(cluster, project, environment)
     (project / "waits.py").write_text(WAITS)
     job = cluster.sbatch(project / "slurm/submit_multinode.sh", "waits.py", cwd=project, env=environment)
-    while len(list(project.glob("started.*"))) < 4:
+
+    def all_started():
         assert cluster.run("squeue", "-h", f"--jobs={job}").stdout, (project / f"demo-{job}.out").read_text()
-        time.sleep(0.1)
+        return len(list(project.glob("started.*"))) == 4
+
+    wait_for(all_started)
     if end == "scancel":
         cluster.run("scancel", str(job))
     else:

@@ -16,6 +16,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from baking import REPOSITORY
+from waiting import PATIENCE
 
 TORCH = re.search(r"^torch==(\S+)", (REPOSITORY / "requirements-dev.txt").read_text(), re.M)[1]
 
@@ -64,7 +65,7 @@ def chosen(tmp_path):
         clean = {"PATH": str(tools), "TORCH_CPU_INDEX": index, "no_proxy": "*", **environment}
         command = ["make", "--dry-run", f"PYTHON={sys.executable}", ".venv/ready", *words]
         done = subprocess.run(
-            command, cwd=tmp_path / "here", env=clean, capture_output=True, text=True, timeout=120, check=False
+            command, cwd=tmp_path / "here", env=clean, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         (options,) = re.findall(r"^\.venv/bin/pip install --quiet(.*) -r requirements-dev\.txt$", done.stdout, re.M)

@@ -12,15 +12,15 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 from baking import TEMPLATE, bake
 from slurm_cluster import PATH, ClusterError
+from test_programs import CLEAN, ends, meeting_point
+from waiting import FOREVER
 
 PROGRAM = TEMPLATE / "benchmark/pairs.py"
 SPEC = importlib.util.spec_from_file_location("pairs", PROGRAM)
@@ -220,15 +220,15 @@ def test_bad_values_are_refused(monkeypatch, capsys):
 
 # ---- ranks of this machine that give out names of different hosts ----------------------------------------------------
 
-RESERVED = ("SLURM_", "PET_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
 PRETEND = """
-import json, os, runpy, socket, sys, time
+import json, os, runpy, socket, sys, threading, time
 sys.dont_write_bytecode = True
 sys.modules["numpy"] = None  # the program needs torch alone
 import torch
 import torch.distributed as dist
 rank, host, calls, real = int(os.environ["RANK"]), sys.argv[1], [], dist.batch_isend_irecv
 socket.gethostname = lambda: host
+{more}
 def exchange(operations):
     calls.append(operations[0].peer)
     if rank == {broken_rank} and len(calls) == {broken_call}:
@@ -244,29 +244,25 @@ finally:
 """
 
 
-def run(hosts, *arguments, errors=None, fault="pass", broken_rank=-1, broken_call=0):
+def run(hosts, *arguments, errors=None, more="", fault="pass", broken_rank=-1, broken_call=0):
     """Run the program with a rank on each of these hosts; return (exit code, stdout, stderr) of each.
 
-    errors: a folder for what torchrun would be told. fault: what a rank does instead of its so manieth exchange.
+    errors: the folder in which the ranks run, and for what torchrun would be told. more: lines that every rank executes
+    first. fault: what broken_rank does instead of its exchange number broken_call.
     """
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(RESERVED)}
-    clean.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    script = PRETEND.format(fault=fault, broken_rank=broken_rank, broken_call=broken_call)
+    store, meeting = meeting_point()
+    script = PRETEND.format(fault=fault, more=more, broken_rank=broken_rank, broken_call=broken_call)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": errors}
     processes = []
     for rank, host in enumerate(hosts):
-        env = {**clean, "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0"}
+        env = {**CLEAN, **meeting, "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0"}
         if errors:
             env["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{rank}.json")
         command = [sys.executable, "-W", "ignore", "-c", script, host, PROGRAM, *map(str, arguments)]
-        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    results = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        results.append((process.returncode, out, err))
-    return results
+        processes.append(subprocess.Popen(command, env=env, **pipes))
+    said = ends(processes)
+    del store
+    return [(process.returncode, out, err) for process, (out, err) in zip(processes, said)]
 
 
 def test_each_rank_meets_those_of_its_place(tmp_path):
@@ -311,16 +307,36 @@ def test_what_cannot_be_measured_is_refused(hosts, found):
     assert not any("pairs.py:" in err for _, _, err in done[1:])
 
 
+# Rank 3 hangs until rank 1 has given up. The time of rank 1 is over as soon as rank 3 hangs, and not after a number of
+# seconds, which would be too short on a busy machine or a waste on a quiet one.
+HANGS = """
+        open("hangs", "w").close()
+        while not os.path.exists("1.json"):
+            time.sleep(0.05)
+        os._exit(9)
+"""
+IMPATIENT = f"""
+class ImpatientTimer(threading.Timer):
+    def __init__(self, seconds, *rest):
+        assert seconds == {FOREVER}, seconds
+        super().__init__(seconds, *rest)
+    def run(self):
+        while not self.finished.wait(0.05):
+            if os.path.exists("hangs"):
+                return self.function(*self.args)
+if rank == 1:
+    threading.Timer = ImpatientTimer
+"""
+
+
 @pytest.mark.parametrize("what", ["hangs", "dies"])
 def test_a_partner_that_is_lost_is_named(what, tmp_path):
-    """In the second round, of d with b: within the timeout; a and c, who wait for these two, come later."""
-    fault = {"hangs": "time.sleep(30)", "dies": "os._exit(9)"}[what]
-    started = time.monotonic()
-    broken = {"fault": fault, "broken_rank": 3, "broken_call": 14}
-    done = run("abcd", "--size", "64K", "--timeout", "2", errors=tmp_path, **broken)
-    assert time.monotonic() - started < 29
-    assert done[1][0] == 1 and (done[3][0] == 9 or what == "hangs"), done
-    sentence = "round 2 of 3: b (rank 1) and d (rank 3) lost each other or took more than 2 s: leave out one of these"
+    """In the second round, of d with b; a and c, who wait for these two, come later."""
+    broken = {"fault": HANGS if what == "hangs" else "os._exit(9)", "broken_rank": 3, "broken_call": 14}
+    done = run("abcd", "--size", "64K", "--timeout", FOREVER, errors=tmp_path, more=IMPATIENT, **broken)
+    assert (done[1][0], done[3][0]) == (1, 9), done
+    lost = f"b (rank 1) and d (rank 3) lost each other or took more than {FOREVER} s"
+    sentence = f"round 2 of 3: {lost}: leave out one of these"
     assert sentence in done[1][2] and sentence in json.loads((tmp_path / "1.json").read_text())["message"]["message"]
     for rank in (0, 2):
         assert done[rank][0] == 1 and "lost each other" not in done[rank][2]

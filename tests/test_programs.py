@@ -3,18 +3,17 @@
 An import of torch takes a second or more, so most tests make several checks in one process (`ranks` below).
 """
 
-import contextlib
 import json
 import math
 import os
-import random
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from waiting import PATIENCE
 
 PROJECT = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}"
 PI = PROJECT / "pi/pi.py"
@@ -27,7 +26,7 @@ CLEAN = {
 CLEAN.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
 # Runs a program once per list of arguments, in one process, and prints what came of it. Without numpy, because the
-# programs promise to need torch alone. Each run meets at a port of its own.
+# programs promise to need torch alone. Each run meets through a store of its own.
 DRIVER = """
 import contextlib, io, json, os, runpy, sys, warnings
 sys.modules["numpy"] = None
@@ -38,7 +37,7 @@ def peak():  # MiB
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
 bare = peak()
 for port, argv in json.loads(sys.argv[1]):
-    os.environ["MASTER_PORT"] = str(port)
+    os.environ["MASTER_PORT"] = port
     sys.argv, code, streams = argv, 0, (io.StringIO(), io.StringIO())
     with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
         try:
@@ -50,37 +49,50 @@ for port, argv in json.loads(sys.argv[1]):
 """
 
 
-def free_port():
-    """Return a port below those that the system gives out, where another test would get it before it is used."""
-    while True:
-        port = random.randrange(15000, 30000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+def meeting_point():
+    """Return a store, and the variables with which ranks meet through it as long as something refers to the store.
+
+    This process opens the store, as torchrun does for its ranks. Ranks that open one need a port that is free when they
+    get to it, and another test may have it by then.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    return store, {**meeting, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
 def ranks(world_size, program, argument_lists, patch=""):
     """Run `program` with each list of arguments on so many ranks; return, per rank, one result per list."""
-    runs = [(free_port(), [str(program), *map(str, arguments)]) for arguments in argument_lists]
+    stores, meetings = zip(*(meeting_point() for _ in argument_lists))
+    words = [[str(program), *map(str, arguments)] for arguments in argument_lists]
+    runs = [(meeting["MASTER_PORT"], argv) for meeting, argv in zip(meetings, words)]
     command = [sys.executable, "-c", DRIVER.format(patch=patch), json.dumps(runs)]
     processes = []
     for rank in range(world_size):
         env = dict(CLEAN)
         if world_size > 1:
-            env.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
+            env.update(meetings[0], RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     results = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
+    for out, err in ends(processes):
         results.append([json.loads(line) for line in out.splitlines()])
         assert len(results[-1]) == len(runs), err
+    del stores
     return results
 
 
-def run(*command, timeout=120, **environment):
+def ends(processes):
+    """Wait until all these have ended; return what each has written to its standard output and error."""
+    try:
+        return [process.communicate(timeout=PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def run(*command, **environment):
     command = [str(part) for part in command]
     env = {**CLEAN, **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def torchrun(world_size, *program):
@@ -174,9 +186,10 @@ def test_bad_values_are_refused_once_per_node():
 
 def test_a_peer_that_never_comes(tmp_path):
     """The rank that waits gives up in time, and leaves what torchrun reports as the first failure."""
-    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    # Port 0: the system gives out one that is free, which nobody has to be told.
+    alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     error = tmp_path / "error.json"
-    done = run(sys.executable, PI, "--timeout", "1", timeout=30, TORCHELASTIC_ERROR_FILE=str(error), **alone)
+    done = run(sys.executable, PI, "--timeout", "1", TORCHELASTIC_ERROR_FILE=str(error), **alone)
     assert done.returncode == 1
     assert "timed out" in json.loads(error.read_text())["message"]["message"].lower(), done.stderr
 

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from baking import argument_for_hydra, bake
 from runai_cluster import Image, RunaiCluster
 from stand_in_runai import parse  # runai_cluster has put its folder on the path
+from waiting import FOREVER, PATIENCE, wait_for
 
 UID, GID = "4321", "765"
 IMAGE = "nvcr.io/nvidia/pytorch:26.01-py3"
@@ -70,9 +70,9 @@ class Site:
         call = [call for call in self.cluster.calls if call.get("words")][-1]
         return call["options"].get("name") or call["arguments"][0]
 
-    def run(self, *arguments, timeout=60, **environment):
+    def run(self, *arguments, **environment):
         """Submit, wait, return the job."""
-        return self.cluster.wait(self.submit(*arguments, **environment), timeout=timeout)
+        return self.cluster.wait(self.submit(*arguments, **environment))
 
     def without_torchrun(self) -> None:
         """Put a launcher in place of launch/torchrun.sh that becomes the program at once, where that is enough."""
@@ -361,9 +361,7 @@ def test_a_volume_that_belongs_to_others(site):
 
 def test_an_image_without_torch(tmp_path):
     with Site(tmp_path, image=Image(torch=False)) as site:
-        started = time.monotonic()
         job = site.run("pi/pi.py")
-        assert time.monotonic() - started < 60
         assert job.state == "Failed" and 2 in job.exit_codes.values()
         assert "python3 of this image has no torch; set another IMAGE" in job.output
 
@@ -390,7 +388,7 @@ def test_an_image_that_reaches_the_master_minutes_later(tmp_path):
 
 
 def test_a_master_that_never_appears(tmp_path):
-    with Site(tmp_path, operator="trainjob", late={"master": 300}) as site:
+    with Site(tmp_path, operator="trainjob", late={"master": FOREVER}) as site:
         job = site.run("pi/pi.py", RDZV_TIMEOUT="2")
         assert job.state == "Failed" and 1 in job.exit_codes.values()
         assert re.search(r"timed out after 2000ms while trying to connect to \(\S+-node-0-0\.\S+, 29500\)", job.output)
@@ -400,10 +398,8 @@ def test_a_master_that_never_appears(tmp_path):
 @pytest.mark.parametrize("operator", ["1.6", "trainjob"])
 def test_a_worker_that_dies(operator, tmp_path):
     with Site(tmp_path, operator=operator) as site:
-        dies = "import os, sys, time\nif os.environ['RANK'] == '1': time.sleep(1); sys.exit(7)\ntime.sleep(300)\n"
-        started = time.monotonic()
-        job = site.run(site.program(dies))
-        assert time.monotonic() - started < 60
+        dies = "import os, sys, time\nif os.environ['RANK'] == '1': time.sleep(1); sys.exit(7)\n"
+        job = site.run(site.program(f"{dies}time.sleep({FOREVER})\n"))
         codes = list(job.exit_codes.values())
         assert job.state == "Failed" and codes[1] == 1 and codes[0] != 0
         assert re.search(r"rank +: 1 .*\n.*exitcode +: 7", job.output)
@@ -435,16 +431,15 @@ def test_the_signal_that_ends_a_pod_reaches_the_program(tmp_path):
     """Preemption and deletion send SIGTERM to process 1 alone."""
     waits = "import signal, sys, time\n"
     waits += "signal.signal(15, lambda *_: (time.sleep(1), print('saved', flush=True), sys.exit(5)))\n"
-    with Site(tmp_path) as site:
+    with Site(tmp_path, grace=PATIENCE) as site:
         site.without_torchrun()
-        name = site.submit(site.program(waits + "print('began', flush=True)\ntime.sleep(300)\n"))
-        deadline = time.monotonic() + 60
-        while site.cluster.job(name).output.count("began") < 2:
-            assert time.monotonic() < deadline, site.cluster.job(name).output
-            time.sleep(0.1)
+        name = site.submit(site.program(f"{waits}print('began', flush=True)\ntime.sleep({FOREVER})\n"))
+        wait_for(
+            lambda: site.cluster.job(name).output.count("began") == 2, lambda: site.cluster.job(name).output, pause=0.1
+        )
         done = site.script("--delete", name, name="interactive.sh")
         assert done.returncode == 0, done.stderr
-        job = site.cluster.wait(name, timeout=30)
+        job = site.cluster.wait(name)
         assert (job.state, list(job.exit_codes.values())) == ("Deleted", [5, 5]), job.output  # none had to be killed
         for number in (0, 1):
             (log,) = (site.project / "logs").glob(f"{name}.*/pod{number}.log")
@@ -500,10 +495,10 @@ def test_waiting_pods_are_entered_used_and_deleted(generation, tmp_path):
         (line,) = re.findall(r"or now: (bash .*)$", done.stdout, re.MULTILINE)
         deleted = site.script(*line.split()[2:], name="interactive.sh")
         assert deleted.returncode == 0, deleted.stdout + deleted.stderr
-        assert site.cluster.wait(name, timeout=30).state == "Deleted"
+        assert site.cluster.wait(name).state == "Deleted"
 
 
 def test_waiting_pods_end_by_themselves(site):
     done = site.script("00:00:02", name="interactive.sh", NNODES="1")
     assert done.returncode == 0, done.stdout + done.stderr
-    succeeded(site.cluster.wait(site.name(), timeout=20))
+    succeeded(site.cluster.wait(site.name()))

@@ -4,18 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from baking import REPOSITORY
 from runai_cluster import STAND_INS, Image, RunaiCluster
 from stand_in_runai import COMMANDS, Refused, parse
+from waiting import FOREVER, PATIENCE, wait_for
 
 IMAGE = "registry.example.org/lab/torch:1"
 UID, GID = 34567, 83070  # nobody on this machine
 STARTER = """
-import sys, time
+import signal, sys
 sys.path.insert(0, sys.argv[1])
 from runai_cluster import Image, RunaiCluster
 with RunaiCluster(sys.argv[2], images={"i": Image()}) as cluster:
@@ -23,7 +23,7 @@ with RunaiCluster(sys.argv[2], images={"i": Image()}) as cluster:
     cluster.run("runai", *words)
     cluster.wait_until_running("a")
     print("up", flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 # ---- the client
@@ -186,7 +186,7 @@ def test_pods_are_like_pods(new, volume):
         echo "network: $(ls /sys/class/net | xargs), shm: $(df --output=size /dev/shm | tail -1), $(ls /sys/class)"
         echo "gpus: $(nvidia-smi -L | wc -l) of $RUNAI_NUM_OF_GPUS, caller: $SECRET $STAND_IN_RUNAI, $A"
         mkdir /mnt/lab/scratch/closed/new 2>/dev/null || echo closed
-        ps -eo args | grep -c "[s]leep 987"; sleep 987 & sleep 0.2
+        ps -eo args | grep -c "[s]leep 987"; sleep 987 &
         python3 -c 'import torch; print("torch")'
         echo done >/mnt/lab/scratch/$HOSTNAME.txt
     """
@@ -238,9 +238,9 @@ def test_one_pod_has_nothing_of_an_operator(new):
     assert not any(word in job.output for word in ("MASTER", "PET_", "WORLD_SIZE", "RANK"))
 
 
-def test_late_names(new):
-    script = 'until getent hosts "${PET_MASTER_ADDR}"; do echo waiting; sleep 0.1; done'
-    cluster = new(operator="trainjob", late={"master": 1})
+def test_late_names(new, volume):
+    script = 'until getent hosts "$PET_MASTER_ADDR"; do echo waiting; touch /mnt/lab/scratch/waiting; sleep 0.1; done'
+    cluster = new(operator="trainjob", late={"master": str(volume / "waiting")})
     submit(cluster, script)
     job = cluster.wait("demo")
     assert job.state == "Succeeded", job.output
@@ -256,13 +256,21 @@ def test_late_names(new):
 
 
 def test_end_of_a_job(new):
-    cluster = new(grace=1)
-    submit(cluster, "trap 'echo asked; exit 3' TERM; if ((RANK == 1)); then sleep 0.5; exit 7; fi; sleep 60 & wait")
+    cluster = new(grace=PATIENCE)
+    go = "/mnt/lab/scratch/ready"  # the worker fails when the master has its trap
+    master = f"trap 'echo asked; exit 3' TERM; touch {go}; sleep {FOREVER} & wait"
+    submit(cluster, f"if ((RANK == 1)); then until [[ -e {go} ]]; do sleep 0.1; done; exit 7; fi; {master}")
     job = cluster.wait("demo")
     assert (job.state, [*job.exit_codes.values()]) == ("Failed", [3, 7]), job.output
     assert job.outputs["demo-master-0"] == "asked\n"
+    cluster.stop()
     # process 1 ignores SIGTERM unless it has a handler, and the master's end is that of the job
-    submit(cluster, "if ((RANK == 0)); then sleep 0.5; exit 0; fi; sleep 60", name="other")
+    cluster = new(grace=1)
+    go = "/mnt/lab/scratch/other"
+    worker = f"touch {go}; sleep {FOREVER}"
+    submit(
+        cluster, f"if ((RANK == 0)); then until [[ -e {go} ]]; do sleep 0.1; done; exit 0; fi; {worker}", name="other"
+    )
     job = cluster.wait("other")
     assert (job.state, [*job.exit_codes.values()]) == ("Succeeded", [0, 137]), job.output
 
@@ -279,7 +287,8 @@ def test_restart(new):
 
 def test_shared_memory(new):
     cluster = new()
-    script = "if ((RANK == 1)); then echo x >/dev/shm/x; else sleep 0.5; ls /dev/shm; df --output=size /dev/shm; fi"
+    script = "there=/mnt/lab/scratch/${HOSTNAME%-*-*}; if ((RANK == 1)); then echo x >/dev/shm/x; touch $there; else "
+    script += "until [[ -e $there ]]; do sleep 0.1; done; ls /dev/shm; df --output=size /dev/shm; fi"
     submit(cluster, script)
     assert cluster.wait("demo").outputs["demo-master-0"].split() == ["1K-blocks", "65536"]
     submit(cluster, script, "--large-shm", name="large")
@@ -404,10 +413,7 @@ def test_nothing_stays_behind(new, tmp_path, number):
         assert process.stdout.readline() == "up\n"
         assert alive(seconds)
         process.send_signal(number)
-    end = time.monotonic() + 5
-    while alive(seconds) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not alive(seconds)
+    wait_for(lambda: not alive(seconds), "that no process is left")
 
 
 def alive(seconds: str) -> bool:

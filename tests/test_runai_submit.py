@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from baking import TEMPLATE, bake, cluster_options
+from waiting import PATIENCE
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "stand_ins"))
 from stand_in_runai import Refused, parse
@@ -435,7 +436,7 @@ def test_the_gid_index_of_roce(case, tmp_path):
     folder = tree(tmp_path / "infini band", ports)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f'{FUNCTION}\nroce_gid_index "$1"', "test", folder],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, expected, "")
 

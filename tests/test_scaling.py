@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from baking import bake
 from runai_cluster import RunaiCluster
 from test_runai import Site
+from waiting import FOREVER, PATIENCE, wait_for
 
 TINY = ["--", "--min", "1K", "--max", "4K"]
 SITES = {"local": "", "mn5": "abc", "rcp": "mlo-jdoe"}
@@ -27,7 +29,7 @@ def projects(tmp_path_factory):
 
 def scaling(project: Path, *arguments, code=0, **environment):
     done = subprocess.run(
-        ["bash", project / "benchmark/scaling.sh", *map(str, arguments)], cwd="/", timeout=120,
+        ["bash", project / "benchmark/scaling.sh", *map(str, arguments)], cwd="/", timeout=PATIENCE,
         env={"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHON": sys.executable, **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -143,14 +145,29 @@ def dependency(cluster, job):
     return re.search(r"Dependency=(\S+)", cluster.run("scontrol", "show", "job", job).stdout)[1]
 
 
+@contextmanager
+def occupied(cluster):
+    """Run a job on all nodes, so that every other job waits; it is cancelled at the end."""
+    blocker = cluster.sbatch(
+        "--exclusive", f"--nodes={len(cluster.nodes)}", f"--wrap=sleep {FOREVER}", cwd=cluster.home
+    )
+    try:
+        wait_for(lambda: cluster.run("squeue", "-h", "-o%T", f"--jobs={blocker}").stdout == "RUNNING\n", "a job runs")
+        yield
+    finally:
+        cluster.run("scancel", str(blocker))
+        cluster.wait(blocker)
+
+
 def test_on_slurm_in_a_chain(slurm):
     cluster, project = slurm
     folder = project / "benchmark/results/chain"
-    said = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
-    first, second = (re.fullmatch(rf"nodes {nodes}: job (\d+)", line)[1] for nodes, line in zip("12", said))
-    assert dependency(cluster, second).startswith(f"afterany:{first}")
-    again = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
-    assert again[1] == f"nodes 2: job {second} waits or runs"
+    with occupied(cluster):
+        said = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
+        first, second = (re.fullmatch(rf"nodes {nodes}: job (\d+)", line)[1] for nodes, line in zip("12", said))
+        assert dependency(cluster, second).startswith(f"afterany:{first}")
+        again = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
+        assert again[:2] == [f"nodes {nodes}: job {job} waits or runs" for nodes, job in ((1, first), (2, second))]
     for job in (first, second):
         done = cluster.wait(int(job))
         assert (done.state, done.exit_code) == ("COMPLETED", 0), done.output
@@ -171,8 +188,7 @@ def test_on_slurm_in_a_chain(slurm):
 def test_on_slurm_behind_a_job_that_waits(slurm):
     """Of a chain that was submitted before, the last job that is left is what new ones wait for."""
     cluster, _ = slurm
-    blocker = cluster.sbatch("--exclusive", f"--nodes={len(cluster.nodes)}", "--wrap=sleep 600", cwd=cluster.home)
-    try:
+    with occupied(cluster):
         waiting = re.search(r"job (\d+)", submit(slurm, "--name", "behind", "2", *TINY).stdout)[1]
         said = submit(slurm, "--name", "behind", "2", "1", *TINY).stdout
         assert f"nodes 2: job {waiting} waits or runs" in said
@@ -182,9 +198,7 @@ def test_on_slurm_behind_a_job_that_waits(slurm):
             1
         ]
         assert dependency(cluster, free) == "(null)"
-    finally:
-        cluster.run("scancel", f"--user={cluster.user}")
-        cluster.wait(blocker)
+        cluster.run("scancel", "--state=PENDING", f"--user={cluster.user}")
 
 
 def test_on_slurm_what_is_refused_is_named(slurm):
@@ -216,7 +230,7 @@ def test_in_pods(generation, tmp_path):
         jobs = [re.fullmatch(r"nodes \d: job (\S+)", line)[1] for line in call("1", "2")[:2]]
         assert len({*jobs}) == 2
         for name in jobs:
-            job = site.cluster.wait(name, timeout=60)
+            job = site.cluster.wait(name)
             assert job.state == "Succeeded", job.output
         assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
         (folder / "nodes-2.json").unlink()
@@ -224,5 +238,5 @@ def test_in_pods(generation, tmp_path):
         assert said[0] == "nodes 1: benchmark/results/pods/nodes-1.json is there"
         again = re.fullmatch(r"nodes 2: job (\S+)", said[1])[1]
         assert again not in jobs and call("2")[0] == f"nodes 2: job {again} waits or runs"
-        assert site.cluster.wait(again, timeout=60).state == "Succeeded"
+        assert site.cluster.wait(again).state == "Succeeded"
         assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}

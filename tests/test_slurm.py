@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake
 from slurm_cluster import PATH, Cluster, reachable
+from waiting import FOREVER, wait_for
 
 # Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
@@ -90,7 +90,7 @@ def test_first_job(cluster, tmp_path, steps, loss):
     common = project / "training/common.py"
     assert '("steps", int, 200, ' in common.read_text()
     common.write_text(common.read_text().replace('("steps", int, 200, ', f'("steps", int, {steps}, '))
-    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python(), timeout=400)
+    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python())
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     for rank, node in enumerate(["node1", "node1", "node2", "node2"]):
         assert re.search(rf"^\[node1:0\] {rank} +{node} ", job.output, re.MULTILINE), job.output
@@ -135,7 +135,7 @@ def test_the_other_rendezvous(mostly, project, tmp_path):
     lines = [f"bash submit_multinode.sh {program} --json '{tmp_path}/{n}.json'" for n, program in enumerate(programs)]
     environment = python(RDZV_BACKEND="c10d", **STRAY)
     command = ["salloc", "--nodes=2", "--gpus-per-node=2", "bash", "-ec", "\n".join(lines)]
-    mostly.run(*command, cwd=project / "slurm", env=environment, timeout=180)
+    mostly.run(*command, cwd=project / "slurm", env=environment)
     rows = result(tmp_path, "0.json")["rows"]
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert {row["host"] for row in rows} == {"node1", "node2"}
@@ -329,7 +329,7 @@ def test_nodes_that_differ(either, project, tmp_path):
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'] + ' cores')\n")
     script = project / "slurm/submit_multinode.sh"
     command = ["salloc", "--nodes=2", "--ntasks=10", "bash", script, "own.py"]
-    done = either.run(*command, cwd=tmp_path, env=python(CPU_RANKS_PER_NODE="1"), timeout=30)
+    done = either.run(*command, cwd=tmp_path, env=python(CPU_RANKS_PER_NODE="1"))
     assert len(re.findall(r"\] 2 cores", done.stdout)) == 2, done.stdout + done.stderr
 
 
@@ -346,7 +346,7 @@ def test_a_module_and_an_allocation(mostly, project, tmp_path):
     (tmp_path / "package/own.py").write_text(OWN_PROGRAM)
     script = project / "slurm/submit_multinode.sh"
     command = ["salloc", "--nodes=3", "--gpus-per-node=1", "bash", script, "-m", "package.own", "x"]
-    done = mostly.run(*command, cwd=tmp_path, env=python(), timeout=120)
+    done = mostly.run(*command, cwd=tmp_path, env=python())
     assert len(re.findall(r"sum 3.0 of 3 \['x'\]", done.stdout)) == 3, done.stdout + done.stderr
 
 
@@ -386,13 +386,11 @@ def test_gpus_that_torch_does_not_see_stop_the_first_job(cluster, project, tmp_p
 
 def test_a_failing_program_fails_the_job(mostly, project, tmp_path):
     (tmp_path / "fails.py").write_text(
-        "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep(300)\n"
+        f"import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep({FOREVER})\n"
     )
-    started = time.monotonic()
     job = mostly.submit(project / "slurm/submit_multinode.sh", "fails.py", cwd=tmp_path, env=python())
     assert job.state == "FAILED" and job.exit_code != 0
     assert "on purpose" in job.output
-    assert time.monotonic() - started < 60  # the other ranks sleep for 300 s: they were ended
 
 
 def test_help_is_the_head_of_the_file(cluster, project):
@@ -598,7 +596,7 @@ def test_build_venv_with_the_real_torch(cluster, offline):
     pip = [sys.executable, "-m", "pip", "download", "-q", "-r", offline / "requirements.txt", "-d", offline / "wheels"]
     subprocess.run(pip, check=True, timeout=900)
     done = cluster.run("bash", "slurm/build_venv.sh", cwd=offline, env=python())
-    job = cluster.wait(int(done.stdout.split()[-1]), timeout=600)
+    job = cluster.wait(int(done.stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     done = cluster.run("bash", "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e6", cwd=offline)
     job = cluster.wait(int(done.stdout.split()[-1]))
@@ -612,7 +610,7 @@ def test_build_venv_with_the_real_torch(cluster, offline):
 @pytest.mark.drill
 def test_a_requeued_job_keeps_its_output_and_gets_logs_of_its_own(cluster, project, tmp_path):
     (tmp_path / "waits.py").write_text(
-        "import os, time\nprint('here', flush=True)\nif not os.path.exists('go'): time.sleep(300)\n"
+        f"import os, time\nprint('here', flush=True)\nif not os.path.exists('go'): time.sleep({FOREVER})\n"
     )
     job = cluster.sbatch("--requeue", project / "slurm/submit_multinode.sh", "waits.py", cwd=tmp_path, env=python())
     output = tmp_path / f"demo-{job}.out"
@@ -625,13 +623,6 @@ def test_a_requeued_job_keeps_its_output_and_gets_logs_of_its_own(cluster, proje
     ports = re.findall(r"meeting at \S+:(\d+)", done.output)
     assert len(set(ports)) == 2
     assert (project / f"logs/{job}.0").is_dir() and (project / f"logs/{job}.1").is_dir()
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.2)
 
 
 def test_as_an_ordinary_user():

@@ -6,23 +6,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import accounting
 import pytest
 from slurm_cluster import PATH, Cluster, ClusterError, Nodes, reachable
+from waiting import FOREVER, PATIENCE, wait_for
 
 pytestmark = pytest.mark.skipif(not shutil.which("slurmctld", path=PATH), reason="Slurm is not installed")
 STARTER = """
-import signal, sys, time
+import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
 sys.path.insert(0, sys.argv[1])
 from slurm_cluster import Cluster
 with Cluster(sys.argv[2], nodes=2, namespaces=None if sys.argv[3] == "namespaces" else False):
     print("up", flush=True)
-    time.sleep(60)
+    signal.pause()
 """
+
+# A step that leaves a file for each of its tasks when these run, and then does not end.
+STEP = f"srun bash -c 'touch here.$SLURM_PROCID; sleep {FOREVER}'"
 
 
 @pytest.fixture
@@ -110,11 +113,18 @@ def test_what_can_never_run_is_refused(either, tmp_path, option):
 
 
 def test_what_takes_too_long_is_ended(either, tmp_path):
-    with pytest.raises(TimeoutError, match="before"):
-        either.run("srun", "-N4", "bash", "-c", "echo before; sleep 60", timeout=1)
-    write(tmp_path / "job.sh", "echo before", "sleep 60")
+    seconds, said = 0.5, ""
+    while "before" not in said:  # how long srun takes to start four tasks is up to the machine
+        seconds *= 2
+        with pytest.raises(TimeoutError, match=f"not done after {seconds:.1f} s") as ended:
+            either.run("srun", "-N4", "bash", "-c", f"echo before; sleep {FOREVER}", timeout=seconds)
+        said = str(ended.value)
+        assert seconds < PATIENCE, said
+    write(tmp_path / "job.sh", "echo before", f"sleep {FOREVER}")
+    job = either.sbatch("-N4", "--output=out", "job.sh", cwd=tmp_path)
+    wait_for(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text(), "that the job begins")
     with pytest.raises(TimeoutError, match=r"RUNNING(.|\n)*before"):
-        either.wait(either.sbatch("-N4", "job.sh", cwd=tmp_path), timeout=1.5)
+        either.wait(job, timeout=1.5)
     assert either.run("srun", "-N4", "echo", "free").stdout == "free\n" * 4
 
 
@@ -187,18 +197,17 @@ def test_without_namespaces(anybody):
         job = cluster.submit("-N2", "--gpus-per-node=2", write(anybody / "job.sh", "srun env"), cwd=anybody)
         assert job.nodes == ["127.0.0.11", "127.0.0.12"]
         assert job.output.count("CUDA_VISIBLE_DEVICES=0,1\n") == 2
-        cluster.sbatch("-N2", write(anybody / "long.sh", "srun sleep 60"), cwd=anybody)
-        time.sleep(0.5)
+        cluster.sbatch("-N2", write(anybody / "long.sh", STEP), cwd=anybody)
+        wait_for(lambda: len([*anybody.glob("here.*")]) == 2, "that the step runs")
     assert not cluster.processes()
 
 
 def test_nothing_stays_behind(tmp_path):
     before = os.listdir("/sys/class/net"), os.uname().nodename
     with Cluster(tmp_path / "c", nodes=2) as cluster:
-        cluster.sbatch(
-            "-N2", write(tmp_path / "job.sh", "trap '' TERM", "setsid sleep 60 &", "srun sleep 60"), cwd=tmp_path
-        )
-        time.sleep(0.5)
+        lines = ["trap '' TERM", f"setsid sleep {FOREVER} &", STEP]
+        cluster.sbatch("-N2", write(tmp_path / "job.sh", *lines), cwd=tmp_path)
+        wait_for(lambda: len([*tmp_path.glob("here.*")]) == 2, "that the step runs")
         assert cluster.processes()
     assert not cluster.processes()
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
@@ -214,10 +223,7 @@ def test_nothing_stays_behind_when_the_tests_are_killed(anybody, how, mode):
         assert process.stdout.readline() == "up\n"
         assert len(cluster.processes()) > 3
         process.send_signal(getattr(signal, how))
-    end = time.monotonic() + 10
-    while cluster.processes() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not cluster.processes()
+    wait_for(lambda: not cluster.processes(), "that no process is left")
 
 
 @pytest.mark.parametrize("namespaces", [None, False])
@@ -231,8 +237,8 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(anybody, namespaces):
 @pytest.mark.drill
 def test_crash_and_boot(tmp_path):
     with Cluster(tmp_path / "c", nodes=2, extra_conf="SlurmdTimeout=5") as cluster:
-        job = cluster.sbatch("-N2", "--no-requeue", write(tmp_path / "job.sh", "srun sleep 60"), cwd=tmp_path)
-        time.sleep(1)
+        job = cluster.sbatch("-N2", "--no-requeue", write(tmp_path / "job.sh", f"srun sleep {FOREVER}"), cwd=tmp_path)
+        wait_for(lambda: any("sleep" in line for line in cluster.running("node2").values()), "that the step runs")
         cluster.crash("node2")
         assert cluster.wait(job).state == "NODE_FAIL"
         cluster.boot("node2")
@@ -245,14 +251,14 @@ def test_processes_cables_and_a_small_disk(anybody):
     if Cluster(anybody / "c").no_namespaces:
         pytest.skip("no namespaces")
     with Cluster(anybody / "c", nodes=2, disk_mb=1) as cluster:
-        cluster.sbatch("-N2", write(anybody / "job.sh", "srun sleep 60"), cwd=anybody)
-        sleeping = wait_for(lambda: [number for number, line in cluster.running("node2").items() if "sleep 60" in line])
+        cluster.sbatch("-N2", write(anybody / "job.sh", f"srun sleep {FOREVER}"), cwd=anybody)
+        sleeping = wait_for(lambda: [number for number, line in cluster.running("node2").items() if "sleep" in line])
         assert Path(f"/proc/{sleeping[0]}/ns/uts").readlink() == (cluster.proc("node2") / "ns/uts").readlink()
         cluster.run("scancel", "--user", cluster.user)
         wait_for(lambda: not cluster.running("node2"))
 
         look = ["timeout", "1", "bash", "-c", ": </dev/tcp/node2/6818"]
-        assert cluster.run(*look, check=False).returncode == 0
+        wait_for(lambda: cluster.run(*look, check=False).returncode == 0)
         cluster.cut("node2")
         wait_for(lambda: cluster.run(*look, check=False).returncode)
         cluster.mend("node2")
@@ -267,19 +273,9 @@ def test_processes_cables_and_a_small_disk(anybody):
         cluster.wait_for_nodes()  # or a daemon that dies takes with it that a job is done
         daemon = next(number for number, line in cluster.running("node2", daemons=True).items() if "slurmd -D" in line)
         os.kill(daemon, signal.SIGKILL)
-        wait_for(lambda: daemon not in cluster.running("node2", daemons=True))
-        time.sleep(0.2)
+        wait_for(lambda: not Path(f"/proc/{daemon}").exists(), "that process 1 of the node notices")
         assert cluster.running("node2", daemons=True)  # the node itself goes on
         cluster.crash("node2")
         cluster.boot("node2")  # at once
         cluster.wait_for_nodes()
     assert not cluster.processes()
-
-
-def wait_for(value, seconds=10):
-    """Return what `value` returns, once it is something."""
-    end = time.monotonic() + seconds
-    while not (found := value()):
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.05)
-    return found

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from slurm_cluster import PATH
+from waiting import FOREVER, PATIENCE
 
 HERE = Path(__file__).resolve().parent / "stand_ins"
 PYTHON = str(Path(sys.executable).parent)
@@ -68,13 +69,13 @@ class Place:
     def refused(self, *words, **environ) -> str:
         """What it says on standard error, having failed."""
         process = self.start(*words, **environ)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode != 0, out
         return err
 
     def run(self, *words, **environ) -> str:
         process = self.start(*words, **environ)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
         return out
 
@@ -265,7 +266,7 @@ def test_pyxis_joins_a_running_container(pyxis):
     """Mounts of the second step are ignored: it sees those of the first."""
     name = "--container-name=mine"
     words = [*pyxis.srun, name, f"--container-mounts={pyxis.work}"]
-    with pyxis.start(*words, "bash", "-c", "echo; sleep 60", SLURM_STEP_ID="5") as process:
+    with pyxis.start(*words, "bash", "-c", f"echo; sleep {FOREVER}", SLURM_STEP_ID="5") as process:
         process.stdout.readline()
         words[-1] = "--container-mounts=/usr:/else"
         assert pyxis.run(*words, "bash", "-c", f"cat '{pyxis.work}'/here; ls /else; :", SLURM_STEP_ID="6") == "here"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake
+from waiting import FOREVER, PATIENCE
 
 TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
 HEAD = "import os, sys, time, signal, stop\nstop.STUCK = 0.3\n"
@@ -47,7 +48,7 @@ def start(tmp_path):
 def test_a_signal_to_any_rank_is_noted_and_ends_nothing(start, rank, number):
     process = start(f"s = stop.Stop({rank})\nprint('ready', flush=True)\n{AWAIT}print('saved')")
     process.send_signal(number)
-    assert process.communicate(timeout=10)[0] == "saved\n"
+    assert process.communicate(timeout=PATIENCE)[0] == "saved\n"
     assert process.returncode == 0
 
 
@@ -57,21 +58,21 @@ def test_the_file_is_for_rank_0_which_tells_the_others(start, tmp_path):
     files = {"STOP_FILE": str(tmp_path / "stop"), "REQUEUE_FILE": str(tmp_path / "requeue")}
     first, second = (start(text, R=str(rank), **files) for rank in (0, 1))
     (tmp_path / "stop").touch()
-    assert first.wait(10) == 0
+    assert first.wait(PATIENCE) == 0
     assert (tmp_path / "requeue").exists()
     (tmp_path / "requeue").unlink()
     time.sleep(0.3)
     assert second.poll() is None  # it does not look at the disk
     second.send_signal(signal.SIGUSR1)
-    assert second.wait(10) == 0
+    assert second.wait(PATIENCE) == 0
     assert not (tmp_path / "requeue").exists()  # and leaves it to rank 0 to say that all is saved
 
 
 def test_the_clock(start):
     process = start(f"s = stop.Stop(1)\nprint('ready', flush=True)\n{AWAIT}", STOP_TIME=str(time.time() + 0.5))
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE) == 0
     process = start("s = stop.Stop(0)\nprint('ready', flush=True)\nassert not s.asked()\ns.obey()")
-    assert process.wait(10) == 0  # none of the variables is set
+    assert process.wait(PATIENCE) == 0  # none of the variables is set
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 0)])
@@ -81,15 +82,15 @@ def test_a_rank_that_waits_for_a_dead_one_is_ended(start, number, code):
     process = start(f"import hashlib\ns = stop.Stop(0)\nprint('ready', flush=True)\n{wait}")
     time.sleep(0.3)
     process.send_signal(number)
-    assert process.wait(30) == code
+    assert process.wait(PATIENCE) == code
 
 
 def test_a_process_that_reads_data_dies_of_the_signal_and_its_rank_does_not_notice(start):
-    text = "s = stop.Stop(0)\nchild = os.fork()\n"
-    text += "if not child:\n    print('ready', flush=True)\n    time.sleep(30)\n"
-    text += "time.sleep(0.3)\nos.kill(child, signal.SIGTERM)\n"
+    text = "s = stop.Stop(0)\nready, tell = os.pipe()\nchild = os.fork()\n"
+    text += f"if not child:\n    print('ready', flush=True)\n    os.write(tell, b'.')\n    time.sleep({FOREVER})\n"
+    text += "os.read(ready, 1)\nos.kill(child, signal.SIGTERM)\n"
     text += "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -15\ntime.sleep(0.5)\nassert not s.asked()"
-    assert start(text).wait(10) == 0
+    assert start(text).wait(PATIENCE) == 0
 
 
 # A clock that the test sets; looks after 40 s, then 3 s and 2 s later, and has saved 7 s after the last look.
@@ -121,7 +122,7 @@ def test_the_times_that_a_run_takes(start, tmp_path):
 def test_times_that_nobody_writes(start, environment, tmp_path):
     """Rank 0 alone writes them; where it cannot, or is not told to, the run goes on."""
     process = start(LOOKS, **environment)
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE) == 0
     assert json.loads((tmp_path / "seen").read_text()) == 4 * [None]
 
 
@@ -160,7 +161,7 @@ def test_a_later_attempt_knows_what_the_first_one_took(limit, times, reserve, cl
     script += "squeue --noheader --job=$SLURM_JOB_ID --format=%e"
     environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PREFLIGHT": "0"}
     command = ["salloc", f"--time={LIMITS[limit]}", "--nodes=1", "--gpus-per-node=1", "bash", "-c", script]
-    done = cluster.run(*command, cwd=tmp_path, env=environment, timeout=120)
+    done = cluster.run(*command, cwd=tmp_path, env=environment)
     stop = int(re.search(r"STOP_TIME (\d+)", done.stdout)[1])
     end = datetime.strptime(done.stdout.split()[-1], "%Y-%m-%dT%H:%M:%S").astimezone().timestamp()
     assert abs(end - stop - reserve) <= 2, done.stdout

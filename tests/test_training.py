@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from waiting import PATIENCE
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +38,7 @@ SHAPE = ["--context", "32", "--layers", "2", "--heads", "2", "--width", "32", "-
 TINY = [*SHAPE, "--steps", STEPS, "--decay-steps", STEPS, "--global-batch", 16, "--eval-every", 10, "--log-every", 7]
 EXACT, EXACT_COMPILED = 1e-14, 1e-12  # between orders of adding the same numbers in float64
 EXACT_FLOAT32 = 1e-5
-DEADLINE = 60  # seconds for a launch
+DEADLINE = PATIENCE  # for a launch
 NO_LAUNCHER = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"}}
 # Byte code beside the sources would become part of every project that is written from here.
 ENVIRONMENT = {**NO_LAUNCHER, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -914,13 +915,13 @@ synchronized = os.fsync
 def fsync(file):
     os.fsync = synchronized
     print('sleeps', flush=True)
-    time.sleep(5)
+    time.sleep(12)
 if rank == 0:
     os.fsync = fsync
 """
     slow, launches = driver(change), {}
     for program in ("train_ddp", "train_fsdp"):
-        words = [*TINY, "--data", text, "--out", tmp_path / program, "--steps", 3, "--keep", 9, "--timeout", 3]
+        words = [*TINY, "--data", text, "--out", tmp_path / program, "--steps", 3, "--keep", 9, "--timeout", 10]
         words += ["--save-minutes", 1e-9]  # due at step 1, by rank 0's clock alone or by all
         launches[program] = Launch(tmp_path / program, 2, slow, TRAINING / f"{program}.py", *words)
     while (
@@ -1160,7 +1161,7 @@ def test_nodes_that_read_different_files(driver, text, tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         list(map(str, [*launcher, path, TRAINING / "train_ddp.py", *TINY, "--out", tmp_path / "run"])),
-        env={**ENVIRONMENT, "PYTHONPATH": str(TRAINING)}, capture_output=True, text=True, check=False, timeout=120,
+        env={**ENVIRONMENT, "PYTHONPATH": str(TRAINING)}, capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode != 0
     (message,) = (line for line in done.stderr.splitlines() if "error: " in line and "train_ddp.py" in line)
@@ -1177,8 +1178,8 @@ def test_nodes_that_see_different_checkpoints(program, half, driver, server, tex
         shutil.copytree(folder, tmp_path / str(rank), symlinks=True)
     damage(tmp_path / "1" / os.readlink(folder / "latest"), "empty" if program == "train_ddp" else "run.json")
     path = driver(f"sys.argv += ['--out', {str(tmp_path)!r} + f'/{{rank}}']")
-    words = [*TINY, "--data", text, "--resume", "--timeout", 20]
-    done = Launch(tmp_path / "log", 2, path, TRAINING / f"{program}.py", *words).wait(40)
+    words = [*TINY, "--data", text, "--resume"]
+    done = Launch(tmp_path / "log", 2, path, TRAINING / f"{program}.py", *words).wait()
     assert done.codes == [2, 2], done.err
     assert "ranks differ in their checkpoint to start from: step 20 on " in done.err
 
