@@ -378,7 +378,9 @@ def test_large_numbers_keep_the_columns(program):
 
 def test_interrupted(tmp_path):
     """Ctrl-C: what was measured is printed; there is no file that looks like that of a complete sweep."""
-    processes = start(2, "--factor", "1.01", "--timeout", FOREVER, "--json", tmp_path / "a.json")
+    # A shell has what it runs in the background ignore SIGINT, also where that is a run of these tests.
+    patch = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    processes = start(2, "--factor", "1.01", "--timeout", FOREVER, "--json", tmp_path / "a.json", patch=patch)
     lines = []
     while sum(line[0] == " " for line in lines) < 3:
         lines.append(processes[0].stdout.readline())
