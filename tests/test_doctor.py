@@ -677,7 +677,9 @@ def test_an_old_python_says_the_same(project, tmp_path, python):
         said = []
         for program in (python, sys.executable):
             command = [program, project / "slurm/doctor.py", f"{number}.out"]
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=PATIENCE)
+            done = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=PATIENCE
+            )
             assert done.returncode in (0, 1) and not done.stderr, done.stderr
             said.append((done.returncode, done.stdout))
         assert said[0] == said[1]
