@@ -138,6 +138,7 @@ def test_words_that_are_no_files(found, tmp_path):
         (SPAWNS, 0),
         (SPAWNS.replace("mp.spawn", "torch.multiprocessing.spawn"), 0),
         (DETECTRON2, 0),
+        (DETECTRON2.replace("detectron2.engine", "mine"), 1),
         ("# mp.spawn(\n" + PYTHON_TEXT, 1),
         (SPAWNS + "local_rank = os.environ['LOCAL_RANK']\n", 1),  # does both: torchrun's ranks or its own
         ("demo.launch()\n", 1),

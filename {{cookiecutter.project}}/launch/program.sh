@@ -102,14 +102,14 @@ is_python() {
 }
 
 # Whether a program starts its ranks itself, one per GPU of a node: it calls torch.multiprocessing.spawn, as the ImageNet
-# example of PyTorch does, or launch(), as detectron2's programs do, and does not ask torchrun for its LOCAL_RANK.
+# example of PyTorch does, or detectron2's launch, and does not ask torchrun for its LOCAL_RANK.
 # torchrun sets TORCHELASTIC_USE_AGENT_STORE, and then torch lets no rank host the store, whatever address the program
 # chose: all ranks wait as clients until the timeout of init_process_group, 10 to 30 minutes
 # (torch 2.13; https://github.com/pytorch/pytorch/pull/191989, 2026-08-03). srun does not set it.
 starts_its_own_ranks() {
-    [[ -f $1 ]] || return 1
-    grep -qE '^[^#]*(mp|multiprocessing)\.spawn\(|^ *launch\(|multiprocessing import spawn' "$1" &&
-        ! grep -qE 'LOCAL_RANK|--local[-_]rank' "$1"
+    [[ -f $1 ]] && ! grep -qE 'LOCAL_RANK|--local[-_]rank' "$1" || return 1
+    grep -qE '^[^#]*(mp|multiprocessing)\.spawn\(|multiprocessing import spawn' "$1" && return
+    grep -q 'from detectron2' "$1" && grep -qE '^ *launch\(' "$1"
 }
 
 # Makes the folder of the ranks' logs. Its .gitignore hides it from git in a project that ignores other names.
