@@ -584,6 +584,8 @@ def test_who_said_a_line(label, rank, host):
         ("exited on signal 9 (Killed).", -9),
         ("exited on", -9),
         ("Terminated", -15),
+        ("Out Of Memory", -9),
+        ("User defined signal 1", -10),
         ("is well", None),
     ],
 )

@@ -591,6 +591,22 @@ CAUSES = (
         ),
     ),
     Cause(
+        name="unexpected signal",
+        tells=LAST_SIGN,
+        patterns=(
+            r"tasks? [0-9,-]+: (?:User defined signal|Hangup)",
+            r"exitcode +: -(?:1|10|12) ",
+            r"signal (?:1|10|12)(?: \(|$)",
+        ),
+        says="a signal ended a process that does not handle it",
+        fix="handle SIGUSR1 in the program, or do not send it (--signal); STOP_FILE asks to end without a signal",
+        source="Slurm 22.05 (2026-11-22)",
+        examples=(
+            "srun: error: node2: task 3: User defined signal 1",
+            "launch/spawn.py on node2: rank 3 was ended by signal 10",
+        ),
+    ),
+    Cause(
         name="lost another rank",
         tells=LOST_PEER,
         patterns=(r"ncclRemoteError", r"Connection (?:closed|reset) by peer", r"HorovodInternalError"),
@@ -802,16 +818,17 @@ def without_own_report(lines):
 
 def read_rank_logs(run):
     """Return the logs of the ranks, the first one to end first."""
-    paths = glob.glob(f"{glob.escape(run)}/node*/**/stderr.log", recursive=True) if run else []
-    parts = {path: path[len(run) + 1 :].split("/") for path in paths}  # node1-HOST/…/LOCAL_RANK/stderr.log
-    paths = [path for path in paths if parts[path][-2].isdigit() and re.match(r"node\d+-.", parts[path][0])]
-    ranks_per_node = 1 + max((int(parts[path][-2]) for path in paths), default=0)
+    found = []
+    for path in glob.glob(f"{glob.escape(run)}/node*/**/stderr.log", recursive=True) if run else []:
+        match = re.match(r"node(\d+)-([^/]+)/(?:.*/)?(\d+)/stderr\.log$", path[len(run) + 1 :])
+        if match:
+            found.append((os.path.getmtime(path), path, int(match.group(1)), match.group(2), int(match.group(3))))
+    ranks_per_node = 1 + max((local_rank for *_, local_rank in found), default=0)
     logs = []
-    for path in sorted(paths, key=lambda path: (os.path.getmtime(path), path)):
-        node, host = re.match(r"node(\d+)-(.*)", parts[path][0]).groups()
-        rank = int(node) * ranks_per_node + int(parts[path][-2])
+    for ended, path, node, host, local_rank in sorted(found):
         lines = [labelled(number, line, path) for number, line in enumerate(read_end(path, LOG_BYTES), 1)]
-        logs.append(RankLog(path, os.path.getmtime(path), rank, host, len(parts[path]), lines))
+        depth = path[len(run) :].count("/")
+        logs.append(RankLog(path, ended, node * ranks_per_node + local_rank, host, depth, lines))
     return logs
 
 
@@ -987,6 +1004,10 @@ SIGNALS = {  # as srun names them
     "Bus error": 7,
     "Illegal instruction": 4,
     "Floating point exception": 8,
+    "Out Of Memory": 9,
+    "User defined signal 1": 10,
+    "User defined signal 2": 12,
+    "Hangup": 1,
     "Terminated": 15,
     "Interrupt": 2,
 }
@@ -1210,7 +1231,7 @@ def lines_of_handled_errors(lines):
 
 def is_clean_up(hit):
     """Tell whether srun says here that it ended a rank."""
-    return hit.cause.name in ("killed", "crashed") and hit.line.text.startswith("srun: error: ")
+    return hit.cause.name in ("killed", "crashed", "unexpected signal") and hit.line.text.startswith("srun: error: ")
 
 
 def mark_own_hits(hits, first, output):
@@ -1277,7 +1298,8 @@ def crash_of(first):
     report = first.failed.report
     if report is None or report.code >= 0 or (first.way == "error" and not first.failed.native):
         return []
-    return [Hit(cause_named("killed" if report.code == -9 else "crashed"), report.line)]
+    names = {-9: "killed", -1: "unexpected signal", -10: "unexpected signal", -12: "unexpected signal"}
+    return [Hit(cause_named(names.get(report.code, "crashed")), report.line)]
 
 
 def returned_early(hits):
