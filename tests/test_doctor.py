@@ -446,6 +446,11 @@ def test_what_may_also_matter_comes_after_the_kill(read, launcher):
     assert other.startswith("a file or folder is not yours to read or write (my job-12.out:") and OTHER[:40] in other
 
 
+def test_a_shell_s_complaint_does_not_hide_a_kill(read):
+    report = read(srun_output("").replace("0: ", "/etc/profile.d/x.sh: line 3: lmod: command not found\n0: ", 1))[1]
+    assert report.startswith("cause: a process was killed\n") and "may also matter: a file or command" in report, report
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
 def test_slurm_says_why_a_rank_was_killed(read, launcher):
     oom = "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n"

@@ -644,9 +644,10 @@ OWN_REPORT = re.compile(  # how lines of a report of this program begin
     r"(?:cause|proof|fix|may also matter|first failure|who waited for it): |no cause known to doctor"
     r"|the program ended with exit code \d+; "
 )
-# Said by Slurm, a launcher's shell or the kernel: counts also where a rank has spoken for itself.
-AUTHORITY = re.compile(
-    r"slurmstepd|srun: |sbatch: |oom[-_]kill|Out Of Memory|OUT_OF_ME|DUE TO|Xid|\*\*\* (?:JOB|STEP)|\.sh: |JobState="
+# What Slurm or the kernel says: it counts also where a rank has spoken for itself.
+SLURM_SAYS = re.compile(
+    r"^(?:slurmstepd|srun|sbatch|salloc): |JobState=|oom[-_]kill|Out Of Memory|OUT_OF_ME|DUE TO [A-Z]|Xid \("
+    r"|\*\*\* (?:JOB|STEP) "
 )
 
 
@@ -1191,7 +1192,7 @@ class Hit:
         """Join a row of the table and a line that matches it."""
         self.cause, self.line = cause, line
         self.own = False  # the first failing rank said it
-        self.by_slurm = bool(AUTHORITY.search(line.text))
+        self.by_slurm = bool(SLURM_SAYS.search(line.text))
         self.strong = cause.tells in (TELLS_WHY, SLURM_ACTED)  # it is more than a sign of a rank that says nothing
 
 
@@ -1265,6 +1266,7 @@ def weigh(hits, first, heard_launchers):
     """
     own = [hit for hit in hits if hit.own or hit.by_slurm]
     if first.way == "error":  # beside it are warnings that stand in good runs too
+        own += [hit for hit in hits if hit.cause.name == "project" and ".sh" in hit.line.text]
         return strongest(hit for hit in own if hit.strong) or crash_of(first), []
     if first.way == "none":
         return strongest(hits), []
@@ -1326,16 +1328,15 @@ def proof_file(job, first):
 def cause_lines(causes, others, file, job):
     """Return the causes, each with its proof and its fix."""
     lines = []
-    for hit in causes:
-        where = f"{file}:{hit.line.number}" if hit.line.number else f"scontrol show job {job.id}"
-        lines.append(f"cause: {hit.cause.says or hit.line.text[:PROOF_WIDTH]}")
-        lines.append(f"proof: {where}: {(hit.line.label + hit.line.text)[:PROOF_WIDTH]}")
-        lines.append(f"fix: {hit.cause.fix}")
-    for hit in others:
-        where = f"{file}:{hit.line.number}" if hit.line.number else f"scontrol show job {job.id}"
-        lines.append(
-            f"may also matter: {hit.cause.says or 'a message of this project'} ({where}: {hit.line.quoted[:120]})"
-        )
+    for hit in [*causes, *others]:
+        line, says = hit.line, hit.cause.says or hit.line.text[:PROOF_WIDTH]
+        where = f"{file}:{line.number}" if line.number else f"scontrol show job {job.id}"
+        if hit in causes:
+            lines.append(f"cause: {says}")
+            lines.append(f"proof: {where}: {(line.label + line.text)[:PROOF_WIDTH]}")
+            lines.append(f"fix: {hit.cause.fix}")
+        else:
+            lines.append(f"may also matter: {says} ({where}: {line.quoted[:120]})")
     return lines
 
 
