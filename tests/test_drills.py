@@ -537,6 +537,27 @@ def test_scontrol_requeue(drill, cluster):
     drill.row("`scontrol requeue`", job, seconds, until="running again", lost=drill.lost())
 
 
+def test_a_requeue_that_ends_scontrol(drill, cluster):
+    """Slurm may end the script's processes before scontrol has told of its success: that is no refusal."""
+    (drill.folder / "tells.py").write_text(TELLS)
+    for attempt in "01":
+        (drill.folder / f"start.{attempt}").touch()
+    (drill.folder / "bin").mkdir()
+    scontrol = drill.folder / "bin/scontrol"
+    scontrol.write_text(f'#!/bin/sh\nPATH={PATH}\nscontrol "$@" || exit\n[ "$1" != requeue ] || kill -TERM $$\n')
+    scontrol.chmod(0o755)
+    how = {"LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PATH": f"{scontrol.parent}:{PATH}"}
+    drill.submit("--nodes=1", program="tells.py", **how)
+    wait_for((drill.project / f"logs/{drill.job}.0/times").exists, 60, "the first step")
+    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    wait_for(lambda: "saved" in drill.output, 60, "the save")
+    (drill.folder / "enough").touch()
+    drill.goes_on(within=60)
+    job, _ = drill.ends()
+    assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
+    assert "back into the queue as attempt 1" in job.output and "may not be requeued" not in job.output, job.output
+
+
 def test_requeues_are_counted(drill, cluster):
     drill.submit(MAX_REQUEUES="1", SLOW_ATTEMPTS="2", LAUNCHER="spawn")
     drill.reach()
