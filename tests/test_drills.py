@@ -475,7 +475,7 @@ def test_slurm_s_own_early_warning(drill, cluster, project):
 
 
 @pytest.mark.parametrize("late", ["", "1"])
-def test_time_limit(drill, late):
+def test_time_limit(drill, cluster, late):
     """The shortest one: it saves by the clock, since Slurm's warning is up to a minute too early.
 
     Or the start alone takes until then. After the first step the run looks at once, saves and goes on.
@@ -485,6 +485,10 @@ def test_time_limit(drill, late):
     drill.breaks()
     if late:
         assert "stopped at step 1 of" in drill.output, drill.output
+    # While the job waits in the queue: where the machine is busy, one more minute is too short for all that is left.
+    wait_for(lambda: "back into the queue" in drill.output, 60, "the requeue")
+    longer = ["scontrol", "update", f"JobId={drill.job}", "TimeLimit=60"]
+    wait_for(lambda: cluster.run(*longer, check=False).returncode == 0, 60, "a longer time limit")
     drill.is_requeued("time limit of a minute" + (", reached at the first step" if late else ""))
 
 

@@ -147,7 +147,7 @@ LIMITS = {"short": 5, "long": 60}  # minutes
         ("long", "start 40\nlook 20\nsave 300\n", 490),
         ("long", "start 40\nlook 20000\nsave 2\n", 1800),  # it stood still: half of the time is left to it
         ("short", "start 40\nlook 2\nsave 2\n", 30),
-        ("short", "start 280\nlook 2\nsave 2\n", 16),  # else it would be asked before its first step
+        ("short", "start 250\nlook 2\nsave 2\n", 16),  # else it would have less time for its steps
         ("short", "start 40\nlook 20\nsave 40\n", 100),
     ],
 )

@@ -295,8 +295,8 @@ read_times
 if [[ -n ${took[save]:-} ]]; then # measured by an earlier attempt: half as much again, and 10 s for the launcher to end
     measured=$((10 + 3 * (${took[look]:-0} + took[save]) / 2))
     measured=$((measured < left / 2 ? measured : left / 2))
-    # It replaces the guess that is too short, or so long that the program would be asked before its first step.
-    ((measured <= spare && ${took[start]:-0} + spare < left)) || spare=$measured
+    # It replaces the guess that is too short, or so long that the program would have less time for its steps.
+    ((measured <= spare && ${took[start]:-0} + 2 * spare < left)) || spare=$measured
 fi
 export STOP_TIME=$((end - spare)) START_TIME=$(($(date +%s) - SECONDS))
 [[ -z $batch ]] || trap on_warning USR1
