@@ -704,7 +704,7 @@ def test_random_numbers_are_the_ranks_own_and_the_same_after_a_resume(modules):
         return torch.rand(3).tolist()
 
     optimizer = torch.optim.SGD([torch.ones(1)])
-    args = modules.common.flags("").parse_args([])
+    args = modules.common.flags("").parse_args(["--global-batch", "32"])
     seen = [drawn(step, rank) for step in (1, 2, 3) for rank in (0, 1, 2)]
     assert len(set(map(tuple, seen))) == 9
     assert drawn(2, 1) == seen[4]
@@ -1211,7 +1211,7 @@ def test_one_rank_of_many_that_differs_ends_all(modules, capsys):
 
 def test_the_learning_rate_rises_and_falls(modules):
     def rate(step, *words):
-        args = modules.common.flags("").parse_args(["--learning-rate", "2", *words])
+        args = modules.common.flags("").parse_args(["--learning-rate", "2", "--global-batch", "32", *words])
         return modules.common.learning_rate_at(step, args)
 
     rates = [rate(step) for step in range(1, 202)]
