@@ -1,19 +1,20 @@
-"""How the tests wait: for an event, and never for a number of seconds that only a quick machine keeps to."""
+"""How the tests wait: for an event. A number of seconds that is enough on one machine is too short on a busy one."""
 
 from __future__ import annotations
 
 import time
 
-# Seconds after which a test gives up on something that is not going to happen. It ends a hang and measures nothing, so
-# it is far above what a machine needs that is busy with ten other things.
+# Seconds after which a test gives up. The bound ends a hang and measures nothing, so it is far above what a test needs,
+# also beside ten busy processes.
 PATIENCE = 600
-# Seconds that a rank sleeps which the program under test has to end: PATIENCE is over long before.
+# Seconds that a program sleeps where something else has to end it. A test that waits for that gives up long before.
 FOREVER = 10 * PATIENCE
-INSTALLATION = 3 * PATIENCE  # what is downloaded takes longer
+# Seconds after which a test gives up on packages from the network.
+INSTALLATION = 3 * PATIENCE
 
 
 def wait_for(value, what="what the test waits for", seconds=PATIENCE, pause=0.05):
-    """Return what `value` returns, once it is something; `what` may be a function that tells more of a failure."""
+    """Call `value` until it returns something true; return that. `what` names the event, or is a function that does."""
     end = time.monotonic() + seconds
     while not (found := value()):
         if time.monotonic() > end:
