@@ -59,7 +59,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
-# What a login shell, or a job, left behind would be taken for this run's own.
+# Unset stale variables of the calling shell, which the launchers would take for this run's.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}" "${!SLURM_@}"
 asked=${NPROC_PER_NODE:-} # for this run, before env.sh sets it for all
 # shellcheck source=/dev/null

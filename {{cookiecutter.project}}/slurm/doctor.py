@@ -329,8 +329,7 @@ CAUSES = (
         " #252 #327; containers/podman #18444; apptainer/singularity #4712 (2026-11-22)",
         examples=(
             "slurmstepd: error: pyxis: --container-mounts: source path does not exist: /scratch/x",
-            "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /scratch/x at /tmp/enroot-data/user-36209/"
-            "pyxis_479.0/x: No such file or directory",
+            "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /scratch/x at /tmp/pyxis_479.0/x: No such",
             "enroot-mount: failed to mount: /opt/x at /home/x/.local/share/enroot/ubuntu/opt/x: No such file",
             "BIND MOUNT FAILED from /var/udiMount//global/u2/x to /var/udiMount/data",
             'FAILED to find real path for volume "from": /opt/cray/pe/mpich/8.1.24/ofi/gnu/9.1',
@@ -381,10 +380,14 @@ CAUSES = (
         examples=(
             "RuntimeError: ifa != nullptr. Unable to find address for: ib0",
             "RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error",
-            "h1:39964:40075 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
-            "Software caused connection abort",
-            "h1:39964:40075 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
-            "No route to host",
+            (
+                "[0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
+                "Software caused connection abort"
+            ),
+            (
+                "[0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
+                "No route to host"
+            ),
         ),
     ),
     Cause(
@@ -413,8 +416,10 @@ CAUSES = (
         fix="submit with --requeue, save often, and --resume; --exclude=NODE if it fails again",
         source="Slurm 22.05 and 24.11 (2026-11-21)",
         examples=(
-            "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO NODE FAILURE, SEE "
-            "SLURMCTLD LOG FOR DETAILS ***",
+            (
+                "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO NODE FAILURE, SEE "
+                "SLURMCTLD LOG FOR DETAILS ***"
+            ),
             "srun: error: Node failure on node2",
         ),
     ),
@@ -476,8 +481,10 @@ CAUSES = (
         fix="a node: MASTER_ADDR_SUFFIX in env.sh; the internet: download on the login node first",
         source="torch 2.13, c10d/socket.cpp (2026-11-22)",
         examples=(
-            "[W1121 17:20:31.214 socket.cpp:767] [c10d] The IPv4 network addresses of (node1, 29500) cannot be "
-            "retrieved (gai error: -2 - Name or service not known).",
+            (
+                "[W1121 17:20:31.214 socket.cpp:767] [c10d] The IPv4 network addresses of (node1, 29500) cannot be "
+                "retrieved (gai error: -2 - Name or service not known)."
+            ),
         ),
     ),
     Cause(
@@ -615,31 +622,30 @@ CAUSES = (
         source="torch 2.13; NVIDIA/nccl #1948; horovod/horovod #1364 (2026-11-22)",
         examples=(
             "RuntimeError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
-            "RuntimeError: Gloo connectFullMesh failed with [pair.cc:553] Connection closed by peer [10.0.0.2]:23942. "
-            "This is typically caused by a remote worker crashing.",
+            (
+                "RuntimeError: Gloo connectFullMesh failed with [pair.cc:553] Connection closed by peer "
+                "[10.0.0.2]:23942. This is typically caused by a remote worker crashing."
+            ),
         ),
     ),
 )
 
 # Lines that stand in good runs too, and so prove nothing.
-HARMLESS = re.compile(
-    "|".join(
-        (
-            r"Address family not supported",  # c10d tries IPv6 first
-            r"IPv6 network addresses of",  # the same; antgroup/animate-x #15, OFA-Sys/OFA #307 (2026-11-22)
-            r"failed to shutdown the rendezvous",
-            r"exit barrier",  # pytorch/pytorch #69520
-            r"recvValueWithTimeout",  # the same
-            r"NCCL INFO",  # NVIDIA/nccl #162 and #1231: "harmless" (2026-11-22)
-            r"dso_loader",  # TensorFlow looks for libraries; yekaizhou/duet #9 (2026-11-22)
-            r"\bINFO\b",
-            r"\bWARNING\b",
-            r"Warning: ",
-            r"Error caught was: ",  # xformers without triton; oobabooga/textgen #1086 (2026-11-22)
-            r"\bRetrying\b|thrown while requesting|entering retry loop",  # huggingface_hub, urllib3, wandb (2026-11-22)
-        )
-    )
+HARMLESS_LINES = (
+    r"Address family not supported",  # c10d tries IPv6 first
+    r"IPv6 network addresses of",  # c10d tries IPv6 first; antgroup/animate-x #15, OFA-Sys/OFA #307 (2026-11-22)
+    r"failed to shutdown the rendezvous",
+    r"exit barrier",  # pytorch/pytorch #69520
+    r"recvValueWithTimeout",  # pytorch/pytorch #69520
+    r"NCCL INFO",  # NVIDIA/nccl #162 and #1231: "harmless" (2026-11-22)
+    r"dso_loader",  # TensorFlow looks for libraries; yekaizhou/duet #9 (2026-11-22)
+    r"\bINFO\b",
+    r"\bWARNING\b",
+    r"Warning: ",
+    r"Error caught was: ",  # xformers without triton; oobabooga/textgen #1086 (2026-11-22)
+    r"\bRetrying\b|thrown while requesting|entering retry loop",  # huggingface_hub, urllib3, wandb (2026-11-22)
 )
+HARMLESS = re.compile("|".join(HARMLESS_LINES))
 OWN_REPORT = re.compile(  # how lines of a report of this program begin
     r"(?:cause|proof|fix|may also matter|first failure|who waited for it): |no cause known to doctor"
     r"|the program ended with exit code \d+; "

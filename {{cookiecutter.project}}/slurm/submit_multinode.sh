@@ -17,9 +17,10 @@
 # The program is looked up in the current folder, then in the project. Its exit code is the job's: 0, or not 0.
 # Settings: env.sh; LAUNCHER=srun sbatch … takes another of its values for one job. Logs: logs/JOBID.ATTEMPT/ in the project.
 #
-# Before its walltime is over a program is asked to save and to end: the file STOP_FILE appears. If it creates REQUEUE_FILE,
-# and ends with exit code 0, the job goes back into the queue, and is started again with RESTART_COUNT=1, 2, … A job that you
-# cancel does not. To ask for it at any time: scancel --signal=USR1 --batch JOBID
+# Before the walltime is over this script asks the program to save and to end: it creates the file STOP_FILE. If the program
+# then creates REQUEUE_FILE and ends with exit code 0, this script puts the job back into the queue, and Slurm starts it again
+# with RESTART_COUNT=1, 2, … A job that you cancel is not requeued. To ask a program at any time:
+# scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -48,11 +49,11 @@ find_project() {
     local candidates=("$(dirname "$(realpath "${BASH_SOURCE[0]}")")/..")
     command=${SLURM_JOB_ID:+$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')}
     [[ $command == /* ]] || command=${SLURM_SUBMIT_DIR:-}/$command
-    while [[ $command == */slurm/* ]]; do # from the right, since "/slurm/" may be part of an argument
+    while [[ $command == */slurm/* ]]; do # every folder before a "/slurm/", the longest first: arguments may have one too
         command=${command%/slurm/*}
         candidates+=("$command")
     done
-    # PROJECT_DIR comes late: it may be another project's, from whose interactive shell this one was submitted.
+    # PROJECT_DIR comes late: the shell of another project's slurm/interactive.sh exports that project's.
     for folder in "${candidates[@]}" "${PROJECT_DIR:-}" "${SLURM_SUBMIT_DIR:-}"; do
         [[ -f $folder/launch/torchrun.sh ]] && realpath "$folder" && return
     done
@@ -71,8 +72,8 @@ prepare() {
     [[ " {{ site.launchers | join(' ') }} " == *" $LAUNCHER "* ]] ||
         die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}"
     case $LAUNCHER in # how many tasks on each node, and what each of them runs
-        torchrun | spawn | mpirun) tasks=1 start=("$PROJECT_DIR/launch/torchrun.sh") ;; # which looks at LAUNCHER too
-        srun | mpirun-ranks) tasks=ranks start=("$PROJECT_DIR/launch/rank.sh") ;;
+        torchrun | spawn | mpirun) tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;; # which looks at LAUNCHER too
+        srun | mpirun-ranks) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
     esac
     #? if mpi
     [[ $LAUNCHER != mpirun* || $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
@@ -83,13 +84,13 @@ prepare() {
     #? endif
     #? endif
     [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] || die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
-    case ${NPROC_PER_NODE:-unset}:$LAUNCHER in # NPROC_PER_NODE=2 or more is taken as said
+    case ${NPROC_PER_NODE:-unset}:$LAUNCHER in # 1:srun is the way for such a program; 2 or more overrides this check
         unset:* | 1:torchrun | 1:mpirun)
             ! starts_its_own_ranks "$program" ||
                 die "$program starts its own ranks, so it has to be started once per node, and not by torchrun: LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh $program"
             ;;
     esac
-    [[ $MAX_REQUEUES =~ ^[0-9]+$ ]] || die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
+    [[ $MAX_REQUEUES =~ ^(0|[1-9][0-9]*)$ ]] || die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
     # Of the Python outside of containers, and without an import, which takes a second.
     [[ -n ${SLURM_JOB_ID:-} ]] || ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) ||
         "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
@@ -106,8 +107,12 @@ free_port() {
     #? else
     local low high port try
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
-    local first=$((low < 11000 && high < 65000 ? high + 1 : 10000))
-    local count=$((first > 10000 ? 65536 - first : 11000 <= low && low < 30000 ? low - first : 20000))
+    local first=10000 count=20000
+    if ((low < 11000 && high < 65000)); then # there is room above the range of outgoing connections
+        first=$((high + 1)) count=$((65535 - high))
+    elif ((11000 <= low && low < 30000)); then # or below it
+        count=$((low - first))
+    fi
     #? endif
     for ((try = 0; try < count; try++)); do
         port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
@@ -126,7 +131,9 @@ gpus_of_a_step() {
     counts=$(srun --overlap --export=ALL --input=none --nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 \
         --cpus-per-task="$cores" bash -c "$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'count_gpus) ||
         die "srun could not count the GPUs of each node, see above: ask for them with --gpus-per-node, or set NPROC_PER_NODE"
-    grep -E '^[0-9]+$' <<<"$counts" | sort -n | head -n 1 # a site's TaskProlog may print lines of its own
+    counts=$(grep -E '^[0-9]+$' <<<"$counts") || # a site's TaskProlog may print lines of its own
+        die "no node said how many GPUs it has: set NPROC_PER_NODE"
+    sort -n <<<"$counts" | head -n 1
 }
 
 # Sets `step`, the command that starts a launcher on all nodes, and how many of them on each.
@@ -174,7 +181,8 @@ build_step() {
 # USR1 came, or the time is up: asks the ranks to save and to end.
 # shellcheck disable=SC2329 # called by the trap
 on_warning() {
-    # If the walltime is short, Slurm sends it at the start: before half of the time, or before the first step can be made.
+    # If the walltime is short, Slurm sends USR1 soon after the start: in the first half of the time, or before the program
+    # can have made a step. This script then waits until STOP_TIME.
     if [[ -z $warned ]] && ((left < 600 && (SECONDS < left / 2 || SECONDS < ${took[start]:-0}))); then
         warned=early
         say "warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
@@ -201,12 +209,13 @@ read_times() {
 # Whether the program tells of its steps in TIMES_FILE: an earlier attempt has done so, or stop.py lies beside the program.
 tells_of_steps() { ((${#took[@]})) || [[ -f $(dirname -- "$running")/stop.py ]]; }
 
-# Runs a command in the background: bash does not hear a signal while it waits for a foreground process.
+# Runs a command in the background: bash does not hear a signal while it waits for a foreground process. A signal ends
+# `wait`, hence the loop; bash keeps the command's exit code for the last `wait`.
 # shellcheck disable=SC2329 # called in batch jobs
 follow() {
     "$@" &
     local command=$!
-    while kill -0 "$command" 2>/dev/null; do # a signal ends the wait, not yet the command
+    while kill -0 "$command" 2>/dev/null; do
         if [[ $warned == early ]]; then
             sleep 1
             (($(date +%s) < STOP_TIME)) || on_warning
@@ -221,20 +230,20 @@ follow() {
 run() {
     running=$1 launched=$SECONDS
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
-    ${batch:+follow} "${step[@]}" "${CONTAINER_EXEC[@]}" "${start[@]}" "$@"
+    ${batch:+follow} "${step[@]}" "${CONTAINER_EXEC[@]}" "${wrapper[@]}" "$@"
 }
 
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
 batch='' warned='' cancelled='' record='' per_node=1 code=0
 declare -A took=()
 if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
-    # As ARRAY_INDEX if there is one: one job of an array has the number of the array, which means all of them to Slurm.
+    # ARRAY_INDEX in an array: the last of its jobs has the array's own number, which scontrol takes for all of them.
     batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
     trap '' USR1 # which would end this shell, until there is a program to be warned
 fi
 PROJECT_DIR=$(find_project) || die "found no launch/torchrun.sh; submit from the project, or set PROJECT_DIR to it"
 export PROJECT_DIR
-# What a login shell, or another job, left behind would be taken for this run's own.
+# Unset stale variables of the submitting shell, which the launchers would take for this run's.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}" "${!SLURM_CPU_BIND@}"
 #? if mpi
 # mpirun inside a step would take itself for a part of it; settings stay.
@@ -274,7 +283,7 @@ export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
 export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
 export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
 mkdir -p "$RUN_DIR"
-ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest"
+ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest" || true # two jobs may start at once
 rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" # of a run before this one in the same allocation
 #? if cores
 cores=${SLURM_CPUS_PER_TASK:-$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")} # of each node; salloc may not have been told
@@ -290,13 +299,13 @@ gpus=$(scontrol --details show job "$SLURM_JOB_ID" | grep -oE '\<gpu(:[^:,( ]+)?
 end=${SLURM_JOB_END_TIME:-$(date -d "$(squeue --noheader --jobs="${batch:-$SLURM_JOB_ID}" --format=%e || echo unknown)" +%s 2>/dev/null)} ||
     end=$(date -d "1 year" +%s) # no limit, or not known
 left=$((end - $(date +%s)))
-spare=$((left < 600 ? 30 : left > 3000 ? 150 : left / 20)) # later than the warning
+spare=$((left < 600 ? 30 : left > 3000 ? 150 : left / 20)) # a guess: the warning of --signal comes earlier
 read_times
 if [[ -n ${took[save]:-} ]]; then # measured by an earlier attempt: half as much again, and 10 s for the launcher to end
     measured=$((10 + 3 * (${took[look]:-0} + took[save]) / 2))
     measured=$((measured < left / 2 ? measured : left / 2))
-    # It replaces the guess that is too short, or so long that the program would have less time for its steps.
-    ((measured <= spare && ${took[start]:-0} + 2 * spare < left)) || spare=$measured
+    # It replaces a guess that is too short, or so long that the program would have less time for its steps.
+    if ((measured > spare || ${took[start]:-0} + 2 * spare >= left)); then spare=$measured; fi
 fi
 export STOP_TIME=$((end - spare)) START_TIME=$(($(date +%s) - SECONDS))
 [[ -z $batch ]] || trap on_warning USR1
@@ -323,12 +332,12 @@ if [[ -z ${1:-} && $code == 0 ]]; then
     MASTER_PORT=$(free_port)
     run "$PROJECT_DIR/training/train_ddp.py" || code=$?
 fi
-# Slurm's record counts where the program has saved and has more to do, and where the time limit may be over.
-[[ -z $batch || (! -e $REQUEUE_FILE && -z $cancelled) ]] || record=$(scontrol show job "$batch") || true
+# Slurm's record says why a job ends: needed if the program asks for a requeue, or if Slurm sent TERM.
+if [[ -n $batch && (-e $REQUEUE_FILE || -n $cancelled) ]]; then record=$(scontrol show job "$batch") || true; fi
 again=''
 [[ ! -e $REQUEUE_FILE ]] || case $record in
-    # Of a preemption this script may not hear, torchrun ends with exit code 1 then, and Slurm puts back into the queue only
-    # what still runs when the grace is over.
+    # Slurm may preempt the job without a signal to this script, and torchrun then ends with exit code 1. Slurm itself
+    # requeues only a job that still runs when its grace time is over.
     *JobState=RUNNING*PreemptTime=[0-9]*) again=1 ;;
     # It is not running if scancel has come since.
     *JobState=RUNNING*)
