@@ -55,6 +55,7 @@ def found(tmp_path):
         ("mytrain", "#!python\n" + PYTHON_TEXT),
         ("mytrain", LONG_PATH),
         ("one-line", "print()"),
+        ("python3_train.py", "print()"),
         ("app.pyz", "PK"),
     ],
 )
@@ -92,6 +93,8 @@ def test_where_programs_are_looked_up(found, tmp_path):
             "'x.ipynb' is a notebook: make a program of it with jupyter nbconvert --to script 'x.ipynb'",
         ),
         ("a.out", "\x7fELF\2\1\1\0\0\0", "'a.out' is a binary, and the launcher starts Python"),
+        ("model.pt", "PK\3\4\0\0", "'model.pt' is a binary, and the launcher starts Python"),
+        ("x.R", "print(1)\n", "'x.R' is not a Python program by its name"),
         ("x.py", "", "'x.py' is empty: save the program, or name another one"),
     ],
 )
@@ -104,6 +107,7 @@ def test_files_that_python_cannot_run(found, tmp_path, name, text, expected):
 def test_words_that_are_no_files(found, tmp_path):
     (tmp_path / "here/x.py").write_text(PYTHON_TEXT)
     (tmp_path / "here/package/main.py").write_text(PYTHON_TEXT)
+    (tmp_path / "here/config.yaml").write_text("a: 1\n")
     for name, text in (("mytrain", "#!/usr/bin/env python3\n"), ("other", "#!/bin/bash\n")):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
@@ -118,6 +122,12 @@ def test_words_that_are_no_files(found, tmp_path):
         ),
         ("torchrun --nproc-per-node 2 x.py", "name the program alone, as in x.py"),
         ("srun python x.py", "name the program alone, as in x.py"),
+        ("srun -m block ./a.out", "name the program alone, as in pi/pi.py or -m package.module"),
+        ("accelerate launch --config_file config.yaml x.py", "name the program alone, as in x.py"),
+        ("python -m torch.distributed.run x.py", "name the program alone, as in x.py"),
+        ("python -m torch.distributed.run -m package.main", "name the program alone, as in -m package.main"),
+        ("pi/pi", "no program 'pi/pi' in {here} nor in {project}: its name is pi/pi.py"),
+        ("/nowhere/pi/pi.py", "no program '/nowhere/pi/pi.py' in {here}"),
         ("mytrain", 'to run the installed command {bin}/mytrain, name its file, as in "$(command -v mytrain)"'),
         ("other", "{bin}/other is no Python program, and the launcher starts Python"),
         ("package.main", "no program 'package.main' in {here} nor in {project}: the module is -m package.main"),
@@ -128,7 +138,9 @@ def test_words_that_are_no_files(found, tmp_path):
         assert code == 2 and expected.format(**folders) in said, said
     (tmp_path / "project/.venv/bin").mkdir(parents=True)
     (tmp_path / "project/.venv/bin/installed").write_text(LONG_PATH)
-    assert f"the installed command {tmp_path}/project/.venv/bin/installed" in found("installed")[1]
+    named = f"to run the installed command, name its file, {tmp_path}/project/.venv/bin/installed"
+    assert named in found("installed")[1]
+    assert found("") == (2, "no program '': name one, as in pi/pi.py or -m package.module\n")
     assert found(".venv/bin/installed") == (0, f"{tmp_path}/project/.venv/bin/installed")
 
 
