@@ -124,7 +124,8 @@ def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
         ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"}, "2"),  # as on MareNostrum 5
         ({"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "2"),
         ({"SLURM_GPUS_ON_NODE": "3"}, "3"),
-        ({"CUDA_VISIBLE_DEVICES": "0,1,5"}, "3"),
+        ({"CUDA_VISIBLE_DEVICES": "0, 1,5"}, "3"),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"CUDA_VISIBLE_DEVICES": "", "CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"CUDA_VISIBLE_DEVICES": "-1", "CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-8f3c,MIG-12"}, "2"),

@@ -119,6 +119,7 @@ def test_refusals_and_help():
     for arguments, environment, code, wanted in (
         ([], [], 2, "there is no job"),
         ([], ["SLURM_JOB_ID=1", "MIN_FREE_GB=1.5"], 2, "MIN_FREE_GB='1.5': expected whole GiB"),
+        ([], ["SLURM_JOB_ID=1", "MIN_FREE_GB=08"], 2, "MIN_FREE_GB='08': expected whole GiB"),
         (["--help"], [], 0, "[NAME|PATH …]"),
     ):
         command = ["env", "-i", f"PATH={PATH}", *environment, "bash", SCRIPT, *arguments]

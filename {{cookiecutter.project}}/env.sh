@@ -169,7 +169,7 @@ IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 IMAGE="${IMAGE:-localhost/{{ image_name(cookiecutter) }}:latest}"
 #? endif
 #? if runtime == "edf"
-# Folders that it sees, network, variables: container/{{ cookiecutter.project }}.toml, which activate below fills in
+# To change mounts, network or variables of the container, edit container/{{ cookiecutter.project }}.toml.
 #? elif runtime == "shifter"
 # It sees the file systems of the site, and nothing else has to be said.
 #? else
@@ -188,8 +188,8 @@ BINDS=(
 # then take another name, and on the nodes: enroot remove pyxis_NAME
 KEEP_CONTAINER="${KEEP_CONTAINER:-}"
 #? endif
-# Filled by activate below: options of srun, a command that is put before the launcher, and the folders that the container
-# mounts, which slurm/preflight.sh looks for on each node.
+# activate, below, fills these: options of srun, a command that is put before the launcher, and the folders that the
+# container mounts, which slurm/preflight.sh looks for on each node.
 CONTAINER_SRUN_ARGS=()
 CONTAINER_EXEC=()
 CONTAINER_FOLDERS=()
@@ -239,9 +239,10 @@ missing() { echo "env.sh: $*" >&2 && return 2; }
 
 #? if container
 #? if runtime == "edf"
-# Prints a copy of an EDF in which each ${NAME} above the first [table] is replaced by its value. CSCS documents that the
-# container engine does so. The parser of its successor leaves ${NAME} in image as it is, and refuses or breaks names with
-# the characters below (sarus-suite/raster src/lib.rs, common.rs and mount.rs at 20f75bd, 2026-11-22).
+# Prints a copy of an EDF in which each ${NAME} above the first [table] is replaced by its value. CSCS documents that its
+# container engine replaces them. The parser of the engine's successor, Sarus Suite, does not do so in `image`, and refuses
+# or breaks paths with spaces or any of " ; $ ` \ (sarus-suite/raster src/lib.rs, common.rs, mount.rs at 20f75bd,
+# 2026-11-22). So this function replaces ${NAME}, and refuses such values.
 fill_edf() {
     local line name table=''
     while IFS= read -r line || [[ -n $line ]]; do
@@ -256,7 +257,7 @@ fill_edf() {
                         "but $name is '${!name}': rename the folder" || return
                 line=${line//"\${$name}"/"${!name}"}
             done
-            [[ $line != *\$* ]] || missing "$1 has a \$ that does not begin \${NAME}: $line" || return
+            [[ ${line%%#*} != *\$* ]] || missing "$1 has a \$ that does not begin \${NAME}: $line" || return
         fi
         printf '%s\n' "$line"
     done <"$1"
@@ -358,14 +359,15 @@ enter_container() {
         [[ -r $folder && $folder != *:* ]] ||
             missing "the container cannot see '$folder': it must be readable and have no : in its name" || return
     done
-    export IMAGE PWD PROGRAM_DIR="${!#}" # which [env] may name too
+    export IMAGE PWD PROGRAM_DIR="${!#}" # the last folder is the program's; [env] of the EDF may name these too
     edf=$(fill_edf "$template") || return
     # Named after its content: jobs with other folders have another, and an attempt after a requeue finds its own.
     file=$PROJECT_DIR/logs/container-$(cksum <<<"$edf" | cut -d ' ' -f 1).toml
     { mkdir -p "$PROJECT_DIR/logs" && echo "$edf" >"$file.$$" && mv "$file.$$" "$file"; } ||
         missing "cannot write $file, which srun reads" || return
     CONTAINER_SRUN_ARGS=(--environment="$file")
-    mapfile -t CONTAINER_FOLDERS < <(sed -n 's|^ *"\(/[^:]*\):.*|\1|p' "$file" | sort -u) # its mounts
+    # Its mounts, on one line or on several: "/FOLDER:/FOLDER"
+    mapfile -t CONTAINER_FOLDERS < <(sed -n '/^ *mounts *=/,/\]/p' "$file" | grep -oE "[\"']/[^\"':]*:" | tr -d "\"':" | sort -u)
     export MOUNTS_SETTING="mounts in container/{{ cookiecutter.project }}.toml"
     #? elif runtime == "shifter"
     CONTAINER_EXEC=(shifter --image="docker:$IMAGE")

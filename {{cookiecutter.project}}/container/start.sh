@@ -14,12 +14,18 @@
 # Called by slurm/*.sh (CONTAINER_EXEC of env.sh).
 set -euo pipefail
 
+die() {
+    echo "container/start.sh on ${SLURMD_NODENAME:-$(hostname)}: $*" >&2
+    exit 2
+}
+
+[[ $# -ge 3 && " $* " == *" -- "* ]] || die "expected IMAGE FOLDER… -- command, but the arguments are: $*"
 image=$1
 shift
 options=()
 while [[ $1 != -- ]]; do
     #? if runtime == "enroot"
-    options+=(--mount "${1// /\\040}") # an entry of fstab
+    options+=(--mount "${1// /\\040}") # a line of fstab, in which \040 is a space
     #? else
     options+=(--volume "$1:$1")
     #? endif
@@ -37,9 +43,9 @@ while read -r name; do
 done < <(compgen -e)
 
 #? if runtime == "enroot"
-# Unpacked once per node, under a name that changes with the image, and with the node, should they share a folder for it.
-# The lock is for several jobs of one node, some of which have a /tmp and a /dev/shm of their own; what a cancelled job left
-# half unpacked lacks the mark and is made anew.
+# Unpack the image once per node. The name holds the image's time and size, so that a new image is unpacked again, and the
+# node, as nodes may share enroot's folder. Jobs on one node take turns by a lock in /var/tmp, as each may have a /tmp and a
+# /dev/shm of its own. The mark is written last: a copy without it was left half unpacked by a cancelled job, and is removed.
 name="{{ image_name(cookiecutter) }}-${SLURMD_NODENAME:-$(hostname)}-$(stat --format=%Y-%s "$image")"
 mark=/var/tmp/$name-$UID
 (
@@ -47,14 +53,14 @@ mark=/var/tmp/$name-$UID
     there=$(enroot list | grep -xF "$name") || true
     if [[ -z $there || ! -e $mark.unpacked ]]; then
         [[ -z $there ]] || enroot remove --force "$name"
-        # It prints a dozen lines on every node, which matter only if it fails.
-        said=$(enroot create --name "$name" "$image" 2>&1) || { echo "$said" && exit 1; }
+        # enroot prints a dozen lines on every node, which matter only if it fails.
+        said=$(enroot create --name "$name" "$image" 2>&1) || die "enroot could not unpack $image: $said"
         touch "$mark.unpacked"
     fi
 ) 9>"$mark.lock" >&2
 
 # By default enroot starts a login shell, and in images of Debian /etc/profile replaces the image's PATH (enroot 4.1.2,
-# 2026-11-22). The login would set HOME, for which bash asks /etc/passwd instead.
+# 2026-11-22). A login shell would also set HOME. Without it bash sets HOME: ~ is the user's home of /etc/passwd.
 export ENROOT_LOGIN_SHELL="${ENROOT_LOGIN_SHELL:-no}"
 # shellcheck disable=SC2016 # $1 and $@ are those of the shell in the container
 exec enroot start "${options[@]}" "$name" bash -c 'export HOME=${HOME:-~} && cd "$1" && shift && exec "$@"' _ \

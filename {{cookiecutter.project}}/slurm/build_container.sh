@@ -73,7 +73,23 @@ prepare() {
     #? endif
 }
 
-export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
+#? if runtime != "apptainer"
+# Imports an image of podman into $work/image. Arguments: those of enroot import.
+# At the end of an import enroot calls "docker rm", for images of podman too, and fails where there is no docker:
+# src/docker.sh:588 of NVIDIA/enroot 4.1.2, line 377 of 3.4.1 and 3.5.0 (2026-11-22). So this function gives enroot a docker
+# that calls podman. It first changes to /, because enroot has deleted its folder by then and podman needs one that exists.
+import_from_podman() {
+    mkdir "$work/bin"
+    cat >"$work/bin/docker" <<'END'
+#!/bin/sh
+cd / && exec podman "$@"
+END
+    chmod +x "$work/bin/docker"
+    PATH="$work/bin:$PATH" enroot import --output "$work/image" "$@"
+}
+
+#? endif
+export RUNTIME="{{ runtime }}" # env.sh may choose MODULES by it
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
     (prepare) || exit # in a shell of its own: the job shall read env.sh as it is when it starts
@@ -81,7 +97,7 @@ if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
 fi
 PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR} # in the job this file is a copy in a spool folder
 prepare
-RUNTIME=none PYTHON=bash activate || exit # the modules alone
+RUNTIME=none PYTHON=bash activate || exit # loads MODULES only: it enters no container, and bash passes its check for a Python
 set -euo pipefail
 work=$(mktemp -d "$IMAGE.XXXXXX") # beside it: there is room, and half an image never has its name
 trap 'rm -rf "$work"' EXIT
@@ -104,19 +120,6 @@ fi
 command -v enroot >/dev/null || die "enroot was not found on $(hostname); name its module in MODULES of env.sh"
 export ENROOT_CACHE_PATH=$work/cache # by default it would fill $HOME
 mkdir "$ENROOT_CACHE_PATH"
-# Makes $work/image of an image of podman. Arguments: those of enroot import.
-# At the end of an import enroot calls "docker rm", also after podman, and fails where there is no docker: src/docker.sh:588
-# of NVIDIA/enroot 4.1.2, line 377 of 3.4.1 and 3.5.0 (2026-11-22). So docker is podman here, and removes the container that
-# enroot has made. enroot has deleted its current folder by then, and podman starts in an existing folder alone: cd /.
-import_from_podman() {
-    mkdir "$work/bin"
-    cat >"$work/bin/docker" <<'END'
-#!/bin/sh
-cd / && exec podman "$@"
-END
-    chmod +x "$work/bin/docker"
-    PATH="$work/bin:$PATH" enroot import --output "$work/image" "$@"
-}
 #? if runtime == "edf"
 # podman's store in memory, as CSCS advises (build-install/containers): the parallel file systems cannot hold it.
 cat >"$work/storage.conf" <<END
@@ -134,7 +137,7 @@ packages=$(grep '^[^#[:space:]]' "$PROJECT_DIR/container/requirements.txt" || tr
 [[ ${INSTALL_HOROVOD:-0} != 1 ]] || packages+=horovod
 #? endif
 if [[ -n $packages ]]; then
-    command -v podman >/dev/null || die "podman, which adds packages to the image, was not found on $(hostname)"
+    command -v podman >/dev/null || die "container/requirements.txt names packages, which podman adds to the image, but $(hostname) has no podman: name its module in MODULES of env.sh, or empty that file"
     #? if horovod
     podman build --network=host --build-arg INSTALL_HOROVOD="${INSTALL_HOROVOD:-0}" \
         --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"

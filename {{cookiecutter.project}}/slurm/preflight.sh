@@ -66,7 +66,8 @@ if [[ ${1:-} == --node ]]; then
         tell fault "one core, not SLURM_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK: export SLURM_CPU_BIND=none in env.sh"
     tell ports "$(cat /sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate 2>/dev/null | grep -cE 'ACTIVE$|^up$')"
     if ((${SLURM_GPUS_ON_NODE:-0} > 0)); then
-        wanted=$(count_gpus)
+        wanted=$SLURM_GPUS_ON_NODE
+        ! declare -F count_gpus >/dev/null || wanted=$(count_gpus) # launch/count_gpus.sh
         tell driver "$(cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1)"
         list=(nvidia-smi -L)
         type -P nvidia-smi >/dev/null || list=(rocm-smi --showuniqueid)
@@ -85,7 +86,9 @@ fi
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^set/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
 export RUN_DIR=${RUN_DIR:-$PWD} MASTER_PORT=${MASTER_PORT:-29500} MIN_FREE_GB=${MIN_FREE_GB:-1}
 [[ -n ${SLURM_JOB_ID:-} ]] || { echo "slurm/preflight.sh: there is no job: salloc --nodes=2 bash slurm/preflight.sh" >&2 && exit 2; }
-[[ $MIN_FREE_GB =~ ^[0-9]+$ ]] || { echo "slurm/preflight.sh: MIN_FREE_GB='$MIN_FREE_GB': expected whole GiB" >&2 && exit 2; }
+[[ $MIN_FREE_GB =~ ^(0|[1-9][0-9]*)$ ]] || { echo "slurm/preflight.sh: MIN_FREE_GB='$MIN_FREE_GB': expected whole GiB" >&2 && exit 2; }
+count_gpus=$(dirname "${BASH_SOURCE[0]}")/../launch/count_gpus.sh
+[[ -f $count_gpus ]] || count_gpus=/dev/null # "sbatch slurm/preflight.sh" runs a copy of this file, alone in a folder
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}${MASTER_ADDR_SUFFIX:-}}
 
@@ -103,7 +106,7 @@ fi
 # step a moment late, and the ranks' step would wait. --foreground: Ctrl-C reaches srun.
 lines=$(timeout --foreground -k 5 "${PREFLIGHT_TIMEOUT:-30}" srun --overlap --export=ALL --input=none \
     --nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
-    bash -c "$(<"$(dirname "${BASH_SOURCE[0]}")/../launch/count_gpus.sh")"$'\n'"$(<"${BASH_SOURCE[0]}")" \
+    bash -c "$(<"$count_gpus")"$'\n'"$(<"${BASH_SOURCE[0]}")" \
     preflight.sh --node "$@" 2>&1)
 
 declare -A facts=() faults=()

@@ -109,7 +109,8 @@ free_port() {
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
     local first=10000 count=20000
     if ((low < 11000 && high < 65000)); then # there is room above the range of outgoing connections
-        first=$((high + 1)) count=$((65535 - high))
+        first=$((high + 1))
+        ((count <= 65535 - high)) || count=$((65535 - high))
     elif ((11000 <= low && low < 30000)); then # or below it
         count=$((low - first))
     fi

@@ -6,12 +6,13 @@
     asked = torch.tensor(float(stop.asked()), device=device)
     dist.all_reduce(asked)                         # if one has heard of it, all end here: the others would wait for it
     if asked:
+        stop.saving = True                         # now SIGTERM does not end a rank that waits for the one that writes
         save()
         stop.obey()                                # there is more to do: the job goes back into the queue
         sys.exit(0)
 
-The submit script for Slurm sets STOP_FILE, STOP_TIME, REQUEUE_FILE, TIMES_FILE and START_TIME. Without them the
-signals are left. Rank 0 writes into TIMES_FILE how long three things took, in seconds:
+The submit script for Slurm sets STOP_FILE, STOP_TIME, REQUEUE_FILE, TIMES_FILE and START_TIME. Without them only a
+signal asks a run to stop. Rank 0 writes into TIMES_FILE how long three things took, in seconds:
 
     start 50    from START_TIME to the first call of asked(), after the first step
     look 5      the longest time between two calls of asked()
@@ -28,14 +29,16 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # of a preemption; of schedulers that warn each process
-STUCK = 15  # seconds: a rank that has not noticed SIGTERM after these waits for a dead one, and ends at once
+# SIGTERM: a preemption, or scancel. SIGUSR1, SIGUSR2: the warning of a scheduler that signals each process.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Seconds that a rank has to notice SIGTERM. After them it probably waits in a collective for a dead rank, and is ended.
+STUCK = 15
 
 
 class Stop:
     """Notes that the run shall end.
 
-    No single way of asking is sure: few launchers pass on every signal, and file and time somebody has to set.
+    No single way of asking is sure: few launchers pass on every signal, and only a submit script sets file and time.
     """
 
     def __init__(self, rank: int) -> None:
@@ -45,13 +48,13 @@ class Stop:
         self.times, self.last = {}, float(os.environ.get("START_TIME") or time.time())
         for number in SIGNALS:
             signal.signal(number, self._note)
-        # Python calls _note once a collective has returned, which that with a dead rank may never do. The byte that is
-        # written when the signal arrives is there at once.
+        # Python calls _note when the main thread is back in Python, and a collective with a dead rank may never return.
+        # The pipe gets its byte at once, and a thread reads it.
         source, sink = os.pipe()
         os.set_blocking(sink, False)
         signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
         threading.Thread(target=self._end_if_stuck, args=(source,), daemon=True).start()
-        os.register_at_fork(after_in_child=self._forget)  # processes that read data are to die of a signal
+        os.register_at_fork(after_in_child=self._forget)  # a signal ends data loader workers
 
     def asked(self) -> bool:
         """Return whether this rank has been asked to stop; looks at the disk, so not after every millisecond."""
@@ -70,7 +73,7 @@ class Stop:
         if seconds <= self.times.get(what, -1):
             return
         self.times[what] = seconds
-        if self.rank == 0 and "TIMES_FILE" in os.environ:
+        if self.rank == 0 and os.environ.get("TIMES_FILE"):
             file = Path(os.environ["TIMES_FILE"])
             with suppress(OSError):  # a full disk is no reason to end the run
                 file.with_suffix(".part").write_text("".join(f"{name} {n}\n" for name, n in self.times.items()))
