@@ -324,6 +324,19 @@ def test_submitted_from_inside_another_job(mostly, project, tmp_path):
     assert (project / f"logs/{job.id}.0").is_dir() and not (other / "logs").exists()
 
 
+def test_submitted_from_a_job_of_an_array(cluster, project, tmp_path):
+    """Slurm hands that job's SLURM_ARRAY_* on; a requeue would be of the other job."""
+    (tmp_path / "own.py").write_text("import sys\nprint('RESULT', *sys.argv[1:])\n")
+    script, outputs = project / "slurm/submit_multinode.sh", tmp_path / "inner.out"
+    inner = f"sbatch --wait --nodes=1 --output='{outputs}' '{script}' '{tmp_path}/own.py'"
+    (tmp_path / "outer.sh").write_text(f"#!/bin/bash\n{inner} %a\n")
+    environment = {"PYTHON": sys.executable, "LAUNCHER": "srun"}
+    job = cluster.submit(
+        "--array=3", "--nodes=1", "--exclusive=user", tmp_path / "outer.sh", cwd=tmp_path, env=environment
+    )
+    assert (job.state, "RESULT %a" in outputs.read_text()) == ("COMPLETED", True), job.output + outputs.read_text()
+
+
 def test_nodes_that_differ(either, project, tmp_path):
     """Eight cores of one node and two of the other: the step takes what both have."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'] + ' cores')\n")

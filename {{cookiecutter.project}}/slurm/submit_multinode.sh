@@ -237,6 +237,10 @@ run() {
 [[ ${1:-} != -h && ${1:-} != --help ]] || { sed -n '/^#!/d; /^#SBATCH/q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit; }
 batch='' warned='' cancelled='' record='' per_node=1 code=0
 declare -A took=()
+# A job that a job of an array has submitted inherits these, though it is in no array.
+if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} && $(scontrol show job "$SLURM_JOB_ID") != *ArrayTaskId=* ]]; then
+    unset "${!SLURM_ARRAY_@}"
+fi
 if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
     # ARRAY_INDEX in an array: the last of its jobs has the array's own number, which scontrol takes for all of them.
     batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
