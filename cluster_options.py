@@ -1300,9 +1300,10 @@ def link_command(answers) -> str:
 
 
 def scripts() -> list:
-    """Return the template's scripts, by the paths that they are written to."""
+    """Return the template's scripts, which begin with #!, by the paths that they are written to."""
     folder = SITES.parent / "{{cookiecutter.project}}"
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.sh"))
+    files = [path for pattern in ("*.sh", "*.py") for path in folder.rglob(pattern)]
+    return sorted(str(path.relative_to(folder)) for path in files if path.read_bytes().startswith(b"#!"))
 
 
 GLOBALS = [

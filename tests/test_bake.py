@@ -90,7 +90,8 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
     expected |= {"benchmark/published.csv"} if facts["all_reduce"] else set()
     assert files(project) == expected | (HOROVOD if answers["launcher"] == "mpirun-ranks" else set())
     for path in project.rglob("*"):
-        assert (path.suffix == ".sh") <= (path.is_dir() or os.access(path, os.X_OK)) or path.name == "env.sh", path
+        script = path.is_file() and path.read_bytes().startswith(b"#!")
+        assert script <= os.access(path, os.X_OK) or path.name == "env.sh", path
         if path.is_file():
             text = path.read_text()
             left = re.findall(r"\{\{.*|\{%.*|^\s*#\?.*|cookiecutter\.\w+", text, re.MULTILINE)
