@@ -86,7 +86,7 @@ refuse_other_than_python() {
         *.ipynb:*)
             die "'$file' is a notebook: make a program of it with jupyter nbconvert --to script '$file'" ;;
         *:'#!'*)
-            die "'$file' is for '${first#??}', and the launcher starts Python: name the Python program that it calls; modules and variables belong into env.sh" ;;
+            die "'$file' is for '${first#??}', and the launcher starts Python: name the Python program that it calls; put modules and variables into env.sh" ;;
     esac
     die "'$file' is not a Python program by its name: name one, or rename it to NAME.py"
 }
