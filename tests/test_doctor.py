@@ -36,22 +36,22 @@ TRACEBACK = "Traceback (most recent call last):\n"
 CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"
 # Cause, fix, and lines of a log; the last one is the proof, or the one before `|`.
 CASES = [
-    ("no program 'x.py'", "as that", "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b"),
-    ("no virtual environment", "as that", "env.sh: no virtual environment at /a/.venv; build it"),
-    ("4 ranks, but", "as that", "1: launch/rank.sh on node2: 4 ranks, but MASTER_ADDR is not set"),
-    ("--micro-batch 3", "as that", "[node1:0] train_ddp.py: error: --micro-batch 3 does not fit"),
-    ("may use one core", "as that", "[node1:0] FAULT: rank(s) 0 on node1 may use one core of 8: pass it"),
-    ("SLOW NODE node2", "as that", "[node1:0] # SLOW NODE node2: 0.57 GB/s, 66% of|exitcode  : 1 (pid: 9)"),
-    ("WRONG DATA on rank 1", "as that", "[node1:0] # WRONG DATA on rank 1 (node2) at 4096 bytes: 3 of 1024 elements"),
-    ("no command python", "as that", "preflight: node2: no command python: name"),
+    ("no program 'x.py'", "asks for", "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b"),
+    ("no virtual environment", "asks for", "env.sh: no virtual environment at /a/.venv; build it"),
+    ("4 ranks, but", "asks for", "1: launch/rank.sh on node2: 4 ranks, but MASTER_ADDR is not set"),
+    ("--micro-batch 3", "asks for", "[node1:0] train_ddp.py: error: --micro-batch 3 does not fit"),
+    ("may use one core", "asks for", "[node1:0] FAULT: rank(s) 0 on node1 may use one core of 8: pass it"),
+    ("SLOW NODE node2", "asks for", "[node1:0] # SLOW NODE node2: 0.57 GB/s, 66% of|exitcode  : 1 (pid: 9)"),
+    ("WRONG DATA on rank 1", "asks for", "[node1:0] # WRONG DATA on rank 1 (node2) at 4096 bytes: 3 of 1024 elements"),
+    ("no command python", "asks for", "preflight: node2: no command python: name"),
     # nextflow #5932, PyBNF #118
     ("of a host", "--mem", "error: Detected 1 oom_kill event in StepId=12.0.|srun: error: node2: task 3: Killed"),
     ("of a host", "--mem", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to"),
     ("of a host", "--mem", TRACEBACK + "MemoryError"),
     ("of a host", "--mem", TRACEBACK + "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for"),
     ("of a GPU", "--micro", "[node2:3] [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
-    ("do not fit", "nvidia-smi", "RuntimeError: The NVIDIA driver on your system is too old (found version 1"),
-    ("do not fit", "get_arch_list", "CUDA error: no kernel image is available for execution on the device"),
+    ("does not support", "nvidia-smi", "RuntimeError: The NVIDIA driver on your system is too old (found version 1"),
+    ("does not support", "get_arch_list", "CUDA error: no kernel image is available for execution on the device"),
     ("see no GPU", "--gpus-per-node", "RuntimeError: No CUDA GPUs are available"),
     ("or not one each", "LOCAL_RANK", "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0"),
     ("broken", "--exclude", "CUDA error: uncorrectable NVLink error detected during the execution"),
@@ -81,8 +81,8 @@ CASES = [
     ("cannot be reached", "login node", TRACEBACK + "OSError: We couldn't connect to 'https://huggingface.co' to load"),
     ("cannot be reached", "login node", TRACEBACK + "requests.exceptions.ConnectionError: ('Connection aborted.', "
      "ConnectionResetError(104, 'Connection reset by peer'))"),
-    ("nodes met", "RDZV_TIMEOUT", "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"),
-    ("nodes met", "logs/JOBID.ATTEMPT", "DistNetworkError: The client socket has timed out after 60000ms while trying"),
+    ("in time", "RDZV_TIMEOUT", "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"),
+    ("in time", "logs/JOBID.ATTEMPT", "DistNetworkError: The client socket has timed out after 60000ms while trying"),
     ("not there", "all nodes see", "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'"),
     ("not there", "all nodes see", "slurmstepd: error: execve(): python: No such file or directory"),
     ("not yours", "ls -ld", "PermissionError: [Errno 13] Permission denied: '/sys/x'"),
@@ -104,15 +104,15 @@ def project(tmp_path_factory):
 
 @pytest.fixture
 def doctor(project, tmp_path):
-    """Calls doctor.py, on a machine where scontrol and sacct say what they are told to."""
+    """Calls doctor.py, `within` a job or outside, where scontrol and sacct say what they are told to."""
 
-    def call(*arguments, cwd=tmp_path, **answers):
+    def call(*arguments, cwd=tmp_path, within="", **answers):
         tools = tmp_path / "bin"
         tools.mkdir(exist_ok=True)
         for name in ("scontrol", "sacct"):
             (tools / name).write_text(f"#!/bin/sh\nprintf %s '{answers.get(name, '')}'\n")
             (tools / name).chmod(0o755)
-        environment = {"PATH": f"{tools}:{os.environ['PATH']}", "LANG": "C.UTF-8"}
+        environment = {"PATH": f"{tools}:{os.environ['PATH']}", "LANG": "C.UTF-8", "SLURM_JOB_ID": within}
         command = [sys.executable, project / "slurm/doctor.py", *arguments]
         return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False, timeout=PATIENCE)
 
@@ -194,11 +194,14 @@ Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server
 @pytest.mark.parametrize("state", KNOWN)
 def test_what_slurm_knows(doctor, state):
     record = f"JobId=12 JobName=x\n   JobState={state} Reason=None\n   ExitCode=0:15\n   StdOut=/nowhere/x.out\n"
-    for answers in ({"scontrol": record}, {"sacct": f"{state}|0:15"}):  # the second one later
+    for command, answers in {  # the second one later
+        "scontrol show job 12": {"scontrol": record},
+        "sacct -X -j 12": {"sacct": f"{state}|0:15"},
+    }.items():
         done = doctor("12", **answers)
         lines = done.stdout.decode().splitlines()
         assert done.returncode == 0 and lines[0].startswith("cause: ") and KNOWN[state] in lines[0], lines
-        assert re.fullmatch(rf"proof: scontrol show job 12: JobState={state}.* ExitCode=0:15", lines[1])
+        assert re.fullmatch(rf"proof: {command}: JobState={state}.* ExitCode=0:15", lines[1])
     assert doctor("12", scontrol=record.replace(state, "COMPLETED")).stdout.startswith(b"job 12 did not fail: ")
 
 
@@ -555,6 +558,276 @@ def test_no_cause_known_is_no_last_word(read):
     assert read(GOOD + read(GOOD)[1] + oom)[1].startswith("cause: the memory of a host")
 
 
+# ---- what looks like something else ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "DEFAULT: lr=0.1",
+        "/opt/conda_env.sh: line 3: module: command found",
+        "retrying after OutOfMemoryError",
+        "node2: Permission denied (publickey,password).",
+    ],
+)
+def test_what_is_no_cause(read, line):
+    code, report = read(GOOD + line + "\n")
+    assert code == 1 and "cause: " not in report, report
+
+
+@pytest.mark.parametrize("line", ["/a b/env.sh: IMAGE is not set", "# FAULT: rank 0 has no GPU", "x FAULT: no GPU"])
+def test_where_a_message_of_the_project_may_begin(read, line):
+    assert read(GOOD + line + "\n")[1].startswith(f"cause: {line}\n")
+
+
+ENDS_WITH_255 = {
+    "torchrun": ("255 (pid: 56)", "To enable traceback see: https://pytorch.org"),
+    "srun": ("Exited with exit code 255",),
+    "spawn": ("ended with exit code 255", 255),
+}
+
+
+@pytest.mark.parametrize("launcher", ENDS_WITH_255)
+def test_exit_code_255_is_no_signal(read, launcher):
+    code, report = read(LAUNCHERS[launcher]("", *ENDS_WITH_255[launcher], words="no key lr"))
+    assert code == 1 and "\nthe program ended with exit code 255; its last words:\n" in report, report
+    assert report.endswith("no key lr\n") and "cause: " not in report, report
+
+
+STEPS = "\n".join(f"step {step}/200  loss 2.31" for step in range(70, 100))
+SURVIVED = """\
+Traceback (most recent call last):
+  File "x.py", line 1, in f
+ValueError: bad sample 17"""
+SMASHED = "*** stack smashing detected ***: terminated"
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "cause"),
+    [("signal 9", 137, "a process was killed"), ("signal 11", 139, "a process crashed in compiled code")],
+)
+def test_a_signal_after_an_error_that_the_rank_survived(read, end, code, cause):
+    for before in (f"{SURVIVED}\n{STEPS}", f"{STEPS}\n{SURVIVED}\n{STEPS}"):
+        status, report = read(spawn_output(before, f"was ended by {end}", code))
+        assert status == 0 and report.startswith(f"cause: {cause}\nproof: my job-12.out:"), report
+        assert f"launch/spawn.py on node2: rank 3 was ended by {end}\nfix: " in report, report
+        assert "first failure: [node2:3] (" in report and "[node2:3] ValueError: bad sample 17\n" in report, report
+        assert "by itself" not in report, report
+
+
+def test_an_error_that_the_rank_survived_may_also_matter(read):
+    before = SURVIVED.replace("ValueError: bad sample 17", "torch.OutOfMemoryError: CUDA out of memory.")
+    report = read(spawn_output(f"{before}\n{STEPS}"))[1]
+    assert report.startswith("cause: a process was killed\n"), report
+    assert "\nmay also matter: the memory of a GPU was not enough (" in report, report
+
+
+def test_compiled_code_that_fails_after_an_error_that_the_rank_survived(read):
+    for steps, cause in ((STEPS, "cause: a process crashed in compiled code\n"), ("", "first failure: [node2:3] (")):
+        report = read(spawn_output(f"{SURVIVED}\n{steps}\n{SMASHED}", "was ended by signal 6", 134))[1]
+        assert report.startswith(cause), report
+
+
+@pytest.mark.parametrize(("signal", "code"), [(6, 134), (11, 139)])
+def test_a_rank_that_goes_down_with_its_error(read, signal, code):
+    """It aborts behind its traceback, the message of which may have many lines: the error is the cause."""
+    message = f"{SURVIVED}\nline 2\nline 3\n" + "frame #1: c10::f() + 0x9d (0x7f in /x/libc10.so)\n" * 40
+    abort = TERMINATE.format("")
+    for words in (f"{SURVIVED}\n{abort}", message, message + abort + "frame #2: f\n" * 40):
+        text = spawn_output(f"{STEPS}\n{words.strip()}", f"was ended by signal {signal}", code)
+        status, report = read(text)
+        assert status == 1 and "the program failed by itself" in report, report
+        assert "[node2:3] ValueError: bad sample 17\n" in report, report
+
+
+def test_a_signal_after_an_error_in_the_log_of_a_rank(doctor, project):
+    """The steps that follow the error stand in the output, as the rank's log has its errors alone."""
+    log = project / "logs/15.0/node1-node2/0.a/attempt_0/1/stderr.log"
+    for rank in range(4):
+        log = project / f"logs/15.0/node{rank // 2}-node{rank // 2 + 1}/x/attempt_0/{rank % 2}/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(SURVIVED + "\n" if rank == 3 else "")
+    (project / "demo-15.out").write_text(spawn_output(f"{SURVIVED}\n{STEPS}", "was ended by signal 11", 139))
+    report = doctor("15", cwd=project).stdout.decode()
+    assert report.startswith("cause: a process crashed in compiled code\n"), report
+    assert "\nfirst failure: rank 3 on node2 (demo-15.out:" in report, report
+
+
+def test_an_error_comes_before_a_lost_peer_without_labels_too(read):
+    for text in (traceback("ValueError: bad") + traceback(PEER), traceback(PEER) + traceback("ValueError: bad")):
+        code, report = read(GOOD + text)
+        assert code == 1 and "by itself" in report and report.endswith("ValueError: bad\n"), report
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["a warning\n", "RuntimeError: CUDA out of memory. Tried to allocate\n"], "the memory of a GPU"),
+        (["a warning\n", "1\n" + "Traceback (most recent call last):\n  f()\n" + PEERS + "\n"], "a rank lost another"),
+    ],
+)
+def test_logs_without_an_output(doctor, project, tmp_path, words, cause):
+    run = tmp_path / "900016.0"
+    for rank, text in enumerate(words):
+        log = run / f"node0-node1/{rank}/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(text)
+    done = doctor("900016.0")
+    lines = done.stdout.decode().splitlines()
+    assert done.returncode == 0 and lines[0].startswith(f"cause: {cause}"), lines
+    number = words[1].count("\n")
+    assert lines[1].startswith(f"proof: 900016.0/node0-node1/1/stderr.log:{number}: RuntimeError: "), lines
+
+
+def test_a_proof_names_the_file_that_it_stands_in(doctor, project):
+    log = project / "logs/77771.0/node0-node1/0/stderr.log"
+    log.parent.mkdir(parents=True)
+    error = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
+    log.write_text(error)
+    (project / "demo-77771.out").touch()
+    report = doctor("77771", cwd=project).stdout.decode()
+    assert "\nproof: logs/77771.0/node0-node1/0/stderr.log:6: torch." in report, report
+    log.write_text("step\n" * 9999 + error)  # of which it reads the last 16 KB
+    report = doctor("77771", cwd=project).stdout.decode()
+    assert re.search(r"\nproof: logs/77771.0/node0-node1/0/stderr.log \(its last 16 KB\):\d+: torch\.", report), report
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"), [(7, "too little /dev/shm, memory or open files"), (4, "a library is missing, or made for")]
+)
+def test_a_signal_that_says_why(read, number, cause):
+    """As the launchers report it: srun in words, spawn and mpirun by its number, torchrun as a negative exit code."""
+    words = {7: "Bus error", 4: "Illegal instruction"}[number]
+    mpirun = mpirun_output("").replace("signal 9 (Killed)", f"signal {number} ({words})")
+    for text in (
+        srun_output("", f"{words} (core dumped)"),
+        srun_output("", f"Exited with exit code {128 + number}"),
+        spawn_output("", f"was ended by signal {number}", 128 + number),
+        torchrun_output("", f"-{number} (pid: 56)", f"Signal {number} received by PID 56"),
+        mpirun,
+    ):
+        code, report = read(text)
+        assert code == 0 and report.startswith(f"cause: {cause}"), report
+        assert "compiled" not in report and "may also matter" not in report, report
+
+
+def test_a_table_that_is_not_torchrun_s(read):
+    table = "  host      : node2\n  rank      : all\n  exitcode  : none\n"
+    assert read(GOOD + table + "  exitcode  : 3\n")[0] == 1
+    report = read(torchrun_output("").replace("Root Cause", table + "Root Cause"))[1]
+    assert report.startswith("cause: a process was killed\n"), report
+
+
+def test_what_cannot_be_read(doctor, tmp_path):
+    """Reading this file fails, for root too."""
+    done = doctor("/proc/self/mem")
+    assert (done.returncode, done.stdout) == (2, b""), done
+    assert done.stderr == b"slurm/doctor.py: cannot read /proc/self/mem: Input/output error\n"
+
+
+def test_nothing_to_read(doctor, tmp_path, project):
+    (tmp_path / "empty.out").touch()
+    (project / "logs/900017.0/node0-node1/0").mkdir(parents=True)
+    (project / "logs/900017.0/node0-node1/0/stderr.log").touch()
+    for given in ("empty.out", project / "logs/900017.0"):
+        done = doctor(given)
+        assert (done.returncode, done.stdout) == (2, b""), done
+        assert done.stderr.decode() == f"slurm/doctor.py: nothing to read in {given}\n"
+
+
+def test_harmless_lines_do_not_use_up_the_limit(read):
+    for text in (HARMLESS[2][1], HARMLESS[10][1]):
+        code, report = read(GOOD + f"{text}\n" * 201 + "bash: line 1: x: No route to host\nModuleNotFoundError: x\n")
+        assert code == 0 and report.count("cause: ") == 2, report
+
+
+def test_a_traceback_is_handled_only_if_there_is_one(read):
+    triton = "A matching Triton is not available, some optimizations will not be enabled\n"
+    code, report = read(GOOD + triton + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert code == 0 and report.startswith("cause: the memory of a GPU"), report
+    chain = traceback("ModuleNotFoundError: No module named 'triton'")
+    chain += "\nDuring handling of the above exception, another exception occurred:\n\n"
+    chain += traceback("ModuleNotFoundError: No module named 'triton.x'")
+    assert "cause: " not in read(GOOD + triton + chain)[1]
+
+
+def test_a_level_of_a_logger_is_no_part_of_a_path(read):
+    for name in ("/data/INFO/x.json", "/data/x WARNING y.json"):
+        code, report = read(GOOD + traceback(f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'"))
+        assert code == 0 and report.startswith("cause: a file or command is not there\n"), report
+    code, report = read(GOOD + "FileNotFoundError: [Errno 2] No such file or directory: '/data/INFO/x.json'\n")
+    assert code == 0 and report.startswith("cause: a file or command is not there\n"), report
+    for level in ("INFO:x:", "[INFO] ", "2026-11-22 01:02:03,456 - x - INFO - ", "2026-11-22 | INFO     | x:f:1 - "):
+        assert "cause: " not in read(GOOD + level + "urlopen error\n")[1], level
+
+
+def test_last_words_of_several_hosts(read):
+    text = labelled("[node1:0] ", "no key lr") + labelled("[node2:1] ", "no key lr") + labelled("[node3:2] ", "other")
+    for hosts in ("node[1-2]", "node1,node2"):
+        report = read(GOOD + text + f"srun: error: {hosts}: tasks 0-1: Exited with exit code 3\n")[1]
+        assert "exit code 3; its last words:\n" in report and report.endswith("[node2:1] no key lr\n"), report
+        assert "[node1:0] no key lr\n" in report and "[node3:2]" not in report, report
+
+
+def test_the_attempt_that_was_asked_for(doctor, project):
+    """The output has several attempts, and does not tell which is which."""
+    for attempt, error in enumerate(("KeyError: 'first'", "KeyError: 'second'")):
+        log = project / f"logs/55.{attempt}/node0-node1/0/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(traceback(error))
+    disk = "slurmstepd: error: write: No space left on device\n"
+    (project / "demo-55.out").write_text(GOOD + traceback("KeyError: 'first'", "0: ") + GOOD + disk)
+
+    def ask(what, state, **more):
+        record = f"JobId=55 JobName=x\n   JobState={state} Reason=None ExitCode=1:0\n   Requeue=1 Restarts=1\n"
+        return doctor(what, cwd=project, scontrol=record, **more).stdout.decode()
+
+    for state in ("FAILED", "COMPLETED", "RUNNING"):
+        report = ask("logs/55.0", state)
+        assert report.startswith("first failure: rank 0 on node1 (logs/55.0/"), report
+        assert report.endswith("KeyError: 'first'\n") and "cause: " not in report, report
+    for what in ("55", "logs/55.1"):
+        report = ask(what, "FAILED")
+        assert report.startswith("cause: a disk is full") and report.endswith("KeyError: 'second'\n"), report
+        assert ask(what, "COMPLETED").startswith("job 55 did not fail: ")
+    assert ask("logs/55.1", "RUNNING").endswith("KeyError: 'second'\n")
+
+
+def test_jobs_that_have_not_ended(doctor, project):
+    for state in ("PENDING", "RUNNING", "SUSPENDED"):
+        record = f"JobId=56 JobName=x\n   JobState={state} Reason=Priority Dependency=(null)\n   ExitCode=0:0\n"
+        done = doctor("56", scontrol=record)
+        expected = f"job 56 has not ended: JobState={state} Reason=Priority ExitCode=0:0\n"
+        assert (done.returncode, done.stdout.decode()) == (0, expected)
+
+
+def test_a_job_that_runs_is_read_within_itself(doctor, project):
+    """As the submit script does, whose job has not ended when its ranks have."""
+    (project / "demo-57.out").write_text(GOOD + "OSError: [Errno 28] No space left on device\n")
+    done = doctor("57", cwd=project, within="57", scontrol="JobId=57 JobName=x\n   JobState=RUNNING Reason=None\n")
+    assert done.stdout.startswith(b"cause: a disk is full")
+
+
+def test_a_heterogeneous_job_is_no_array(doctor):
+    record = "JobId=88 HetJobId=88 HetJobOffset=0 JobName=x\n   JobState=FAILED Reason=None ExitCode=0:53\n"
+    both = record + "\n" + record.replace("JobId=88 ", "JobId=89 ", 1).replace("Offset=0", "Offset=1")
+    done = doctor("88", scontrol=both)
+    assert done.returncode == 2, done
+    assert done.stderr == b"slurm/doctor.py: job 88 is heterogeneous: name one of it, as 88+0\n"
+    done = doctor("88+0", scontrol=record)
+    assert done.returncode == 0 and b"\nproof: scontrol show job 88: JobState=FAILED" in done.stdout, done
+
+
+def test_who_lost_a_rank_did_not_wait_for_it(doctor, project):
+    for rank in range(2):
+        log = project / f"logs/58.0/node0-node1/{rank}/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("" if rank else traceback(PEER))
+    (project / "demo-58.out").write_text(GOOD)
+    report = doctor("58", cwd=project).stdout.decode()
+    assert "\nwho lost it: rank 0 on node1 (" in report and "who waited" not in report, report
+
+
 # ---- its functions ---------------------------------------------------------------------------------------------------
 
 
@@ -583,6 +856,9 @@ def test_who_said_a_line(label, rank, host):
     [
         ("Exited with exit code 3", 3),
         ("Exited with exit code 137", -9),
+        ("ended with exit code 255", 255),  # sys.exit(-1)
+        ("Exited with exit code 192", -64),
+        ("Exited with exit code 193", 193),
         ("Segmentation fault (core dumped)", -11),
         ("was ended by signal 9", -9),
         ("ended with exit code 1", 1),
@@ -620,6 +896,13 @@ def test_reports_end_where_srun_ends_the_others():
         ("node2", "node21", False),
         ("node[9-10]", "node10", True),
         ("node[9-10]", "nod", False),
+        ("node[9-10]", "node11", False),
+        ("a1,b2", "b2", True),
+        ("a1,b2", "a1,b2", False),
+        ("a1,node[1-2,5]", "node5", True),
+        ("a1,node[1-2,5]", "node3", False),
+        ("rack[1-2]n[01-10].site.org", "rack2n07", True),
+        ("node[x]", "node1", False),
     ],
 )
 def test_a_host_and_its_names(reported, host, same):
@@ -660,6 +943,13 @@ def test_a_progress_bar_as_a_terminal_shows_it():
         == "words"
     )
     assert DOCTOR.shown("100 it/s") == "100 it/s"
+    assert DOCTOR.shown("7it [00:01,  4.00it/s]words") == DOCTOR.shown("0%| | 0/9 [00:00<?, ?s/it]words") == "words"
+
+
+@pytest.mark.parametrize("path", ["git/src/m.pt", "units/items", "100it/s"])
+def test_what_looks_like_a_progress_bar(path):
+    error = f"RuntimeError: /home/u/{path}: size mismatch [4096] vs [512]"
+    assert DOCTOR.shown(error) == error
 
 
 # ---- the Python of login nodes ---------------------------------------------------------------------------------------

@@ -6,9 +6,19 @@
   python3 slurm/doctor.py logs/123.0          the rank logs of one attempt
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's stderr.log, and Slurm's record of the job.
-Exit code: 0 if it found a cause, or the job did not fail; 1 if it knows no cause; 2 if there is nothing to read.
+The output does not tell attempts apart: for an attempt before the newest one it reads the logs of that attempt alone.
+It runs on login nodes: Python 3.6, standard library only.
 
-To teach it a cause, add a row to CAUSES. It runs on login nodes: Python 3.6, standard library only.
+Exit code 0: it found a cause, or Slurm's record says that the job did not fail, or has not ended.
+Exit code 1: it knows no cause. That is also the answer to the output alone of a job that did not fail.
+Exit code 2: there is nothing to read, or the arguments are wrong.
+
+To teach it a cause, add a row to CAUSES. A new message may need a pattern in one of these, too:
+  HARMLESS_LINES   good runs print it as well
+  NO_FAILURE       a library prints it before a traceback, and goes on
+  PEER, WAITED     a rank prints it because another rank failed first
+  NATIVE           compiled code prints it as it goes down, without a traceback
+  SLURM_SAYS       Slurm or the kernel prints it, which counts beside a rank's own error
 """
 
 import glob
@@ -30,21 +40,26 @@ def main():
     job = find_job(sys.argv[1:])
     if "COMPLETED" in job.state:
         return show([f"job {job.id} did not fail: {job.state}"], code=0)
+    if not job.has_ended:
+        return show([f"job {job.id} has not ended: {job.state}"], code=0)
 
     output = read_output(job.output)
     logs = read_rank_logs(job.run)
+    if not (output or any(log.lines for log in logs) or job.state):
+        die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.run) if path))
 
     failures = failures_in_logs(logs) if logs else failures_in_output(output)
     for report in launcher_reports(output):
         attach(report, failures, logs, output)
     first = first_failure(failures, logs)
 
-    hits = find_hits(output or log_lines(first.failed, logs), job.state)
-    mark_own_hits(hits, first, output)
+    lines = output or log_lines(logs, first.failed)  # the output alone is enough: it holds the stderr of all ranks
+    hits = find_hits(lines, job)
+    mark_own_hits(hits, first, lines)
     causes, others = weigh(hits, first, heard_launchers=bool(output))
 
-    report = cause_lines(causes, others, proof_file(job, first), job)
-    report += failure_lines(first, causes, output, job)
+    report = cause_lines(causes, others)
+    report += failure_lines(first, causes, lines, job)
     return show(report, code=0 if causes else 1)
 
 
@@ -78,15 +93,17 @@ CAUSES = (
             r"launch/[a-z_]+\.(?:sh|py)(?: on \S+)?: (?!rank )\S",
             r"slurm/[a-z_]+\.(?:sh|py): \S",
             r"container/[a-z_]+\.sh: \S",
-            r"env\.sh: \S",
+            r"^env\.sh: \S",
+            r"[ /]env\.sh: \S",
             r"\.py: error: \S",
-            r"FAULT: \S",
+            r"^FAULT: \S",
+            r"[ #]FAULT: \S",
             r"SLOW NODE \S",
             r"WRONG DATA on \S",
             r"preflight: .*: \S",
         ),
         says="",
-        fix="as that line says",
+        fix="Do what this message asks for.",
         source="messages of this project's scripts and of argparse",
         examples=(
             "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b",
@@ -104,13 +121,13 @@ CAUSES = (
             r": Out Of Memory",
             r"OUT_OF_MEMORY",
             r"MemoryError: Unable to allocate",
-            r"MemoryError$",
+            r"^MemoryError$",
             r"std::bad_alloc",
             r"Cannot allocate memory",
             r"DefaultCPUAllocator",
         ),
         says="the memory of a host was not enough",
-        fix="ask for more with --mem (--mem=0: all of a node), or use fewer --workers and ranks per node",
+        fix="Ask for more with --mem (--mem=0: all of a node), or use fewer --workers and ranks per node.",
         source="Slurm 22.05 and 24.11; torch 2.13; nextflow-io/nextflow #5932, lanl/PyBNF #118 (2026-11-21)",
         examples=(
             "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM",
@@ -130,7 +147,7 @@ CAUSES = (
             r"Cuda failure.*out of memory",
         ),
         says="the memory of a GPU was not enough",
-        fix="a smaller batch per rank (--micro-batch keeps the global batch), or shard the model as train_fsdp.py does",
+        fix="Use a smaller --micro-batch, which keeps the global batch, or shard the model as train_fsdp.py does.",
         source="torch 2.13; NVIDIA/nccl #1948 (2026-11-21)",
         examples=("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",),
     ),
@@ -144,8 +161,8 @@ CAUSES = (
             r"Driver/library version",
             r"no kernel image is",
         ),
-        says="torch, driver and GPUs do not fit",
-        fix="install a torch for the CUDA that nvidia-smi shows, and with these GPUs in torch.cuda.get_arch_list()",
+        says="this torch does not support this GPU driver or GPU",
+        fix="Install a torch for the CUDA that nvidia-smi shows, with these GPUs in torch.cuda.get_arch_list().",
         source="torch 2.13; vllm-project/vllm #5222 (2026-11-21)",
         examples=(
             "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
@@ -165,7 +182,8 @@ CAUSES = (
             r"invalid device ordinal",
         ),
         says="the ranks see no GPU, or not one each",
-        fix="--gpus-per-node; --nv for a container; torch for CUDA; in the program cuda:LOCAL_RANK; no --gpus-per-task",
+        fix="Ask for --gpus-per-node and not --gpus-per-task, start Apptainer with --nv, install a torch for CUDA, and"
+        " use the device cuda:LOCAL_RANK in the program.",
         source="torch 2.13; meta-llama/codellama #125, NVIDIA/nccl #861 (2026-11-22)",
         examples=(
             "RuntimeError: No CUDA GPUs are available",
@@ -178,7 +196,7 @@ CAUSES = (
         tells=TELLS_WHY,
         patterns=(r"device-side assert", r"illegal memory access"),
         says="a kernel on a GPU read or wrote where it may not",
-        fix="set CUDA_LAUNCH_BLOCKING=1 to see the line; mostly an index or a label is out of range",
+        fix="Set CUDA_LAUNCH_BLOCKING=1 to see the line. Mostly an index or a label is out of range.",
         source="karpathy/nanoGPT #470, huggingface/trl #2996, ymcui/Chinese-LLaMA-Alpaca-2 #376 (2026-11-22)",
         examples=(
             "RuntimeError: CUDA error: device-side assert triggered",
@@ -197,7 +215,7 @@ CAUSES = (
             r"determine the device handle",
         ),
         says="a GPU or a node is broken",
-        fix="submit again with --exclude=NODE, and tell your site",
+        fix="Submit again with --exclude=NODE, and tell your site.",
         source="torch 2.13; NVIDIA's driver messages (2026-11-21)",
         examples=("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",),
     ),
@@ -213,7 +231,7 @@ CAUSES = (
             r"basic_ios::clear: iostream error",
         ),
         says="a disk is full, over your quota, or read-only",
-        fix="remove files (their number counts too), or write elsewhere: --out, TMPDIR, HF_HOME",
+        fix="To make room, remove files (quotas also limit their number), or set --out, TMPDIR, HF_HOME elsewhere.",
         source="pytorch/pytorch #156955, innnky/so-vits-svc #46, OpenROAD #7875, nmslib #502 (2026-11-22)",
         examples=(
             "OSError: [Errno 28] No space left on device",
@@ -231,10 +249,11 @@ CAUSES = (
             r"Too many open files",
             r"received 0 items of ancdata",
             r"exitcode +: -7 ",
-            r"rank \d+ was ended by signal 7$",
+            r"exit code 135$",
+            r"signal 7(?: \(|$)",
         ),
         says="too little /dev/shm, memory or open files to read data ahead",
-        fix="fewer --workers (0 shows errors), or ulimit -n 65536 in env.sh",
+        fix="Use fewer --workers (with 0 the rank itself reads, and shows errors), or put ulimit -n 65536 into env.sh.",
         source="torch 2.13; pytorch/pytorch #5040 #73656 #108861 (2026-11-21)",
         examples=(
             "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's",
@@ -254,7 +273,9 @@ CAUSES = (
             r"locate a modulefile",
         ),
         says="a module is not found",
-        fix="RUNTIME, VENV, MODULES (module spider) in env.sh; of pip: requirements.txt; your own: -m, or PYTHONPATH",
+        fix="Check RUNTIME and VENV in env.sh. Name a module of the site, which module spider finds, in MODULES of"
+        " env.sh. Add a missing Python package to requirements.txt. Start a module of your own with -m, or add its"
+        " folder to PYTHONPATH.",
         source="CPython 3.6 to 3.13; Lmod; Environment Modules (2026-11-21)",
         examples=(
             "ModuleNotFoundError: No module named 'torch'",
@@ -272,10 +293,11 @@ CAUSES = (
             r": undefined symbol: \S",
             r"Illegal instruction",
             r"exitcode +: -4 ",
-            r"rank \d+ was ended by signal 4$",
+            r"exit code 132$",
+            r"signal 4(?: \(|$)",
         ),
         says="a library is missing, or made for another system or processor",
-        fix="build it on a compute node, use a container, or MODULES in env.sh",
+        fix="Build the library on a compute node, use a container, or name its module in MODULES of env.sh.",
         source="glibc; NVIDIA/nccl #96 (2026-11-22)",
         examples=(
             "ImportError: /lib64/libc.so.6: version `GLIBC_2.34' not found (required by /a/x.so)",
@@ -288,7 +310,7 @@ CAUSES = (
         tells=TELLS_WHY,
         patterns=(r"terminate called without an active exception",),
         says="a rank ended while its process group was still at work",
-        fix="look at the program: all ranks need the same number of steps, and destroy_process_group() after the last",
+        fix="First look at the program: all ranks need the same number of steps, then destroy_process_group().",
         source="torch 2.13, gloo: sys.exit(0) between two all_reduce() (2026-11-22)",
         examples=("terminate called without an active exception",),
     ),
@@ -305,7 +327,7 @@ CAUSES = (
             r"not enough slots",
         ),
         says="Slurm refuses the request",
-        fix="edit the #SBATCH lines; sinfo shows queues, and sacctmgr show associations user=$USER your accounts",
+        fix="Edit the #SBATCH lines. Your queues: sinfo. Your accounts: sacctmgr show associations user=$USER.",
         source="Slurm 22.05 and 24.11; Open MPI 4.1 (2026-11-21)",
         examples=(
             "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
@@ -324,7 +346,7 @@ CAUSES = (
             r"mount source .* doesn't exist",
         ),
         says="the container cannot mount a folder, which is missing on a node or in the image",
-        fix="BINDS in env.sh: name folders that exist on every node, and mount them where the image has that folder",
+        fix="Name folders in BINDS of env.sh that exist on every node, and mount them where the image has them.",
         source="NVIDIA/pyxis pyxis_slurmstepd.c #133; NVIDIA/enroot enroot-mount.c #36; NERSC/shifter shifter_core.c"
         " #252 #327; containers/podman #18444; apptainer/singularity #4712 (2026-11-22)",
         examples=(
@@ -346,7 +368,7 @@ CAUSES = (
             r"FAILED to find requested image",
         ),
         says="the container image is not there, or does not start",
-        fix="slurm/build_container.sh makes it; IMAGE in env.sh has to be a path that all nodes see",
+        fix="Make the image with slurm/build_container.sh, and set IMAGE in env.sh to a path that all nodes see.",
         source="NVIDIA/pyxis #127 #168, NVIDIA/enroot #243, apptainer/singularity #5183, apptainer/apptainer #1051;"
         " NERSC/shifter shifter.c (2026-11-22)",
         examples=(
@@ -359,7 +381,7 @@ CAUSES = (
         tells=TELLS_WHY,
         patterns=(r"EADDRINUSE", r"ddress already in use"),
         says="the port is taken",
-        fix="submit again (the port follows from the job), do not set MASTER_PORT, and start torchrun once on a node",
+        fix="To get another port, submit again. Do not set MASTER_PORT, and start torchrun once on a node.",
         source="torch 2.13; pytorch/pytorch #73656 (2026-11-21)",
         examples=(
             "torch.distributed.DistNetworkError: port: 29713, code: -98, name: EADDRINUSE, message: address already in",
@@ -375,7 +397,7 @@ CAUSES = (
             r"socketStartConnect: Connect to .* failed : (?:No route to host|Software caused connection abort)",
         ),
         says="the ranks use the wrong network interface",
-        fix="set NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME to an interface that all nodes have (ip -br address)",
+        fix="Set NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME to an interface of all nodes (ip -br address lists them).",
         source="torch 2.13; sgl-project/sglang #3226 #5594; NVIDIA/nccl #975 #1515, nccl-tests #166 (2026-11-22)",
         examples=(
             "RuntimeError: ifa != nullptr. Unable to find address for: ib0",
@@ -395,7 +417,7 @@ CAUSES = (
         tells=SLURM_ACTED,
         patterns=(r"DUE TO TIME LIMIT", r"JobState=(?:TIMEOUT|DEADLINE)"),
         says="the walltime was over",
-        fix="more --time, or --resume from what was saved; a program of your own whose rank hangs ends so too",
+        fix="Ask for more --time, or --resume from what was saved. If the output stops long before, a rank hung.",
         source="Slurm 22.05 and 24.11 (2026-11-21)",
         examples=("slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO TIME LIMIT ***",),
     ),
@@ -404,7 +426,7 @@ CAUSES = (
         tells=SLURM_ACTED,
         patterns=(r"DUE TO PREEMPTION", r"JobState=PREEMPTED"),
         says="a job of higher priority took the nodes",
-        fix="submit with --requeue, save often, and --resume",
+        fix="Submit with --requeue, save often, and --resume.",
         source="Slurm 22.05 and 24.11 (2026-11-21)",
         examples=("slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO PREEMPTION ***",),
     ),
@@ -413,7 +435,7 @@ CAUSES = (
         tells=SLURM_ACTED,
         patterns=(r"DUE TO NODE FAILURE", r"JobState=(?:NODE_FAIL|BOOT_FAIL)", r"error: Node failure on \S"),
         says="a node failed",
-        fix="submit with --requeue, save often, and --resume; --exclude=NODE if it fails again",
+        fix="Submit with --requeue, save often, and --resume. If the node fails again, submit with --exclude=NODE.",
         source="Slurm 22.05 and 24.11 (2026-11-21)",
         examples=(
             (
@@ -428,7 +450,7 @@ CAUSES = (
         tells=SLURM_ACTED,
         patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"JobState=CANCELLED"),
         says="the job was cancelled",
-        fix="sacct -X -o state%30 -j JOBID says by whom",
+        fix="To see who cancelled it, run sacct -X -o state%30 -j JOBID.",
         source="Slurm 22.05 and 24.11 (2026-11-21)",
         examples=("slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 ***",),
     ),
@@ -437,7 +459,7 @@ CAUSES = (
         tells=SLURM_ACTED,
         patterns=(r"ExitCode=0:53",),
         says="Slurm could not write the job's output",
-        fix="ExitCode 0:53: the folder of --output has to be there, and yours, before the job starts",
+        fix="ExitCode 0:53: the folder of --output has to exist, and be yours, before the job starts.",
         source="Slurm 22.05 and 24.11 (2026-11-21)",
         examples=("JobState=FAILED Reason=RaisedSignal:53 ExitCode=0:53",),
     ),
@@ -446,7 +468,8 @@ CAUSES = (
         tells=SLURM_ACTED,
         patterns=(r"pyxis: container start failed", r"pyxis: child \d+ failed with error code", r"pyxis: couldn't \S"),
         says="the container image is not there, or does not start",
-        fix="the lines around the proof say why; slurm/build_container.sh makes the image, IMAGE in env.sh names it",
+        fix="Read the lines around the proof, which say why. Make the image with slurm/build_container.sh, and name it"
+        " in IMAGE of env.sh.",
         source="NVIDIA/pyxis #61 and enroot.c, pyxis_slurmstepd.c (2026-11-22)",
         examples=(
             "slurmstepd: error: pyxis: container start failed with error code: 1",
@@ -466,7 +489,7 @@ CAUSES = (
             r"Could not resolve host",
         ),
         says="a host on the internet cannot be reached",
-        fix="download on the login node first: compute nodes often have no internet",
+        fix="Download on a login node first, as compute nodes often have no internet.",
         source="huggingface/datasets #7197, huggingface/accelerate #2246, hiyouga/LlamaFactory #4186 (2026-11-22)",
         examples=(
             "ConnectionError: Couldn't reach 'wikitext' on the Hub (LocalEntryNotFoundError)",
@@ -478,7 +501,7 @@ CAUSES = (
         tells=SLURM_ACTED,
         patterns=(r"ame or service not known", r"name resolution", r"is unreachable", r"No route to host"),
         says="a host has no address, or cannot be reached",
-        fix="a node: MASTER_ADDR_SUFFIX in env.sh; the internet: download on the login node first",
+        fix="For a node's name, set MASTER_ADDR_SUFFIX in env.sh. From the internet, download on a login node first.",
         source="torch 2.13, c10d/socket.cpp (2026-11-22)",
         examples=(
             (
@@ -495,8 +518,8 @@ CAUSES = (
             r"seconds waiting for clients",
             r"Rendezvous(?:Timeout|Connection|Closed)Error",
         ),
-        says="not all nodes met",
-        fix="--exclude nodes that have no folder in logs/JOBID.ATTEMPT; if nodes start slowly, raise RDZV_TIMEOUT",
+        says="not all nodes joined the rendezvous in time",
+        fix="If nodes start slowly, raise RDZV_TIMEOUT. --exclude those that have no folder in logs/JOBID.ATTEMPT.",
         source="torch 2.13; pytorch/pytorch #69197 #126510 (2026-11-21)",
         examples=(
             "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
@@ -513,7 +536,7 @@ CAUSES = (
             r": command not found",
         ),
         says="a file or command is not there",
-        fix="ls -ld PATH on a compute node: the path has to be where all nodes see it",
+        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it.",
         source="CPython 3.6 to 3.13; bash 5; Slurm 22.05 (2026-11-21)",
         examples=(
             "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'",
@@ -523,9 +546,9 @@ CAUSES = (
     Cause(
         name="permission",
         tells=SLURM_ACTED,
-        patterns=(r"Permission denied",),
+        patterns=(r"Permission denied(?! \((?:publickey|gssapi|password|keyboard|hostbased))",),  # which ssh says
         says="a file or folder is not yours to read or write",
-        fix="ls -ld PATH on a compute node, also of the folders above it",
+        fix="Run ls -ld PATH on a compute node, also for the folders above it.",
         source="CPython 3.6 to 3.13 (2026-11-21)",
         examples=("PermissionError: [Errno 13] Permission denied: '/sys/x'",),
     ),
@@ -538,8 +561,8 @@ CAUSES = (
             r"Monitored barrier",
         ),
         says="ranks waited in vain for one that hung, or was busy",
-        fix="see who below; if it was busy, raise --timeout (your program: init_process_group); if it had returned,"
-        " correct the program: all ranks need the same number of steps",
+        fix="If the rank was busy, raise --timeout (in a program of your own: timeout of init_process_group). If it had"
+        " returned, correct the program: all ranks need the same number of steps.",
         source="torch 2.13; hiyouga/LlamaFactory #7396 (2026-11-21)",
         examples=(
             "[rank0]:[E321 NCCL.cpp:607] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5,",
@@ -551,8 +574,8 @@ CAUSES = (
         tells=LAST_SIGN,
         patterns=(r"srun: First task exited \d+s ago",),
         says="a rank ended, without an error, while others still waited for it",
-        fix="look at the program: a rank that returns early, or skips a collective operation that the others call,"
-        " leaves them waiting; give all ranks the same number of steps",
+        fix="First look at the program: a rank that returns early, or skips a collective operation that the others"
+        " call, leaves them waiting. Give all ranks the same number of steps.",
         source="NatLabRockies/torc #318 (2026-11-22)",
         examples=("srun: First task exited 30s ago",),
     ),
@@ -567,7 +590,7 @@ CAUSES = (
             r"signal 9(?: \(|$)",
         ),
         says="a process was killed",
-        fix="mostly for lack of memory: more --mem, fewer --workers, fewer ranks per node",
+        fix="Mostly memory was lacking: ask for more --mem, or use fewer --workers and ranks per node.",
         source="Slurm 22.05; torch 2.13; hpcaitech/ColossalAI #3514 (2026-11-22)",
         examples=(
             "srun: error: node2: task 3: Killed",
@@ -590,7 +613,7 @@ CAUSES = (
             r"signal [68](?: \(|$)",
         ),
         says="a process crashed in compiled code",
-        fix="PYTHONFAULTHANDLER=1 shows where; often packages that were built for different versions of each other",
+        fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
         source="Slurm 22.05; torch 2.13; pytorch/pytorch #146118 (2026-11-22)",
         examples=(
             "srun: error: node2: task 3: Segmentation fault (core dumped)",
@@ -606,7 +629,7 @@ CAUSES = (
             r"signal (?:1|10|12)(?: \(|$)",
         ),
         says="a signal ended a process that does not handle it",
-        fix="handle SIGUSR1 in the program, or do not send it (--signal); STOP_FILE asks to end without a signal",
+        fix="Handle SIGUSR1 in the program, or do not send it (--signal). STOP_FILE asks to end without a signal.",
         source="Slurm 22.05 (2026-11-22)",
         examples=(
             "srun: error: node2: task 3: User defined signal 1",
@@ -617,8 +640,8 @@ CAUSES = (
         name="lost another rank",
         tells=LOST_PEER,
         patterns=(r"ncclRemoteError", r"Connection (?:closed|reset) by peer", r"HorovodInternalError"),
-        says="a rank lost another one, which left no word",
-        fix="look whether a rank of the program returns early; then at the other node: sinfo -N -l, its ranks' logs",
+        says="a rank lost another one that printed no error",
+        fix="See whether a rank returns early, then look at the other node: the logs of its ranks, sinfo -N -l.",
         source="torch 2.13; NVIDIA/nccl #1948; horovod/horovod #1364 (2026-11-22)",
         examples=(
             "RuntimeError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
@@ -639,15 +662,14 @@ HARMLESS_LINES = (
     r"recvValueWithTimeout",  # pytorch/pytorch #69520
     r"NCCL INFO",  # NVIDIA/nccl #162 and #1231: "harmless" (2026-11-22)
     r"dso_loader",  # TensorFlow looks for libraries; yekaizhou/duet #9 (2026-11-22)
-    r"\bINFO\b",
-    r"\bWARNING\b",
+    r"(?:^|[\s\[(|:])(?:INFO|WARNING)(?:[\s\])|:]|$)",  # the level of a message, as loggers print it
     r"Warning: ",
     r"Error caught was: ",  # xformers without triton; oobabooga/textgen #1086 (2026-11-22)
     r"\bRetrying\b|thrown while requesting|entering retry loop",  # huggingface_hub, urllib3, wandb (2026-11-22)
 )
 HARMLESS = re.compile("|".join(HARMLESS_LINES))
 OWN_REPORT = re.compile(  # how lines of a report of this program begin
-    r"(?:cause|proof|fix|may also matter|first failure|who waited for it): |no cause known to doctor"
+    r"(?:cause|proof|fix|may also matter|first failure|who waited for it|who lost it): |no cause known to doctor"
     r"|the program ended with exit code \d+; "
 )
 # What Slurm or the kernel says: it counts also where a rank has spoken for itself.
@@ -665,8 +687,15 @@ class Job(NamedTuple):
 
     id: str
     state: str  # as "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
+    record: str  # the command that prints the state
     output: str  # a file
     run: str  # a folder logs/JOBID.ATTEMPT
+
+    @property
+    def has_ended(self):
+        """Tell whether it does not wait or run; the submit script asks within the job, when its ranks have ended."""
+        within = os.environ.get("SLURM_JOB_ID") == self.id
+        return within or not re.search(r"JobState=(?:PENDING|CONFIGURING|RUNNING|SUSPENDED|REQUEUE)", self.state)
 
 
 def die(message):
@@ -682,39 +711,70 @@ def find_job(arguments):
         sys.exit(0)
     given = arguments[0] if len(arguments) == 1 else ""
     if os.path.isfile(given):  # alone: a number in its name may be a date, or a job of another cluster
-        return Job("", "", given, "")
+        return Job("", "", "", given, "")
     run = os.path.realpath(given) if os.path.isdir(given) else ""  # logs/latest is a link
     number = os.path.splitext(os.path.basename(run))[0] if run else given
-    if not re.match(r"[1-9]\d*(_\d+)?$", number):
+    if not re.match(r"[1-9]\d*([_+]\d+)?$", number):  # 12_3 is of an array, 12+3 of a heterogeneous job
         expected = "expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT"
         die(f"'{' '.join(arguments)}': {expected}")
     return ask_slurm(number, run)
 
 
-def ask_slurm(number, run):
-    """Return the job that Slurm knows under this number, with its output file and the logs of its newest attempt."""
+def ask_slurm(number, asked_run):
+    """Return the job that Slurm knows under this number; of an attempt that is past, or still runs, the logs alone."""
     record = answer_of("scontrol", "show", "job", number)
-    if len(re.findall(r"(?m)^JobId=", record)) > 1:
+    several = len(re.findall(r"(?m)^JobId=", record)) > 1
+    if several and "HetJobOffset=" in record:
+        die(f"job {number} is heterogeneous: name one of it, as {number}+0")
+    if several:
         die(f"job {number} is an array: name one of it, as {number}_1")
     identity = re.search(r"JobId=(\d+)", record)
-    job = identity.group(1) if identity else number  # that of 12_3 is another number
-    state = " ".join(re.findall(r"\b(?:JobState|Reason|ExitCode)=\S+", record))
-    if not state:  # scontrol forgets a job after minutes
-        first = answer_of("sacct", "-nPX", "-j", job, "-o", "State,ExitCode").partition("\n")[0]
-        state = "JobState={} ExitCode={}".format(*first.rsplit("|", 1)) if "|" in first else ""
+    job_id = identity.group(1) if identity else number  # that of 12_3 is another number
+    state, command = state_of(job_id, record)
 
     project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    output = re.search(r"(?m)^ *StdOut=(.*)", record)
-    output = output.group(1) if output else ""
-    if not os.path.isfile(output):
-        outputs = [f"{glob.escape(folder)}/*-{name}.out" for folder in (here(), project) for name in (job, number)]
-        output = next((path for pattern in outputs for path in sorted(glob.glob(pattern))), "")
-    attempts = glob.glob(f"{glob.escape(project)}/logs/{job}.*")
-    run = run or max(attempts, key=lambda path: int("0" + re.sub(r"\D", "", path.rpartition(".")[2])), default="")
-    if not (output or run or state):
-        searched = f"there is no *-{job}.out in {here()} or {project}"
-        die(f"Slurm does not know a job {job}, and {searched}: name its output file")
-    return Job(job, state, output, run)
+    output = find_output(record, project, (job_id, number))
+    newest_run = find_newest_run(record, project, job_id)
+    job = Job(job_id, state, command, output, asked_run or newest_run)
+    if asked_run and (not job.has_ended or attempt_of(asked_run) != attempt_of(newest_run or asked_run)):
+        return Job(job_id, "", "", "", asked_run)
+    if not (job.output or job.run or job.state):
+        searched = f"there is no *-{job_id}.out in {here()} or {project}"
+        die(f"Slurm does not know a job {job_id}, and {searched}: name its output file")
+    return job
+
+
+def state_of(job_id, record):
+    """Return the state of a job, and the command that prints it."""
+    state = " ".join(re.findall(r"\b(?:JobState|Reason|ExitCode)=\S+", record))
+    if state:
+        return state, f"scontrol show job {job_id}"
+    first = answer_of("sacct", "-nPX", "-j", job_id, "-o", "State,ExitCode").partition("\n")[0]
+    if "|" not in first:
+        return "", ""
+    return "JobState={} ExitCode={}".format(*first.rsplit("|", 1)), f"sacct -X -j {job_id}"  # scontrol has forgotten it
+
+
+def find_output(record, project, numbers):
+    """Return the output file that the record names, or one that has a number of the job in its name."""
+    named = re.search(r"(?m)^ *StdOut=(.*)", record)
+    if named and os.path.isfile(named.group(1)):
+        return named.group(1)
+    patterns = [f"{glob.escape(folder)}/*-{number}.out" for folder in (here(), project) for number in numbers]
+    return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), "")
+
+
+def find_newest_run(record, project, job_id):
+    """Return the folder of the job's newest attempt, which has the number of its restarts if Slurm still knows that."""
+    restarts = re.search(r"\bRestarts=(\d+)", record)
+    if restarts:
+        return f"{project}/logs/{job_id}.{restarts.group(1)}"
+    return max(glob.glob(f"{glob.escape(project)}/logs/{job_id}.*"), key=attempt_of, default="")
+
+
+def attempt_of(run):
+    """Return the number of the attempt that a folder logs/JOBID.ATTEMPT is of."""
+    return int("0" + re.sub(r"\D", "", run.rpartition(".")[2]))
 
 
 def answer_of(*command):
@@ -747,15 +807,15 @@ LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<ran
 class Line(NamedTuple):
     """One line of an output or a log."""
 
-    file: str
-    number: int  # in the part of the file that was read
+    file: str  # as the user would type it
+    number: int  # in what was read of the file; 0: the file is a command, which prints this line
     label: str  # as "[node2:3] "
     text: str  # without it
 
     @property
     def place(self):
-        """The line's file and number, as the user would type them."""
-        return f"{short(self.file)}:{self.number}"
+        """Where the line stands."""
+        return f"{self.file}:{self.number}" if self.number else self.file
 
     @property
     def quoted(self):
@@ -776,29 +836,46 @@ class RankLog(NamedTuple):
 
 def read_end(path, size):
     """Return the lines of a file's end as a terminal would show them."""
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - size))
-        text = file.read(size).decode("utf-8", "surrogateescape")  # not every byte is UTF-8
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - size))
+            text = file.read(size).decode("utf-8", "surrogateescape")  # not every byte is UTF-8
+    except OSError as error:
+        die(f"cannot read {short(path)}: {error.strerror}")
     text = text.replace("\0", "").replace("\t", " ")
     if "\x1b" in text:
         text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # colours
     return [shown(line) for line in text.rstrip("\n").split("\n")] if text else []
 
 
+def labelled_lines(path, size):
+    """Return the lines of a file's end, with their labels and places."""
+    name = short(path)
+    lines = read_end(path, size)
+    if os.path.getsize(path) > size:
+        name += f" (its last {size // 1_000_000} MB)" if size > 1_000_000 else f" (its last {size // 1024} KB)"
+    return [labelled(number, line, name) for number, line in enumerate(lines, 1)]
+
+
+# A progress bar of tqdm ends with times and a rate: [00:01<00:10,  4.0it/s, loss=2]
+PROGRESS = re.compile(r"\[[0-9:]+(?:<[^],]*)?, *(?:\?|[0-9.]+[kMG]?)(?:it/s|s/it)[^]]*\]")
+
+
 def shown(line):
     """Return what a terminal shows of a line: the last state of a progress bar, and no bar before words."""
     if "\r" in line:
         line = line.rstrip("\r").rpartition("\r")[2]
-    rate = max(line.rfind("it/s"), line.rfind("s/it"))
-    bar_ends = line.find("]", rate) if rate >= 0 else -1
-    return line[bar_ends + 1 :] or line
+    if "it/s" not in line and "s/it" not in line:
+        return line
+    bar_ends = max((bar.end() for bar in PROGRESS.finditer(line)), default=0)
+    return line[bar_ends:] or line
 
 
 def read_output(path):
     """Return the lines of the newest attempt in a job's output, without an earlier report of this program."""
     if not path or not os.path.isfile(path):
         return []
-    lines = [labelled(number, line, path) for number, line in enumerate(read_end(path, OUTPUT_BYTES), 1)]
+    lines = labelled_lines(path, OUTPUT_BYTES)
     begins = [at for at, line in enumerate(lines) if " node(s), meeting at " in line.text]
     return without_own_report(lines[begins[-1] :] if begins else lines)
 
@@ -833,21 +910,34 @@ def read_rank_logs(run):
     ranks_per_node = 1 + max((local_rank for *_, local_rank in found), default=0)
     logs = []
     for ended, path, node, host, local_rank in sorted(found):
-        lines = [labelled(number, line, path) for number, line in enumerate(read_end(path, LOG_BYTES), 1)]
         depth = path[len(run) :].count("/")
-        logs.append(RankLog(path, ended, node * ranks_per_node + local_rank, host, depth, lines))
+        rank = node * ranks_per_node + local_rank
+        logs.append(RankLog(path, ended, rank, host, depth, labelled_lines(path, LOG_BYTES)))
     return logs
 
 
-def log_lines(failure, logs):
-    """Return the lines of the log in which a failure stands."""
-    return next((log.lines for log in logs if failure and log.file == failure.file), [])
+def log_lines(logs, failure):
+    """Return the lines of all logs, first those of the log in which a failure stands."""
+    in_order = sorted(logs, key=lambda log: failure is None or log.file != failure.file)
+    return [line for log in in_order for line in log.lines]
 
 
 # ---- failures: what each rank said last ------------------------------------------------------------------------------
 
-# How a rank failed. Of several ranks, the one whose way stands first here failed first: the others follow from it.
-WAYS = ("killed", "crashed", "error", "exited", "aborted", "waited", "peer")
+# How a rank may fail. Of several ranks, the one whose way stands first here failed first: the others follow from it.
+WAYS = {
+    "killed": "a launcher reports that signal 9 ended it",
+    "crashed": "a launcher reports that another signal ended it",
+    "error": "it printed an error of its own",
+    "exited": "a launcher reports its exit code, and it printed no error",
+    "aborted": "a launcher reports signal 6, with which many ranks end that have lost another one",
+    "waited": "it printed that it waited in vain for another rank",
+    "peer": "it printed that it lost another rank",
+    "none": "no rank failed in one of the ways above, and those below do not tell which one failed first",
+    "cut": "its traceback ends before the error",
+    "silent": "it printed no error",
+    "launcher": "a launcher printed a traceback of its own, after those of ranks",
+}
 PEER = re.compile(  # the last words of a rank that ended because of another one
     r"Connection (?:closed|reset) by peer|Connection refused|Broken pipe|(?:recvVector|sendBytes) failed|got 0 bytes"
     r"|remote process exited|ncclRemoteError|communicator was aborted|HorovodInternalError|ChildFailedError"
@@ -870,6 +960,7 @@ UNSAID = re.compile(r"\[?[WIE]\d+ |srun: |slurmstepd|-----|[ ]*$")
 NO_FAILURE = re.compile(r"Exception ignored|Error in atexit|Retry attempt failed|Triton is not available")
 # … or it belongs to one that has begun: a chain of exceptions, a thread that goes down too.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
+CONTINUES = re.compile(r" |frame #")  # a message of several lines, the calls in compiled code
 MESSAGE_LINES = 12  # at most, of an error that is no traceback, or behind one
 
 
@@ -880,9 +971,10 @@ class Failure:
         """Begin a failure that says nothing so far."""
         self.who, self.rank, self.host = who, rank, host
         self.file, self.place, self.number = file, place, number  # where it stands
-        self.way = "silent"  # or one of WAYS; cut: its traceback ends early; launcher: it is one of a launcher
+        self.way = "silent"  # one of WAYS
         self.native = False  # compiled code said it
         self.words = []
+        self.error = ""  # the line that says what is wrong, the last one of a traceback
         self.first_error = None  # which of the words is the first exception of a chain
         self.report = None  # what the launcher says of it
         self.only_reported = False  # nothing but that says that it failed
@@ -944,6 +1036,7 @@ class Speaker:
             self.last = self.new_failure(line)
             self.failures.append(self.last)
             self.last.native = native
+            self.last.error = line.text
             self.last.way = "cut" if self.inside else way_of(line.text)
             self.room, self.skips = MESSAGE_LINES, False
 
@@ -956,6 +1049,7 @@ class Speaker:
             if failure.way == "error" and way_of(text) == "peer":
                 failure.way = "peer"
         elif not text.startswith((" ", "Traceback")):
+            failure.error = text
             if not line.label and len(self.failures) > 1 and LAUNCHER_ERROR.search(text):
                 failure.way = "launcher"  # a rank has spoken before
             elif failure.way == "cut":  # of a chain of exceptions the first one decides
@@ -1018,14 +1112,15 @@ SIGNALS = {  # as srun names them
     "Terminated": 15,
     "Interrupt": 2,
 }
-TOLD = (0, None, -15, -2)  # no failure of its own: launchers and Slurm end the other ranks with signals 15 and 2
-TOLD_TO_END = re.compile(r" (?:STEP|JOB) [0-9.]+ ON .* CANCELLED AT |Terminating (?:StepId|job step)")
+ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with signals 15 and 2
+STEP_ENDED = re.compile(r" (?:STEP|JOB) [0-9.]+ ON .* CANCELLED AT |Terminating (?:StepId|job step)")
 SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<end>.*)")
 SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<rank>\d+) (?P<end>.*)")
 MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
 MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
 MPIRUN_CODE = re.compile(r" +Exit code: +(?P<code>\d+)$")
-TORCHRUN = re.compile(r" +(?P<key>host|rank|exitcode) +: (?P<value>\S+)")
+TORCHRUN = re.compile(r" +(?P<key>host|rank|exitcode) +: (?P<value>\S+)")  # a row of its table
+NUMBER = re.compile(r"-?\d+$")
 
 
 class Report(NamedTuple):
@@ -1053,21 +1148,26 @@ def code_in(words):
     if signal:
         return -int(signal.group(1))
     if code:
-        return int(code.group(1)) if int(code.group(1)) <= 128 else 128 - int(code.group(1))
+        return signal_or_code(int(code.group(1)))
     return -9 if words.startswith("exited on") else None  # Open MPI 5 breaks the line before the signal
+
+
+def signal_or_code(code):
+    """Return an exit code; or minus the signal, of which shells and Slurm make the exit codes from 129 to 192."""
+    return 128 - code if 129 <= code <= 128 + 64 else code
 
 
 def launcher_reports(output):
     """Return what launchers say of ranks that ended by themselves: not of those that srun ended after the first."""
-    reports, told, table, name = [], False, {}, None
+    reports, step_ended, table, name = [], False, {}, None
     for line in output:
         text = line.text
         if line.label:
             continue
-        told = told or bool(TOLD_TO_END.search(text))
+        step_ended = step_ended or bool(STEP_ENDED.search(text))
         for launcher, sentence in (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN)):
             match = sentence.match(text)
-            if match and not (told and launcher != "mpirun"):
+            if match and not (step_ended and launcher != "mpirun"):
                 code = code_in(match.group("end"))
                 reports.append(Report(line, launcher, int(match.group("rank")), match.group("host"), code))
         if not text.startswith(" "):
@@ -1075,12 +1175,16 @@ def launcher_reports(output):
         name = MPIRUN_NAME.match(text) or name  # mpirun's message and torchrun's table have several lines
         code, row = MPIRUN_CODE.match(text), TORCHRUN.match(text)
         if code and name:
-            reports.append(Report(line, "mpirun", int(name.group("rank")), "", int(code.group("code"))))
-        if row and row.group("key") == "exitcode" and "rank" in table:
-            reports.append(Report(line, "torchrun", int(table["rank"]), table.get("host", ""), int(row.group("value"))))
-        elif row:
-            table[row.group("key")] = row.group("value")
-    return [report for report in reports if report.code not in TOLD]
+            code = signal_or_code(int(code.group("code")))
+            reports.append(Report(line, "mpirun", int(name.group("rank")), "", code))
+        if row and row.group("key") == "host":
+            table["host"] = row.group("value")
+        elif row and NUMBER.match(row.group("value")):
+            table[row.group("key")] = int(row.group("value"))
+            if row.group("key") == "exitcode" and "rank" in table:
+                code = signal_or_code(table["exitcode"])
+                reports.append(Report(line, "torchrun", table["rank"], table.get("host", ""), code))
+    return [report for report in reports if report.code and report.code not in ENDED_BY_OTHERS]
 
 
 def attach(report, failures, logs, output):
@@ -1088,6 +1192,8 @@ def attach(report, failures, logs, output):
     per_node = any(log.depth > 3 for log in logs)  # a task of srun or mpirun is then the launcher of a node
     if report.launcher == "mpirun" and per_node and not report.host:
         return  # it ended as one of its ranks did
+    if report.launcher == "srun" and any(is_of_spawn(failure.report, report.host) for failure in failures):
+        return  # spawn.py has reported its rank, and ended as that did
     of_node = report.launcher in ("srun", "mpirun") and per_node
     failure = failure_on_node(report, failures) if of_node else failure_of_rank(report, failures, bool(logs))
     if failure is None:
@@ -1096,36 +1202,72 @@ def attach(report, failures, logs, output):
     failure.report = failure.report or report
     if failure.way in ("silent", "cut"):
         failure.way, failure.only_reported = report.way, True
+    # A rank does not kill itself. But it may crash as it goes down with its error: the crash then proves nothing.
+    elif failure.spoke and report.code < 0 and (report.way == "killed" or went_on(failure, output)):
+        failure.way, failure.only_reported = report.way, True
+        failure.place = report.line.place
+
+
+def is_of_spawn(report, host):
+    """Tell whether a report is one of spawn.py on this host."""
+    return report is not None and report.launcher == "spawn.py" and same_host(host, report.host)
+
+
+def went_on(failure, output):
+    """Tell whether a rank printed more behind its error than belongs to that: it had survived it."""
+    said = lines_of(failure.rank, failure.host, output)
+    error_at = max((at for at, line in enumerate(said) if line.text == failure.error), default=len(said))
+    more = 0
+    for line in said[error_at + 1 :]:
+        if NATIVE.match(line.text):
+            break
+        if not CONTINUES.match(line.text) and not UNSAID.match(line.text):
+            more += 1
+    return more > MESSAGE_LINES
 
 
 def failure_on_node(report, failures):
     """Return the failure of a rank, as the launcher of its node has ended like that rank."""
     if report.way != "exited":  # but a signal was for the launcher alone
         return None
-    return newest(failure for failure in failures if failure.spoke and same_host(report.host, failure.host))
+    return last_of(failure for failure in failures if failure.spoke and same_host(report.host, failure.host))
 
 
 def failure_of_rank(report, failures, has_logs):
     """Return the failure of the rank that a report names."""
     if report.launcher == "srun" and not has_logs:  # its task is a rank where it gives a label to each line
-        by_label = newest(failure for failure in failures if re.match(rf"{report.rank}(?::|$)", failure.who))
+        by_label = last_of(failure for failure in failures if re.match(rf"{report.rank}(?::|$)", failure.who))
         return by_label or failure_on_node(report, failures)
-    return newest(
+    return last_of(
         failure
         for failure in failures
         if failure.rank == report.rank and (not failure.host or not report.host or same_host(report.host, failure.host))
     )
 
 
-def newest(failures):
+def last_of(failures):
     """Return the last one, or None."""
     return next(iter(list(failures)[::-1]), None)
 
 
 def same_host(reported, host):
-    """Tell whether a launcher names this host: it may add the domain, and srun may name several, as node[9-10]."""
-    pattern = re.sub(r"\\\[.*?\\\]", r"\\d+", re.escape(reported.partition(".")[0]))
-    return bool(re.match(pattern + "$", host.partition(".")[0]))
+    """Tell whether a launcher names this host: it may add the domain, and srun names several as a1,node[1-2,5]."""
+    names = re.findall(r"(?:\[[^]]*\]|[^,\[])+", reported)  # a comma within brackets does not end a name
+    return any(names_host(name, host) for name in names)
+
+
+def names_host(name, host):
+    """Tell whether a name, in which [1-2,5] stands for numbers, is that of a host; both may have a domain."""
+    parts = re.split(r"\[([0-9,-]+)\]", name.partition(".")[0])
+    texts, ranges = parts[::2], parts[1::2]
+    match = re.match(r"(\d+)".join(re.escape(text) for text in texts) + "$", host.partition(".")[0])
+    return bool(match) and all(map(in_ranges, match.groups(), ranges))
+
+
+def in_ranges(number, ranges):
+    """Tell whether a number is in ranges as 1-2,5."""
+    pairs = re.findall(r"(\d+)(?:-(\d+))?", ranges)
+    return any(int(low) <= int(number) <= int(high or low) for low, high in pairs)
 
 
 def silent_failure(report, of_node, output):
@@ -1134,7 +1276,11 @@ def silent_failure(report, of_node, output):
     has_label = any(re.match(rf" *{report.rank}: ", label) for label in labels)
     is_rank = not of_node and (report.launcher != "srun" or has_label)
     rank = report.rank if is_rank else None
-    who = [f"rank {rank}"] * is_rank + [f"on {report.host}"] * bool(report.host)
+    who = []
+    if is_rank:
+        who.append(f"rank {rank}")
+    if report.host:
+        who.append(f"on {report.host}")
     failure = Failure(" ".join(who), rank, report.host, report.line.file, report.line.place)
     if report.way != "killed":  # it could say something
         failure.words = last_words(output, rank, report.host)
@@ -1143,13 +1289,22 @@ def silent_failure(report, of_node, output):
 
 def last_words(output, rank, host, most=10):
     """Return the last lines of a rank, or of a host whose rank is not known."""
-    own = set()
-    for label in {line.label for line in output if line.label}:
-        its_rank, its_host = rank_of(label)
-        if its_rank == rank if rank is not None else its_host == host:
-            own.add(label)
-    said = [line.quoted for line in output if line.label in own and not UNSAID.match(line.text)]
+    said = [line.quoted for line in lines_of(rank, host, output) if not UNSAID.match(line.text)]
     return said[-most:]
+
+
+def lines_of(rank, host, output):
+    """Return the lines of a rank, or of a host whose rank is not known."""
+    own = {label for label in {line.label for line in output} if is_label_of(rank, host, label)}
+    return [line for line in output if line.label in own]
+
+
+def is_label_of(rank, host, label):
+    """Tell whether a label is that of a rank, or of a rank on a host whose rank is not known."""
+    its_rank, its_host = rank_of(label)
+    if rank is not None:
+        return its_rank == rank
+    return bool(its_host) and same_host(host, its_host)
 
 
 # ---- the first failure -----------------------------------------------------------------------------------------------
@@ -1158,17 +1313,22 @@ def last_words(output, rank, host, most=10):
 class First(NamedTuple):
     """The failure that the others follow from."""
 
-    way: str  # one of WAYS, or none
+    way: str  # one of WAYS
     failed: Failure  # whose words are shown
     hung: Failure  # the rank that others waited for, or lost
 
 
 def first_failure(failures, logs):
     """Return which rank failed first."""
-    newest_of = {failure.who: failure for failure in failures if failure.way != "launcher"}  # what each said last
-    failures = [failure for failure in failures if newest_of.get(failure.who) is failure]
+    last_of_rank = {}
+    for failure in failures:
+        if failure.way != "launcher":
+            speaker = failure.who or failure.way  # lines without a label are of any rank: each way may be of another
+            last_of_rank.pop(speaker, None)
+            last_of_rank[speaker] = failure
+    failures = list(last_of_rank.values())
     earliest = {failure.way: failure for failure in reversed(failures)}
-    way = next((way for way in WAYS if way in earliest), "none")
+    way = next(way for way in WAYS if way in earliest or way == "none")
     failed, hung = earliest.get(way), None
     if way in ("waited", "peer"):  # all others complain: it is the one that said nothing
         hung = earliest.get("silent")
@@ -1183,7 +1343,7 @@ def woken_rank(failures, logs):
     """Return the rank that had been stopped, if one was: it woke up to be told to end, later than all others."""
     if not logs:
         return None
-    last = newest(failure for failure in failures if failure.file == logs[-1].file)
+    last = last_of(failure for failure in failures if failure.file == logs[-1].file)
     late = len(logs) > 1 and logs[-1].ended - logs[-2].ended > 0.5
     return last if last and (late or last.way == "peer") else None
 
@@ -1194,46 +1354,60 @@ def woken_rank(failures, logs):
 class Hit:
     """A line that proves a cause."""
 
-    def __init__(self, cause, line):
+    def __init__(self, cause, line, at=0):
         """Join a row of the table and a line that matches it."""
         self.cause, self.line = cause, line
+        self.at = at  # which of the lines that were searched
         self.own = False  # the first failing rank said it
         self.by_slurm = bool(SLURM_SAYS.search(line.text))
         self.strong = cause.tells in (TELLS_WHY, SLURM_ACTED)  # it is more than a sign of a rank that says nothing
 
 
-def find_hits(lines, state, most=200):
-    """Return the lines that match a cause, and do not stand in good runs too; Slurm's record of the job is line 0."""
-    lines = [Line("", 0, "", state), *lines]
+def find_hits(lines, job, most=200):
+    """Return the lines, also of Slurm's record of the job, that match a cause and do not stand in good runs too."""
+    lines = [Line(job.record, 0, "", job.state), *lines]
+    handled, errors = read_tracebacks(lines)
+
+    def is_proof(at):
+        return at not in handled and (at in errors or not HARMLESS.search(lines[at].text))
+
     text, starts = "\n".join(line.text for line in lines), [0]
     for line in lines:
         starts.append(starts[-1] + len(line.text) + 1)
     hits = []
     for cause in CAUSES:
         for pattern in cause.patterns:  # which never match the end of a line
-            for match in islice(re.finditer(pattern, text, re.MULTILINE), most):
-                line = lines[bisect_right(starts, match.start()) - 1]
-                if not HARMLESS.search(line.text):
-                    hits.append(Hit(cause, line))
-    handled = lines_of_handled_errors(lines)
-    hits = [hit for hit in hits if hit.line.number not in handled]
-    told = next((line.number for line in lines if TOLD_TO_END.search(line.text)), None)
-    return [hit for hit in hits if told is None or hit.line.number <= told or not is_clean_up(hit)]
+            matches = re.finditer(pattern, text, re.MULTILINE)
+            places = (bisect_right(starts, match.start()) - 1 for match in matches)
+            hits += [Hit(cause, lines[at], at) for at in islice(filter(is_proof, places), most)]
+    step_ended = next((at for at, line in enumerate(lines) if STEP_ENDED.search(line.text)), None)
+    return [hit for hit in hits if step_ended is None or hit.at <= step_ended or not is_clean_up(hit)]
 
 
-def lines_of_handled_errors(lines):
-    """Return the numbers of the lines of tracebacks that a library printed and went on."""
-    numbers, states = set(), {}
-    for line in lines:
-        text, state = line.text, states.get(line.label)
-        if NO_FAILURE.search(text):
-            states[line.label] = "inside"
+def read_tracebacks(lines):
+    """Return which lines belong to tracebacks that a library survived, and in which lines all others end."""
+    handled, errors, states = set(), set(), {}
+    for at, line in enumerate(lines):
+        text, speaker = line.text, (line.file, line.label)
+        state = states.get(speaker)
+        if state in ("handled", "inside") and text.startswith((" ", "Traceback")):
+            if state == "handled":
+                handled.add(at)
+        elif state == "handled":  # its last line
+            handled.add(at)
+            states[speaker] = "was handled"
         elif state == "inside":
-            numbers.add(line.number)
-            states[line.label] = "inside" if text.startswith((" ", "Traceback")) else "ended"
-        elif state == "ended" and text:  # a chain of exceptions goes on behind an empty line
-            states[line.label] = "inside" if GOES_ON.match(text) else ""
-    return numbers
+            errors.add(at)
+            states[speaker] = None
+        elif TRACEBACK.match(text):
+            states[speaker] = "handled" if state == "announced" else "inside"
+            if state == "announced":
+                handled.add(at)
+        elif NO_FAILURE.search(text) or (state == "was handled" and GOES_ON.match(text)):
+            states[speaker] = "announced"
+        elif text:  # an empty line parts the tracebacks of a chain
+            states[speaker] = None
+    return handled, errors
 
 
 def is_clean_up(hit):
@@ -1241,7 +1415,7 @@ def is_clean_up(hit):
     return hit.cause.name in ("killed", "crashed", "unexpected signal") and hit.line.text.startswith("srun: error: ")
 
 
-def mark_own_hits(hits, first, output):
+def mark_own_hits(hits, first, lines):
     """Mark what the first failing rank said itself."""
     concerned = [failure for failure in (first.failed, first.hung) if failure]
     words = {word for failure in concerned for word in failure.words}
@@ -1250,42 +1424,43 @@ def mark_own_hits(hits, first, output):
         in_last_words = hit.line.quoted in words or hit.line.text[:QUOTED_WIDTH] in words
         by_label = first.way in ("exited", "peer") and any(is_speaker(failure, hit.line.label) for failure in concerned)
         hit.own = in_last_words or by_label
-    if first.way == "exited" and not any(is_speaker(first.failed, label) for label in {line.label for line in output}):
+    if first.way == "exited" and not any(is_speaker(first.failed, label) for label in {line.label for line in lines}):
         for hit in hits:  # the rank has no label: what no rank said may be its own
             hit.own = hit.own or (not hit.line.label and hit.line.number > 0)
 
 
 def is_speaker(failure, label):
     """Tell whether lines with this label are those of the rank, or of the node, that failed."""
-    rank, host = rank_of(label)
-    if failure.rank is not None:
-        return rank == failure.rank
-    return bool(host) and same_host(failure.host, host)
+    return is_label_of(failure.rank, failure.host, label)
 
 
 def weigh(hits, first, heard_launchers):
-    """Return the causes, the most probable first, and hits that may matter too.
-
-    A rank that failed by itself says why: its own words count, and what Slurm says. If the launcher reports that a rank
-    was killed, or if ranks waited in vain, that is the cause, unless Slurm says more. Without any of these, every line
-    counts.
-    """
+    """Return the causes, the most probable first, and hits that may matter too."""
     own = [hit for hit in hits if hit.own or hit.by_slurm]
-    if first.way == "error":  # beside it are warnings that stand in good runs too
+    if first.way == "error":
+        # The rank says why, in its own words, or Slurm or a script does: all else stands in good runs too.
         own += [hit for hit in hits if hit.cause.name == "project" and ".sh" in hit.line.text]
         return strongest(hit for hit in own if hit.strong) or crash_of(first), []
     if first.way == "none":
+        # It is not known which rank failed: every line counts.
         return strongest(hits), []
     own += [hit for hit in hits if hit.cause.name == "project"]
     if first.way in ("killed", "crashed", "aborted"):
-        causes = strongest(hit for hit in hits if hit.by_slurm and hit.strong) or crash_of(first)
+        # The signal is the cause, unless Slurm, or the launcher that reports it, says what is behind it.
+        report = first.failed.report.line
+        causes = strongest(hit for hit in hits if hit.strong and (hit.by_slurm or hit.line == report))
+        causes = causes or crash_of(first)
     elif first.way == "exited":
+        # The rank printed no traceback, but may have said why: a warning of another rank does not count.
         causes = strongest(hit for hit in own if hit.strong)
     elif first.way == "waited":
+        # That ranks waited in vain is the cause, unless they, or the one that hung, say more.
         causes = strongest(own) or strongest(hits)
-    elif first.hung and heard_launchers:  # "peer"; and no launcher reports how the lost rank ended
+    elif first.hung and heard_launchers:
+        # Ranks lost one that printed no error, and no launcher reports that it failed: it has returned early.
         causes = strongest(hit for hit in own if hit.strong) or returned_early(hits)
     else:
+        # Ranks lost another one, of which nothing is known: every line counts.
         causes = strongest(hits)
     known = {hit.cause.name for hit in causes}
     return causes, strongest(hit for hit in hits if hit.strong and hit.cause.name not in known)
@@ -1294,8 +1469,8 @@ def weigh(hits, first, heard_launchers):
 def strongest(hits):
     """Return the best three, one per cause and per line. A sign of a silent rank counts where nothing says more."""
     chosen = []
-    for hit in sorted(hits, key=lambda hit: (STRENGTH.index(hit.cause.tells), not hit.own, hit.line.number)):
-        known = any(hit.cause is one.cause or hit.line.number == one.line.number for one in chosen)
+    for hit in sorted(hits, key=lambda hit: (STRENGTH.index(hit.cause.tells), not hit.own, hit.at)):
+        known = any(hit.cause is one.cause or hit.at == one.at for one in chosen)
         if not known and len(chosen) < MOST_CAUSES and (hit.strong or not chosen):
             chosen.append(hit)
     return chosen
@@ -1324,49 +1499,43 @@ def cause_named(name):
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 
-def proof_file(job, first):
-    """Return the file that proofs stand in, as the user would type it."""
-    file = job.output or (first.failed.file if first.failed else "")
-    too_long = os.path.isfile(file) and os.path.getsize(file) > OUTPUT_BYTES
-    return short(file) + (" (its last 20 MB)" if too_long else "")
-
-
-def cause_lines(causes, others, file, job):
+def cause_lines(causes, others):
     """Return the causes, each with its proof and its fix."""
     lines = []
     for hit in [*causes, *others]:
         line, says = hit.line, hit.cause.says or hit.line.text[:PROOF_WIDTH]
-        where = f"{file}:{line.number}" if line.number else f"scontrol show job {job.id}"
         if hit in causes:
             lines.append(f"cause: {says}")
-            lines.append(f"proof: {where}: {(line.label + line.text)[:PROOF_WIDTH]}")
+            lines.append(f"proof: {line.place}: {(line.label + line.text)[:PROOF_WIDTH]}")
             lines.append(f"fix: {hit.cause.fix}")
         else:
-            lines.append(f"may also matter: {says} ({where}: {line.quoted[:120]})")
+            lines.append(f"may also matter: {says} ({line.place}: {line.quoted[:120]})")
     return lines
 
 
-def failure_lines(first, causes, output, job):
+def failure_lines(first, causes, said, job):
     """Return who failed first, and what that rank said last."""
     failed, hung, lines = first.failed, first.hung, []
     if not causes and first.way not in ("error", "exited"):
         state = f" ({job.state})" if job.state else ""
         lines.append(f"no cause known to doctor.py{state}; what follows may say more")
     if first.way == "none":
-        return lines + ([] if causes else [line.quoted for line in output[-10:]])
+        return lines + ([] if causes else [line.quoted for line in said[-10:]])
 
     if hung:
         how = "hung, or ended without a traceback" if first.way == "waited" else "ended without an error"
         lines.append(f"first failure: {hung.who} ({hung.place}) {how}")
     if failed is not hung:
-        what = "who waited for it" if hung else "first failure"
+        what = "first failure"
+        if hung:
+            what = "who waited for it" if first.way == "waited" else "who lost it"
         report = f"; {failed.report.line.text.strip()}" if failed.only_reported else ""
         lines.append(f"{what}: {failed.who + ' ' if failed.who else ''}({failed.place}){report}")
     if first.way == "error" and not causes:
         lines[-1] += ": the program failed by itself; its own words:"
     words = quoted_words(failed)
     if first.way == "exited":
-        words += words_on_stdout(failed) or ([] if words else last_words(output, failed.rank, failed.host))
+        words += words_on_stdout(failed) or ([] if words else last_words(said, failed.rank, failed.host))
         if words and not causes:
             lines.append(f"the program ended with exit code {failed.report.code}; its last words:")
     return lines + words
