@@ -818,6 +818,19 @@ def test_a_heterogeneous_job_is_no_array(doctor):
     assert done.returncode == 0 and b"\nproof: scontrol show job 88: JobState=FAILED" in done.stdout, done
 
 
+def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, project):
+    """It says so of itself: the other one returned early."""
+    words = traceback(PEER) + "terminate called without an active exception\n"
+    for rank in range(2):
+        log = project / f"logs/59.0/node0-node1/{rank}/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("" if rank else words)
+    (project / "demo-59.out").write_text(GOOD + labelled("0: ", words))
+    report = doctor("59", cwd=project).stdout.decode()
+    assert report.startswith("cause: a rank ended, without an error, while others still waited for it\n"), report
+    assert "\nfirst failure: rank 1 on node1 (" in report and "\nwho lost it: rank 0 on node1 (" in report, report
+
+
 def test_who_lost_a_rank_did_not_wait_for_it(doctor, project):
     for rank in range(2):
         log = project / f"logs/58.0/node0-node1/{rank}/stderr.log"

@@ -1420,10 +1420,14 @@ def mark_own_hits(hits, first, lines):
     concerned = [failure for failure in (first.failed, first.hung) if failure]
     words = {word for failure in concerned for word in failure.words}
     words |= {LABEL.sub("", word, count=1) for word in words}
+    speakers = []  # of whom other lines count, too
+    if first.way == "exited":
+        speakers = concerned
+    elif first.way == "peer":  # a rank that lost another one may crash as it goes down: that says nothing of the other
+        speakers = [first.hung or first.failed]
     for hit in hits:
         in_last_words = hit.line.quoted in words or hit.line.text[:QUOTED_WIDTH] in words
-        by_label = first.way in ("exited", "peer") and any(is_speaker(failure, hit.line.label) for failure in concerned)
-        hit.own = in_last_words or by_label
+        hit.own = in_last_words or any(is_speaker(failure, hit.line.label) for failure in speakers)
     if first.way == "exited" and not any(is_speaker(first.failed, label) for label in {line.label for line in lines}):
         for hit in hits:  # the rank has no label: what no rank said may be its own
             hit.own = hit.own or (not hit.line.label and hit.line.number > 0)
