@@ -945,6 +945,19 @@ def test_which_rank_failed_first(ways, way, failed, hung):
     assert (first.failed and first.failed.rank) == failed and (first.hung and first.hung.rank) == hung
 
 
+def test_a_rank_that_srun_ended_is_not_the_one_that_was_lost():
+    """Rank 0 said nothing, either, as srun ended it before it could."""
+    text = "srun: error: node1: tasks 0,5-6: Terminated\nsrun: error: node2: task 3: Killed\n"
+    output = [DOCTOR.Line("x", number, "", line) for number, line in enumerate(text.splitlines(), 1)]
+    ended = DOCTOR.ranks_ended_by_srun([], output)
+    assert ended == {0, 5, 6}
+    failures = [failure(way, rank) for rank, way in enumerate(["silent", "peer", "silent"])]
+    assert DOCTOR.first_failure(failures, [], ended).hung.rank == 2
+    assert DOCTOR.first_failure(failures[:2], [], ended).hung.rank == 0
+    log = DOCTOR.RankLog("f", 0.0, 0, "node1", 5, [])  # torchrun's: the tasks are nodes
+    assert not DOCTOR.ranks_ended_by_srun([log], output)
+
+
 def test_of_one_rank_the_last_failure_counts():
     first = DOCTOR.first_failure([failure("error", 0), failure("error", 1), failure("waited", 0)], logs=[])
     assert first.failed.rank == 1

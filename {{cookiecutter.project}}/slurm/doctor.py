@@ -51,7 +51,7 @@ def main():
     failures = failures_in_logs(logs) if logs else failures_in_output(output)
     for report in launcher_reports(output):
         attach(report, failures, logs, output)
-    first = first_failure(failures, logs)
+    first = first_failure(failures, logs, ranks_ended_by_srun(logs, output))
 
     lines = output or log_lines(logs, first.failed)  # the output alone is enough: it holds the stderr of all ranks
     hits = find_hits(lines, job)
@@ -1115,6 +1115,7 @@ SIGNALS = {  # as srun names them
 ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with signals 15 and 2
 STEP_ENDED = re.compile(r" (?:STEP|JOB) [0-9.]+ ON .* CANCELLED AT |Terminating (?:StepId|job step)")
 SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<end>.*)")
+TERMINATED = re.compile(r"srun: error: \S+: tasks? (?P<tasks>[\d,-]+): Terminated")
 SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<rank>\d+) (?P<end>.*)")
 MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
 MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
@@ -1187,9 +1188,27 @@ def launcher_reports(output):
     return [report for report in reports if report.code and report.code not in ENDED_BY_OTHERS]
 
 
+def ranks_ended_by_srun(logs, output):
+    """Return the ranks that srun ended because another one had failed, where srun started the ranks themselves."""
+    if tasks_are_nodes(logs):
+        return frozenset()
+    tasks = set()
+    for line in output:
+        match = TERMINATED.match(line.text)
+        for part in match.group("tasks").split(",") if match else ():
+            first, _, last = part.partition("-")
+            tasks.update(range(int(first), int(last or first) + 1))
+    return tasks
+
+
+def tasks_are_nodes(logs):
+    """Tell whether a task of srun or mpirun is the launcher of a node, and no rank."""
+    return any(log.depth > 3 for log in logs)
+
+
 def attach(report, failures, logs, output):
     """Give a report to the failure that it is about; a rank that said nothing gets a failure of its own."""
-    per_node = any(log.depth > 3 for log in logs)  # a task of srun or mpirun is then the launcher of a node
+    per_node = tasks_are_nodes(logs)
     if report.launcher == "mpirun" and per_node and not report.host:
         return  # it ended as one of its ranks did
     if report.launcher == "srun" and any(is_of_spawn(failure.report, report.host) for failure in failures):
@@ -1318,8 +1337,8 @@ class First(NamedTuple):
     hung: Failure  # the rank that others waited for, or lost
 
 
-def first_failure(failures, logs):
-    """Return which rank failed first."""
+def first_failure(failures, logs, ended_by_srun=frozenset()):
+    """Return which rank failed first. A rank that srun ended is silent, too, but the others did not wait for it."""
     last_of_rank = {}
     for failure in failures:
         if failure.way != "launcher":
@@ -1331,7 +1350,8 @@ def first_failure(failures, logs):
     way = next(way for way in WAYS if way in earliest or way == "none")
     failed, hung = earliest.get(way), None
     if way in ("waited", "peer"):  # all others complain: it is the one that said nothing
-        hung = earliest.get("silent")
+        silent = [failure for failure in failures if failure.way == "silent"]
+        hung = next((failure for failure in silent if failure.rank not in ended_by_srun), next(iter(silent), None))
     if way == "waited" and not hung:
         hung = woken_rank(failures, logs)
     if way == "peer" and hung and hung.words:  # it has an error message of its own
