@@ -32,7 +32,7 @@ test: .venv/ready packages ## every test but the slow drills
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-all: PACKAGES += $(DRILL_PACKAGES)
-test-all: TOOLS += mpicxx cmake g++
+test-all: TOOLS += cmake g++ mpi.h
 test-all: .venv/ready packages ## every test, drills included
 	$(PYTEST) -m "drill or not drill" $(PYTEST_ARGS)
 
@@ -85,7 +85,10 @@ clean: ## remove the environment and everything that was built
 packages:
 	@export PATH="$$PATH:/usr/sbin"; missing=; \
 	for tool in $(TOOLS); do \
-	    command -v $$tool >/dev/null || missing="$$missing $$tool"; \
+	    case $$tool in \
+	        *.h) echo "#include <$$tool>" | mpicxx -E -x c++ - >/dev/null 2>&1 ;; \
+	        *) command -v $$tool >/dev/null ;; \
+	    esac || missing="$$missing $$tool"; \
 	done; \
 	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && apt-get update && \
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \

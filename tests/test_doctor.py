@@ -958,6 +958,19 @@ def test_a_rank_that_srun_ended_is_not_the_one_that_was_lost():
     assert not DOCTOR.ranks_ended_by_srun([log], output)
 
 
+def test_a_time_limit_of_a_command_is_no_rank_that_was_waited_for(read):
+    before = "retry: No space left on device, using /scratch instead\n"
+    code, report = read(before + TRACEBACK + "subprocess.TimeoutExpired: Command x timed out after 5 seconds\n")
+    assert code == 1 and "the program failed by itself" in report and "disk" not in report.splitlines()[0], report
+
+
+def test_what_is_said_where_nothing_else_is(doctor, read):
+    code, report = read("0: ok\nsrun: error: node2: task 1: Exited with exit code 3\n")
+    assert code == 1 and report.endswith("\nthe program ended with exit code 3, and printed nothing\n"), report
+    done = doctor("13", scontrol="JobId=13 JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0")
+    assert done.stdout.decode().endswith("ExitCode=1:0); the job left neither output nor logs\n"), done.stdout
+
+
 def test_of_one_rank_the_last_failure_counts():
     first = DOCTOR.first_failure([failure("error", 0), failure("error", 1), failure("waited", 0)], logs=[])
     assert first.failed.rank == 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Finds the program of a run. Refuses a program that cannot run before the job is submitted, not after it has waited.
+# Finds the program of a run. Before the job is submitted it refuses a file that Python cannot run; modules are not checked.
 #
 #   find_program [WORD [ARGUMENT …]]     prints the program's path, or -m; without a word, that of check/ranks.py
 #   starts_its_own_ranks FILE            whether the program calls torch.multiprocessing.spawn by itself
@@ -46,9 +46,12 @@ program_among() {
     for word in "${@:2}"; do
         [[ $word != *.py || (! -f $word && ! -f $PROJECT_DIR/$word) ]] || { echo "$word" && return; }
     done
-    [[ $command =~ ^(python[0-9.]*|torchrun)$ ]] || return 0
+    [[ $command =~ ^(python[0-9.]*|torchrun|accelerate|deepspeed)$ ]] || return 0
     while (($#)); do
-        [[ $1 != -m || ${2:-} == torch.distributed.* ]] || { echo "-m ${2:-package.module}" && return; }
+        if [[ $1 == -m && ${2:-} =~ ^[A-Za-z_][A-Za-z0-9_.]*$ && $2 != torch.distributed.* ]]; then
+            echo "-m $2"
+            return
+        fi
         shift
     done
 }
@@ -56,6 +59,7 @@ program_among() {
 # Says that there is no such file, and what may have been meant.
 program_not_found() {
     local folders=$PWD path=${1//.//} command
+    [[ $1 != /* ]] || die "no program '$1': there is no such file"
     [[ $PWD -ef $PROJECT_DIR ]] || folders="$PWD nor in $PROJECT_DIR"
     command=$(type -P -- "$1" || true)
     if [[ -f $1.py || -f $PROJECT_DIR/$1.py ]]; then
@@ -127,7 +131,8 @@ is_binary() {
 # init_process_group, 10 to 30 minutes (torch 2.13; https://github.com/pytorch/pytorch/pull/191989, 2026-08-03).
 starts_its_own_ranks() {
     [[ -f $1 ]] && ! grep -qE 'LOCAL_RANK|--local[-_]rank' "$1" || return 1
-    grep -qE '^[^#]*(mp|multiprocessing)\.spawn\(|multiprocessing import spawn' "$1" && return
+    grep -qE '^([^#]*[^#.A-Za-z0-9_])?(mp|(torch\.)?multiprocessing)\.(spawn|start_processes)\(' "$1" && return
+    grep -qE 'torch\.multiprocessing import .*(spawn|start_processes)' "$1" && return
     grep -q 'from detectron2' "$1" && grep -qE '^ *launch\(' "$1"
 }
 

@@ -944,7 +944,7 @@ PEER = re.compile(  # the last words of a rank that ended because of another one
     r"|SignalException|KeyboardInterrupt"
 )
 WAITED = re.compile(r"[Tt]imed out (?:waiting|after)|Watchdog caught|[Ww]ait timeout|client socket has timed out")
-DOWNLOAD = re.compile(r"[a-z]*(?:requests|urllib|http)")  # the peer in their errors is no rank
+OTHER_PEER = re.compile(r"[a-z]*(?:requests|urllib|http)|subprocess\.")  # the peer in these errors is no rank
 LAUNCHER_ERROR = re.compile(r"ChildFailedError|CalledProcessError")
 
 TRACEBACK = re.compile(r"Traceback \(most")
@@ -987,7 +987,9 @@ class Failure:
 
 def way_of(text):
     """Return how a rank failed whose error message this is."""
-    if PEER.search(text) and not DOWNLOAD.match(text):
+    if OTHER_PEER.match(text):
+        return "error"
+    if PEER.search(text):
         return "peer"
     return "waited" if WAITED.search(text) else "error"
 
@@ -1542,12 +1544,19 @@ def failure_lines(first, causes, said, job):
     failed, hung, lines = first.failed, first.hung, []
     if not causes and first.way not in ("error", "exited"):
         state = f" ({job.state})" if job.state else ""
-        lines.append(f"no cause known to doctor.py{state}; what follows may say more")
+        says_more = said or first.way != "none"
+        lines.append(
+            f"no cause known to doctor.py{state}; what follows may say more"
+            if says_more
+            else f"no cause known to doctor.py{state}; the job left neither output nor logs"
+        )
     if first.way == "none":
         return lines + ([] if causes else [line.quoted for line in said[-10:]])
 
     if hung:
         how = "hung, or ended without a traceback" if first.way == "waited" else "ended without an error"
+        if hung.words and first.way == "peer":
+            how = "ended without a traceback; its last lines:"
         lines.append(f"first failure: {hung.who} ({hung.place}) {how}")
     if failed is not hung:
         what = "first failure"
@@ -1562,6 +1571,8 @@ def failure_lines(first, causes, said, job):
         words += words_on_stdout(failed) or ([] if words else last_words(said, failed.rank, failed.host))
         if words and not causes:
             lines.append(f"the program ended with exit code {failed.report.code}; its last words:")
+        elif not causes:
+            lines.append(f"the program ended with exit code {failed.report.code}, and printed nothing")
     return lines + words
 
 
