@@ -87,7 +87,10 @@ def python_folders() -> list[Path]:
     if sys.base_prefix != "/usr":
         return [Path(sys.base_prefix)]
     python = Path("/usr/bin/python3")  # the system's own, without the rest of that system
-    return [python, python.resolve(), Path(sysconfig.get_path("stdlib"))]
+    library = Path(sysconfig.get_path("stdlib"))
+    # Debian's sitecustomize.py is a link to /etc. The training reads the library, which has to be the same everywhere.
+    elsewhere = {path.resolve().parent for path in library.glob("*.py") if path.is_symlink()} - {library}
+    return [python, python.resolve(), library, *sorted(elsewhere)]
 
 
 def make_container_root(cache: Path) -> tuple[Path | None, str]:
