@@ -967,7 +967,7 @@ def test_a_time_limit_of_a_command_is_no_rank_that_was_waited_for(read):
 def test_what_is_said_where_nothing_else_is(doctor, read):
     code, report = read("0: ok\nsrun: error: node2: task 1: Exited with exit code 3\n")
     assert code == 1 and report.endswith("\nthe program ended with exit code 3, and printed nothing\n"), report
-    done = doctor("13", scontrol="JobId=13 JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0")
+    done = doctor("987654", scontrol="JobId=987654 JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0")
     assert done.stdout.decode().endswith("ExitCode=1:0); the job left neither output nor logs\n"), done.stdout
 
 
@@ -1252,11 +1252,12 @@ def test_a_rank_that_hangs(slurm, project, tmp_path):
 
 def test_a_rank_that_returns_early(slurm, project, tmp_path):
     """It ends with code 0, and the others lose it: the program is at fault, not the node."""
-    _, report = fail(slurm, project, tmp_path, RETURNS_EARLY)
+    job, report = fail(slurm, project, tmp_path, RETURNS_EARLY)
     assert report.startswith("cause: a rank ended, without an error, while others still waited for it\n"), report
     fix = report.splitlines()[2]
     assert "look at the program" in fix and "node" not in fix, report
-    assert re.search(r"^first failure: rank 2 on node2 \(.*\) ended without an error$", report, re.MULTILINE), report
+    found = re.search(r"^first failure: rank 2 on node2 \(.*\) ended without an error$", report, re.MULTILINE)
+    assert found, job.output
 
 
 def test_a_rank_that_leaves_its_process_group_running(slurm, project, tmp_path):

@@ -732,7 +732,8 @@ def test_a_port_is_taken_in_the_last_moment(drill, cluster):
         "while os.getppid() == srun:\n    time.sleep(0.1)\n"
     )
     (drill.folder / "bin/srun").write_text(
-        f"#!/usr/bin/env bash\nif [[ $* == */launch/torchrun.sh* ]]; then {sys.executable} '{drill.folder}/listen.py' & fi\n"
+        "#!/usr/bin/env bash\n"
+        f"if [[ $* == */launch/torchrun.sh* ]]; then {sys.executable} '{drill.folder}/listen.py' & fi\n"
         'exec /usr/bin/srun "$@"\n'
     )
     (drill.folder / "bin/srun").chmod(0o755)
