@@ -120,14 +120,18 @@ def doctor(project, tmp_path):
 
 
 @pytest.fixture
-def read(doctor, tmp_path):
-    """Returns exit code and report on a text."""
+def read(tmp_path, monkeypatch, capsysbinary):
+    """Returns exit code and report on a text. In this process: of an output alone doctor.py asks no other program."""
 
     def read(text):
         (tmp_path / "my job-12.out").write_bytes(text if isinstance(text, bytes) else text.encode())
-        done = doctor("my job-12.out")
-        assert not done.stderr, done.stderr
-        return done.returncode, done.stdout.decode(errors="replace")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PWD", str(tmp_path))
+        monkeypatch.setattr(sys, "argv", ["slurm/doctor.py", "my job-12.out"])
+        code = DOCTOR.main()
+        said = capsysbinary.readouterr()
+        assert not said.err, said.err
+        return code, said.out.decode(errors="replace")
 
     return read
 
@@ -954,6 +958,8 @@ def test_a_rank_that_srun_ended_is_not_the_one_that_was_lost():
     failures = [failure(way, rank) for rank, way in enumerate(["silent", "peer", "silent"])]
     assert DOCTOR.first_failure(failures, [], ended).hung.rank == 2
     assert DOCTOR.first_failure(failures[:2], [], ended).hung.rank == 0
+    first = DOCTOR.first_failure(failures, [], {0, 2})  # both: either may be the one
+    assert [failure.rank for failure in (first.hung, *first.or_one_of)] == [0, 2]
     log = DOCTOR.RankLog("f", 0.0, 0, "node1", 5, [])  # torchrun's: the tasks are nodes
     assert not DOCTOR.ranks_ended_by_srun([log], output)
 
@@ -1004,7 +1010,10 @@ def test_it_is_python_3_6_with_its_standard_library():
     assert os.access(PROGRAM, os.X_OK) and PROGRAM.read_text().startswith("#!/usr/bin/env python3\n")
 
 
-@pytest.mark.parametrize("python", OLD, ids=[os.path.basename(path) for path in OLD])
+SLOW = [pytest.param(path, marks=pytest.mark.drill) for path in OLD[1:]]
+
+
+@pytest.mark.parametrize("python", [*OLD[:1], *SLOW], ids=[os.path.basename(path) for path in OLD])
 def test_an_old_python_says_the_same(project, tmp_path, python):
     outputs = [*(launcher(OTHER) for launcher in LAUNCHERS.values()), *(exits("é") for exits in EXITS.values()), GOOD]
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
@@ -1256,10 +1265,12 @@ def test_a_rank_that_returns_early(slurm, project, tmp_path):
     assert report.startswith("cause: a rank ended, without an error, while others still waited for it\n"), report
     fix = report.splitlines()[2]
     assert "look at the program" in fix and "node" not in fix, report
-    found = re.search(r"^first failure: rank 2 on node2 \(.*\) ended without an error$", report, re.MULTILINE)
+    # Where rank 2 has not quite left when srun ends the step, it cannot be told from rank 0, which is silent too.
+    found = re.search(r"^first failure: .*rank 2 on node2 \(.*\) ended without an error$", report, re.MULTILINE)
     assert found, job.output
 
 
+@pytest.mark.drill
 def test_a_rank_that_leaves_its_process_group_running(slurm, project, tmp_path):
     program = RETURNS_EARLY.replace("        dist.destroy_process_group()\n", "")
     _, report = fail(slurm, project, tmp_path, program)

@@ -105,6 +105,7 @@ def test_first_job(cluster, tmp_path, steps, loss):
     assert len(list(logs.rglob("stdout.log"))) == 2 * 4
 
 
+@pytest.mark.drill
 def test_first_job_of_three_nodes(cluster, tmp_path):
     """Six ranks cannot share 32 sequences equally: the default batch follows their number."""
     project = bake(tmp_path / "project", **{**ANSWERS, "nodes": "3"})

@@ -1337,6 +1337,7 @@ class First(NamedTuple):
     way: str  # one of WAYS
     failed: Failure  # whose words are shown
     hung: Failure  # the rank that others waited for, or lost
+    or_one_of: tuple = ()  # ranks that cannot be told from it
 
 
 def first_failure(failures, logs, ended_by_srun=frozenset()):
@@ -1350,15 +1351,16 @@ def first_failure(failures, logs, ended_by_srun=frozenset()):
     failures = list(last_of_rank.values())
     earliest = {failure.way: failure for failure in reversed(failures)}
     way = next(way for way in WAYS if way in earliest or way == "none")
-    failed, hung = earliest.get(way), None
+    failed, hung, suspects = earliest.get(way), None, []
     if way in ("waited", "peer"):  # all others complain: it is the one that said nothing
         silent = [failure for failure in failures if failure.way == "silent"]
-        hung = next((failure for failure in silent if failure.rank not in ended_by_srun), next(iter(silent), None))
+        suspects = [failure for failure in silent if failure.rank not in ended_by_srun][:1] or silent
+        hung = suspects[0] if suspects else None
     if way == "waited" and not hung:
         hung = woken_rank(failures, logs)
     if way == "peer" and hung and hung.words:  # it has an error message of its own
         failed = hung
-    return First(way, failed, hung)
+    return First(way, failed, hung, tuple(suspects[1:]))
 
 
 def woken_rank(failures, logs):
@@ -1557,7 +1559,9 @@ def failure_lines(first, causes, said, job):
         how = "hung, or ended without a traceback" if first.way == "waited" else "ended without an error"
         if hung.words and first.way == "peer":
             how = "ended without a traceback; its last lines:"
-        lines.append(f"first failure: {hung.who} ({hung.place}) {how}")
+        suspects = [f"{suspect.who} ({suspect.place})" for suspect in [hung, *first.or_one_of]]
+        more = f" or one of {len(suspects) - 4} more" if len(suspects) > 4 else ""
+        lines.append(f"first failure: {' or '.join(suspects[:4])}{more} {how}")
     if failed is not hung:
         what = "first failure"
         if hung:
