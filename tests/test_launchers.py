@@ -110,16 +110,17 @@ def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(either, project, tmp_
     """One GPU of two on each node, with --exclusive: the job's record and the batch script say 2, and a step says 1."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
     launchers = [launcher for launcher in cluster_options.LAUNCHERS if launcher != "spawn"]  # which torchrun.sh starts
+    allocated, batch = (launchers, launchers) if either.root else (["srun", "mpirun"], ["torchrun", "mpirun-ranks"])
     wanted = [f"{rank}|2|1|host|" for rank in range(2)]
     options = ["--nodes=2", "--gpus-per-node=1", "--exclusive"]
-    for place, names in (([], launchers), (["srun", "--nodes=1", "--ntasks=1"], ["srun"])):
+    for place, names in (([], allocated), (["srun", "--nodes=1", "--ntasks=1"], ["srun"])):
         lines = "\n".join(f"LAUNCHER={name} bash slurm/submit_multinode.sh '{tmp_path}/own.py'" for name in names)
         command = ["salloc", *options, "--cpus-per-task=8", *place, "bash", "-ec", lines]
         done = either.run(*command, cwd=project, env=ENVIRONMENT)
         found = re.findall(r"RESULT (\d\|\d\|\d\|host\|)", done.stdout)
         assert sorted(found) == sorted(wanted * len(names)), done.stdout + done.stderr
     script = project / "slurm/submit_multinode.sh"
-    for launcher in launchers:
+    for launcher in batch:
         job = either.submit(*options, script, "own.py", cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
         assert sorted(re.findall(r"RESULT (\d\|\d\|\d\|host\|)", job.output)) == wanted, (launcher, job.output)
