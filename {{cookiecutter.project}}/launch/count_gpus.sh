@@ -27,8 +27,8 @@ count_gpus() {
     if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
         # An empty variable, -1 and NoDevFiles (of Slurm) mean: no GPU.
         listed=$(tr -d '[:space:]' <<<"$CUDA_VISIBLE_DEVICES" | tr ',' '\n' | grep -vcE '^(|-.*|NoDevFiles)$')
-        # torch sees no more GPUs than CUDA_VISIBLE_DEVICES names. SLURM_GPUS_ON_NODE may count more: MareNostrum 5 sets
-        # it to all GPUs of a node, whatever was asked for.
+        # torch sees no more GPUs than CUDA_VISIBLE_DEVICES names. SLURM_GPUS_ON_NODE may count more, where a site sets it to
+        # all GPUs of a node.
         [[ -n $reported ]] && ((reported <= listed)) || reported=$listed
     fi
     [[ -n $reported ]] || reported=$({ nvidia-smi -L || rocm-smi --showuniqueid; } 2>/dev/null | grep -c '^GPU')
