@@ -1186,8 +1186,9 @@ def interactive_line(answers) -> str:
     shell = "bash" if enter else "bash --rcfile slurm/interactive.rc"
     words = ["salloc --nodes=1 --ntasks=1", *options, "srun --pty", *srun, *enter, shell]
     line = " ".join(filter(None, words))
-    if runtime == "edf":  # activate writes the file that describes the container, and loads the modules
-        return f"export PROJECT_DIR={here}; bash -c {shlex.quote(f'source env.sh && activate {here} && exec {line}')}"
+    if runtime == "edf":  # set_up_software writes the file that describes the container, and loads the modules
+        line = f"source env.sh && source launch/software.sh && set_up_software {here} && exec {line}"
+        return f"export PROJECT_DIR={here}; bash -c {shlex.quote(line)}"
     return f"{before}; {line}"
 
 

@@ -18,6 +18,7 @@ COMMON = {
     "env.sh",
     "requirements.txt",
     ".gitignore",
+    "launch/software.sh",
     "launch/count_gpus.sh",
     "launch/program.sh",
     "launch/torchrun.sh",
@@ -145,16 +146,16 @@ SPECIFIC = [
     ("juwels-booster", {}, "env.sh", 'export "CUDA_VISIBLE_DEVICES=0,1,2,3"'),
     ("juwels-booster", {}, "slurm/submit_multinode.sh", '[[ $tasks == ranks ]] || step+=("--cpu-bind=none")'),
     ("jupiter", {}, "slurm/interactive.sh", 'step+=("--cpu-bind=none")'),
-    ("frontier", {}, "env.sh", "        module reset\n"),
+    ("frontier", {}, "launch/software.sh", "    module reset\n"),
     ("frontier", {}, "env.sh", 'LAUNCHER="${LAUNCHER:-srun}"'),
     ("frontier", {}, "env.sh", "https_proxy=${https_proxy:-http://proxy.ccs.ornl.gov:3128/}"),
     ("frontier", {}, "slurm/submit_multinode.sh", '$per_node != "8" ]] || step+=("--cpu-bind=mask_cpu:'),
     ("frontier", {}, "slurm/submit_multinode.sh", "#SBATCH --network=disable_rdzv_get "),
     ("frontier", {}, "slurm/build_venv.sh", "torch.version.hip is None"),
-    ("frontier", {"runtime": "apptainer"}, "env.sh", 'CONTAINER_EXEC=("$program" exec)'),
+    ("frontier", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
     ("lumi", {}, "env.sh", 'export "MIOPEN_USER_DB_PATH=/tmp/miopen-${USER}-${SLURM_JOB_ID}"'),
     ("lumi", {}, "env.sh", "IMAGE:-/appl/local/laifs/containers/lumi-multitorch-latest.sif"),
-    ("isambard-ai", {"runtime": "apptainer"}, "env.sh", 'CONTAINER_EXEC+=("/host/adapt.sh")'),
+    ("isambard-ai", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC+=("/host/adapt.sh")'),
     (
         "isambard-ai",
         {"runtime": "podman-hpc"},
@@ -270,8 +271,8 @@ def test_containers_follow_the_site_s_gpus(tmp_path):
         ("slurm", "0", "exec)", "--nv"),
     ):
         project = bake(tmp_path / f"{flag}-{gpus}", site=site, runtime="apptainer", gpus_per_node=gpus)
-        settings = (project / "env.sh").read_text()
-        assert flag in settings and other not in settings
+        software = (project / "launch/software.sh").read_text()
+        assert flag in software and other not in software
         base = re.search('ARG BASE="(.*)"', (project / "container/Dockerfile").read_text())[1]
         assert base.startswith("docker.io/rocm/pytorch:" if flag == "--rocm" else "nvcr.io/nvidia/pytorch:")
         assert "APPTAINER_CACHEDIR=$work" in (project / "slurm/build_container.sh").read_text()  # not in $HOME

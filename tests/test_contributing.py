@@ -104,4 +104,4 @@ def test_add_a_runtime(copy):
     walk("Add a runtime", copy)
     run(".venv/bin/cookiecutter --no-input --output-dir build . project=charlie site=lab", copy)
     assert "'charliecloud'" not in run("ls build/charlie/slurm build/charlie/container 2>&1 || true", copy)
-    assert "CONTAINER_EXEC=(ch-run " in (copy / "build/charlie/env.sh").read_text()
+    assert "CONTAINER_EXEC=(ch-run " in (copy / "build/charlie/launch/software.sh").read_text()

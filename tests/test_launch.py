@@ -493,8 +493,9 @@ def test_a_conda_environment_does_as_well(submit, tmp_path):
     python = tmp_path / "my env/bin/python3"
     python.write_text("#!/bin/bash\necho conda\n")
     python.chmod(0o755)
-    settings = submit.parent.parent / "env.sh"
+    settings, software = (submit.parent.parent / name for name in ("env.sh", "launch/software.sh"))
     environment = {"PROJECT_DIR": str(settings.parent), "RUNTIME": "venv", "VENV": f"{tmp_path}/my env"}
-    done = bash(f"source '{settings}' && activate && $PYTHON && echo $CONDA_PREFIX", **environment)
+    set_up = f"source '{settings}' && source '{software}' && set_up_software"
+    done = bash(f"{set_up} && $PYTHON && echo $CONDA_PREFIX", **environment)
     assert done.stdout == f"conda\n{tmp_path}/my env\n", done.stderr
-    assert bash(f"source '{settings}' && activate", **{**environment, "VENV": "/no/such"}).returncode == 2
+    assert bash(set_up, **{**environment, "VENV": "/no/such"}).returncode == 2

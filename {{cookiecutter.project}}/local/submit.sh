@@ -63,7 +63,10 @@ export PROJECT_DIR
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE "${!PET_@}" "${!OMPI_@}" "${!PMI@}" "${!SLURM_@}"
 asked=${NPROC_PER_NODE:-} # for this run, before env.sh sets it for all
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh" && activate || exit
+source "$PROJECT_DIR/env.sh"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/software.sh"
+set_up_software || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
 
 [[ $NNODES =~ ^[1-9][0-9]*$ ]] || die "NNODES='$NNODES': expected a whole number of at least 1"

@@ -97,7 +97,9 @@ trap 'signalled=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true' I
 cd "$PROJECT_DIR" || exit
 # shellcheck source=/dev/null
 source env.sh
-activate || exit
+# shellcheck source=/dev/null
+source launch/software.sh
+set_up_software || exit
 set -euo pipefail
 arguments=()
 for word in "$@"; do

@@ -97,7 +97,9 @@ if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
 fi
 PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR} # in the job this file is a copy in a spool folder
 prepare
-RUNTIME=none PYTHON=bash activate || exit # loads MODULES only: it enters no container, and bash passes its check for a Python
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/software.sh"
+RUNTIME=none PYTHON=bash set_up_software || exit # loads MODULES only: it enters no container, and bash passes its check for a Python
 set -euo pipefail
 work=$(mktemp -d "$IMAGE.XXXXXX") # beside it: there is room, and half an image never has its name
 trap 'rm -rf "$work"' EXIT

@@ -42,7 +42,9 @@ prepare() {
         die "no Horovod in $WHEELS: see the top of slurm/build_horovod.sh"
     #? endif
     #? endif
-    RUNTIME=none activate || exit
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/launch/software.sh"
+    RUNTIME=none set_up_software || exit
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || # what the torch of requirements.txt asks for
         die "$("$PYTHON" --version) is too old, 3.10 is needed; name a module in MODULES of env.sh, or set PYTHON"
 }

@@ -11,12 +11,14 @@
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/env.sh"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/software.sh"
 #? if cookiecutter.runtime in ("venv", "none")
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh" && activate || exit
+set_up_software || exit
 #? else
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh" && activate "$PROJECT_DIR" "$PWD" || exit
+set_up_software "$PROJECT_DIR" "$PWD" || exit
 #? endif
 
 options=(

@@ -61,12 +61,14 @@ find_project() {
 
 # Everything that can be known to be missing before the job waits in the queue.
 prepare() {
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh"
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/launch/software.sh"
     #? if container
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh" && activate "$PROJECT_DIR" "$PWD" "$(cd -- "$(dirname -- "$program")" && pwd)" || return 2
+    set_up_software "$PROJECT_DIR" "$PWD" "$(cd -- "$(dirname -- "$program")" && pwd)" || return 2
     #? else
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh" && activate || return 2
+    set_up_software || return 2
     #? endif
     type -P srun >/dev/null || die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
     [[ " {{ site.launchers | join(' ') }} " == *" $LAUNCHER "* ]] ||
