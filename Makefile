@@ -3,7 +3,8 @@ PYTHON ?= python3
 # Options for pip. Unless you give them: PyTorch's index of CPU wheels, if there is no GPU here and that index answers.
 PIP_ARGS ?= $(shell $(PYTHON) torch_index.py)
 PYTEST_ARGS ?=
-PYTEST := .venv/bin/pytest -n 3 --dist loadfile
+# Files in the order of tests/conftest.py, the longest first.
+PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, a Debian 13 with its newer Slurm.

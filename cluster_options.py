@@ -1101,6 +1101,17 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
     return [(option, why) for option, why, wanted in options if wanted]
 
 
+def has_own_queue(job, answers) -> bool:
+    """Return whether a job goes to another partition or QoS than slurm/submit_multinode.sh names."""
+    return any(job[question] != answers[question] for question in ("partition", "qos"))
+
+
+def own_resources(job, own_queue: bool, builds=False) -> list[tuple[str, str]]:
+    """Return resources(job) without what a script takes from the submit script: the account, mostly the queue."""
+    shared = ("--account=",) if own_queue else ("--account=", "--partition=", "--qos=")
+    return [(option, why) for option, why in resources(job, builds) if not option.startswith(shared)]
+
+
 def nodes_of(limits) -> str:
     """Return how many nodes a queue gives to one job, for a table."""
     least, most = limits["min_nodes"], limits["max_nodes"]
@@ -1318,6 +1329,8 @@ GLOBALS = [
     interactive_answers,
     build_answers,
     resources,
+    has_own_queue,
+    own_resources,
     warning,
     example_nodes,
     nodes_of,

@@ -28,6 +28,7 @@ NEEDED = {
     "launch/rank.sh": SLURM,
     "launch/spawn.py": SLURM,
     "slurm/submit_multinode.sh": SLURM,
+    "slurm/lib.sh": SLURM,
     "slurm/preflight.sh": SLURM,
     "slurm/doctor.py": SLURM,
     "slurm/interactive.sh": SLURM,

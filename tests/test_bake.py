@@ -32,7 +32,7 @@ COMMON = {
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }
-SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "preflight", "interactive", "build_venv")}
+SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "preflight", "interactive", "build_venv")}
 SLURM |= {"slurm/doctor.py", "slurm/interactive.rc", "launch/rank.sh", "launch/spawn.py"}
 RUNAI = {"runai/submit_multinode.sh", "runai/interactive.sh", "runai/pod.sh", "container/Dockerfile"}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/requirements.txt"}
@@ -144,12 +144,12 @@ def test_the_header_follows_the_answers(tmp_path):
 SPECIFIC = [
     ("juwels-booster", {}, "env.sh", 'MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-i}"'),
     ("juwels-booster", {}, "env.sh", 'export "CUDA_VISIBLE_DEVICES=0,1,2,3"'),
-    ("juwels-booster", {}, "slurm/submit_multinode.sh", '[[ $tasks == ranks ]] || step+=("--cpu-bind=none")'),
+    ("juwels-booster", {}, "slurm/lib.sh", '[[ $tasks == ranks ]] || step+=("--cpu-bind=none")'),
     ("jupiter", {}, "slurm/interactive.sh", 'step+=("--cpu-bind=none")'),
     ("frontier", {}, "launch/software.sh", "    module reset\n"),
     ("frontier", {}, "env.sh", 'LAUNCHER="${LAUNCHER:-srun}"'),
     ("frontier", {}, "env.sh", "https_proxy=${https_proxy:-http://proxy.ccs.ornl.gov:3128/}"),
-    ("frontier", {}, "slurm/submit_multinode.sh", '$per_node != "8" ]] || step+=("--cpu-bind=mask_cpu:'),
+    ("frontier", {}, "slurm/lib.sh", '$per_node != "8" ]] || step+=("--cpu-bind=mask_cpu:'),
     ("frontier", {}, "slurm/submit_multinode.sh", "#SBATCH --network=disable_rdzv_get "),
     ("frontier", {}, "slurm/build_venv.sh", "torch.version.hip is None"),
     ("frontier", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
@@ -164,7 +164,7 @@ SPECIFIC = [
     ),
     ("jean-zay", {"runtime": "apptainer"}, "README.md", "idrcontmgr cp container/*.sif"),
     ("jean-zay", {"runtime": "venv"}, "README.md", "On a login node, with the modules of `env.sh` loaded"),
-    ("jean-zay", {}, "slurm/submit_multinode.sh", 'first="10001" count="10000"'),
+    ("jean-zay", {}, "slurm/lib.sh", 'first="10001" count="10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
     ("mn5", {}, "README.md", "| 128 | 512 | 633.6 | 317.4 |"),

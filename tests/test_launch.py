@@ -384,7 +384,7 @@ def test_spawn_on_one_node_meets_itself(tmp_path):
         assert lines == ["0 meets 127.0.0.1", "1 meets 127.0.0.1"], done.stderr
 
 
-# ---- functions of slurm/submit_multinode.sh --------------------------------------------------------------------------
+# ---- functions of slurm/submit_multinode.sh and slurm/lib.sh ---------------------------------------------------------
 
 
 def function(script, name):
@@ -404,11 +404,14 @@ def bash(code, **environment):
 
 
 def port(submit, job, attempt=0, port_range=None):
-    code = function(submit, "free_port")
+    library = submit.with_name("lib.sh")
+    code, in_use = function(library, "free_port"), re.search(r"^in_use\(\) {.*}$", library.read_text(), re.MULTILINE)[0]
     if port_range:
         code = code.replace("/proc/sys/net/ipv4/ip_local_port_range", f"<(echo {port_range})").replace("<<(", "< <(")
     done = bash(
-        f'die() {{ echo "$*"; exit 2; }}\n{code}\nfree_port', SLURM_JOB_ID=str(job), SLURM_RESTART_COUNT=str(attempt)
+        f'die() {{ echo "$*"; exit 2; }}\n{code}\n{in_use}\nfree_port',
+        SLURM_JOB_ID=str(job),
+        SLURM_RESTART_COUNT=str(attempt),
     )
     return int(done.stdout) if done.returncode == 0 else done.stdout
 
@@ -462,8 +465,8 @@ def test_a_port_in_use_is_passed_over(submit, family):
 def test_the_project_is_found_from_a_spooled_copy(submit, command, tmp_path):
     """As in a job: this file is somewhere else, and scontrol tells where it came from."""
     project = tmp_path / "in slurm/my project"
-    (project / "launch").mkdir(parents=True)
-    (project / "launch/torchrun.sh").touch()
+    (project / "slurm").mkdir(parents=True)
+    (project / "slurm/lib.sh").touch()
     (tmp_path / "bin").mkdir()
     scontrol = tmp_path / "bin/scontrol"
     scontrol.write_text(
@@ -484,6 +487,34 @@ def test_the_project_is_found_from_a_spooled_copy(submit, command, tmp_path):
     assert (elsewhere.returncode == 0) == command.startswith("{project}")
     told = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/", "PROJECT_DIR": str(project)})
     assert told.stdout.strip() == str(project)
+
+
+@pytest.mark.parametrize(("site", "own_queue"), [("slurm", False), ("clariden", True)])
+def test_other_jobs_take_account_and_queue_from_the_submit_script(site, own_queue, tmp_path):
+    """Edited there, they change everywhere, but for the queue that a site has for shells or for building."""
+    project = bake(tmp_path, site=site, runtime="venv", account="abc", partition="debug")
+    submit = project / "slurm/submit_multinode.sh"
+    header = submit.read_text().replace("#SBATCH --account=abc ", "#SBATCH -A other ")
+    header = header.replace("#SBATCH --partition=debug ", "#SBATCH --partition=large ")
+    assert header.count("-A other") == header.count("--partition=large") == 1
+    submit.write_text(header + "# #SBATCH --account=no\n")
+    (tmp_path / "bin").mkdir()
+    for name in ("sbatch", "salloc"):
+        (tmp_path / "bin" / name).write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "RUNTIME": "none"}
+
+    def asked(script, *options):
+        command = ["bash", project / "slurm" / script, *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    taken = ["--account=other", *([] if own_queue else ["--partition=large"])]
+    build = [*taken, "--time=00:01:00", str(project / "slurm/build_venv.sh"), str(project)]
+    assert asked("build_venv.sh", "--time=00:01:00") == ["--export=ALL", *build]
+    assert ("#SBATCH --partition=normal " in (project / "slurm/build_venv.sh").read_text()) == own_queue
+    shell = asked("interactive.sh")
+    assert shell[: len(taken)] == taken and ("--partition=debug" in shell) == own_queue
 
 
 def test_a_conda_environment_does_as_well(submit, tmp_path):

@@ -123,11 +123,11 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
     seen = {}  # what was asked before: headers repeat, since a launcher leaves no trace in them
     count, refused = Counter(), []
 
-    def accepted(words, script=None):
+    def accepted(words, script=None, taken=()):
         key = tuple(words)
         count["scripts"] += 1
         if key not in seen:
-            seen[key] = controller.test_only(*([script] if script else [*words, "--wrap=true"]))
+            seen[key] = controller.test_only(*([*taken, script] if script else [*words, "--wrap=true"]))
             if seen[key]:
                 refused.append(f"{script.name if script else 'interactive'} {' '.join(words)}\n    {seen[key].strip()}")
 
@@ -137,8 +137,9 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
             header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
             if not header or (script.name == "build_container.sh" and not cluster_options.image_source(answers)):
                 continue
+            taken = options_of_jobs(project, header) if script.name.startswith("build_") else []
             assert not any(option.startswith(cluster_options.PLUGIN_OPTIONS) for option in header), script
-            accepted(header, script)
+            accepted([*header, *taken], script, taken)
         for options in interactive_options(project, answers):
             assert not any(option.startswith(cluster_options.PLUGIN_OPTIONS) for option in options), options
             accepted(options)
@@ -181,10 +182,20 @@ def scripts(tmp_path_factory):
         yield write_scripts
 
 
+def options_of_jobs(project, header):
+    """Return the options that a build script takes from slurm/submit_multinode.sh: of slurm/lib.sh, submit_build."""
+    names = "account" if any(re.match("--(partition|qos)=", option) for option in header) else "account|partition|qos"
+    return re.findall(
+        rf"^#SBATCH (--(?:{names})=\S+)", (project / "slurm/submit_multinode.sh").read_text(), re.MULTILINE
+    )
+
+
 def interactive_options(project, answers):
     """Return the options of salloc in slurm/interactive.sh, and in the line that the README has."""
-    array = re.search(r"^options=\(\n.*?^\)$", (project / "slurm/interactive.sh").read_text(), re.MULTILINE | re.DOTALL)
-    script = f"{array[0]}\nprintf '%s\\n' \"${{options[@]}}\""
+    lines = re.search(r"^mapfile.*?^\)$", (project / "slurm/interactive.sh").read_text(), re.MULTILINE | re.DOTALL)
+    library = (project / "slurm/lib.sh").read_text()
+    taken = re.search(r"^options_of_jobs\(\) {.*?^}", library, re.MULTILINE | re.DOTALL)
+    script = f"PROJECT_DIR='{project}'\n{taken[0]}\n{lines[0]}\nprintf '%s\\n' \"${{options[@]}}\""
     listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     line = cluster_options.interactive_line(answers).partition("salloc ")[2].partition(" srun ")[0]
     return listed, shlex.split(line)

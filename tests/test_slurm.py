@@ -409,7 +409,7 @@ def test_a_failing_program_fails_the_job(mostly, project, tmp_path):
 
 def test_help_is_the_head_of_the_file(cluster, project):
     done = cluster.run("bash", "slurm/submit_multinode.sh", "--help", cwd=project)
-    assert done.stdout.startswith("Runs a PyTorch program on all nodes") and "Settings: env.sh" in done.stdout
+    assert done.stdout.startswith("Runs a PyTorch program on all nodes") and "Edit two places" in done.stdout
     assert "#SBATCH" not in done.stdout and "die" not in done.stdout
 
 

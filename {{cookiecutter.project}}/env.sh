@@ -12,14 +12,15 @@
 # The settings of this project, and the one file that you edit.
 # The scripts of runai/ read it where you submit a job, and runai/pod.sh reads it in each pod.
 #
-# To change a setting for one job: NAME=value bash runai/submit_multinode.sh … This does not work for the lists in
-# parentheses. Programs in the pods see the value if FORWARD has the name.
+# To change a setting for one job: NAME=value bash runai/submit_multinode.sh … This does not work
+# for the lists in parentheses. Programs in the pods see the value if FORWARD has the name.
 #? elif slurm
-# The settings of this project: software, launcher, network. Edit two places, this file and the #SBATCH lines of
-# slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
+# The settings of this project: software, launcher, network. Edit two places, this file and the
+# #SBATCH lines of slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
 # The scripts of slurm/ read this file when you submit a job and when it starts.
 #
-# To change a setting for one job: NAME=value sbatch … This does not work for the lists in parentheses.
+# To change a setting for one job: NAME=value sbatch … This does not work for the lists in
+# parentheses.
 #? else
 # The settings of this project, and the one file that you edit. local/submit.sh reads it.
 #
@@ -42,12 +43,14 @@ GPUS_PER_NODE="${GPUS_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
 CPUS_PER_NODE="${CPUS_PER_NODE:-}"
 # Memory of each pod, such as 256G. Empty: the default of the Run:ai project.
 MEMORY_PER_NODE="${MEMORY_PER_NODE:-}"
-# Node pools where the pods may run, the best first, separated by commas. Empty: the default of the Run:ai project.
+# Node pools where the pods may run, the best first, separated by commas. Empty: the default of the
+# Run:ai project.
 NODE_POOLS="${NODE_POOLS:-{{ cookiecutter.partition }}}"
-# 1: Run:ai may stop the job for another and restart it later; 0: it may not. Empty: the cluster's default.
+# 1: Run:ai may stop the job for another and restart it later; 0: it may not. Empty: the cluster's
+# default.
 PREEMPTIBLE="${PREEMPTIBLE:-}"
-# How often Run:ai restarts a failed run. Use at least 1: the operator also fails a worker that waits 200 seconds for the
-# first pod, as it does while that pod's node still pulls the image.
+# How often Run:ai restarts a failed run. Use at least 1: the operator also fails a worker that
+# waits 200 seconds for the first pod, as it does while that pod's node still pulls the image.
 RETRIES="${RETRIES:-1}"
 
 # Container image of the pods.
@@ -60,36 +63,42 @@ LARGE_SHM="${LARGE_SHM:-1}"
 HOST_IPC="${HOST_IPC:-0}"
 # More options for runai, such as --node-type=NAME or --toleration=operator=Exists,key=NAME
 RUNAI_OPTIONS=()
-# Generation of the client: v1 (submit-dist) or v2 (training pytorch submit). Empty: that of the installed runai.
+# Generation of the client: v1 (submit-dist) or v2 (training pytorch submit). Empty: that of the
+# installed runai.
 RUNAI_CLI="${RUNAI_CLI:-}"
 
 # ---- volumes and user ---------------------------------------------------------------------------
-# Volumes (PVCs) and the folders where pods mount them: CLAIM:/FOLDER. This project has to lie on one of them.
+# Volumes (PVCs) and the folders where pods mount them: CLAIM:/FOLDER. This project has to lie on
+# one of them.
 #? if pod_volumes(cookiecutter)
 VOLUMES=("{{ pod_volumes(cookiecutter) | join('" "') }}")
 #? else
 VOLUMES=()
 #? endif
-# This project's folder as pods see it. Empty: its folder here, if the machine where you submit mounts the volume there, too.
+# This project's folder as pods see it. Empty: its folder here, if the machine where you submit
+# mounts the volume there, too.
 POD_PROJECT_DIR="${POD_PROJECT_DIR:-}"
-# 1: submit only if 'runai pvc list' (CLI v1: 'kubectl get pvc', if installed) names each of VOLUMES; 0: do not ask.
+# 1: submit only if 'runai pvc list' (CLI v1: 'kubectl get pvc', if installed) names each of
+# VOLUMES; 0: do not ask.
 CHECK_VOLUMES="${CHECK_VOLUMES:-1}"
 #? if site.pods.run_as_user
-# User and group of the processes in the pods, as numbers: root has no access to the volumes. Use yours, as the volumes
-# know them (id -u, id -g). Empty: the owner of this project, if its volume is mounted here.
+# User and group of the processes in the pods, as numbers: root has no access to the volumes. Use
+# yours, as the volumes know them (id -u, id -g). Empty: the owner of this project, if its volume is
+# mounted here.
 #? else
-# User and group of the processes in the pods, as numbers. Empty: the image's user, mostly root. Volumes that belong to
-# users need yours (id -u, id -g).
+# User and group of the processes in the pods, as numbers. Empty: the image's user, mostly root.
+# Volumes that belong to users need yours (id -u, id -g).
 #? endif
 RUN_AS_UID="${RUN_AS_UID:-}"
 RUN_AS_GID="${RUN_AS_GID:-}"
 
 # ---- variables in the pods ----------------------------------------------------------------------
-# Programs in the pods see the variables that this file exports in its copy on the volume. They also see these
-# variables if you set them before a command: NAME=value bash runai/submit_multinode.sh …
+# Programs in the pods see the variables that this file exports in its copy on the volume. They also
+# see these variables if you set them before a command: NAME=value bash runai/submit_multinode.sh …
 FORWARD=(NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_IB_DISABLE NCCL_NET NCCL_SOCKET_IFNAME NPROC_PER_NODE
     OMP_NUM_THREADS CPU_RANKS_PER_NODE RDZV_BACKEND RDZV_TIMEOUT RUNTIME VENV PYTHON ALLOW_CPU)
-# Variables that get their values from secrets of the cluster: VARIABLE=SECRET,KEY as in WANDB_API_KEY=wandb,key
+# Variables that get their values from secrets of the cluster: VARIABLE=SECRET,KEY as in
+# WANDB_API_KEY=wandb,key
 SECRETS=()
 
 # Seconds that pods wait for each other at the start. A node takes minutes to pull a new image.
@@ -110,7 +119,8 @@ export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 #? endif
 #? if runai
 # ---- network ------------------------------------------------------------------------------------
-# 1: ask for RDMA between pods, with the two lists below, which each cluster names in its own way; 0: use TCP.
+# 1: ask for RDMA between pods, with the two lists below, which each cluster names in its own way;
+# 0: use TCP.
 RDMA="${RDMA:-1}"
 #? if site.pods.annotations and cookiecutter.gpus_per_node | int
 RDMA_ANNOTATIONS=("{{ site.pods.annotations | join('" "') }}")
@@ -123,8 +133,9 @@ RDMA_RESOURCES=()   # rdma/NAME=1
 REQUIRE_RDMA="${REQUIRE_RDMA:-1}"
 
 # ---- Python -------------------------------------------------------------------------------------
-# pod: the python3 of IMAGE. venv: the virtual environment VENV on the volume. Make it in a pod. It keeps the image's torch:
-# python3 -m venv --system-site-packages .venv && .venv/bin/pip install PACKAGE
+# pod: the python3 of IMAGE. venv: the virtual environment VENV on the volume. Make it in a pod. It
+# keeps the image's torch: python3 -m venv --system-site-packages .venv && .venv/bin/pip install
+# PACKAGE
 RUNTIME="${RUNTIME:-pod}"
 #? else
 # ---- Python -------------------------------------------------------------------------------------
@@ -166,13 +177,18 @@ MODULES=()
 #? elif slurm or runai
 # The virtual environment for RUNTIME=venv.
 #? else
-# The virtual environment for RUNTIME=venv. Make it with: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt
+# The virtual environment for RUNTIME=venv. Make it with: python3 -m venv .venv && .venv/bin/pip
+# install -r requirements.txt
 #? endif
 VENV="${VENV:-$PROJECT_DIR/.venv}"
 # The interpreter that has torch.
 export PYTHON="${PYTHON:-python3}"
-
+#? if site.internet is false
+# Folder from which slurm/build_venv.sh installs, as compute nodes reach no package index.
+WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
+#? endif
 #? if container
+{{ "" }}
 # ---- container ----------------------------------------------------------------------------------
 #? if runtime == "shifter"
 # The image, as the registry names it; slurm/build_container.sh pulls it.
@@ -192,8 +208,8 @@ IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 #? elif runtime == "shifter"
 # Programs in the container see the file systems of the site.
 #? else
-# Folders that programs in the container see under their own names. They also see the project, the folder of submission
-# and the program's folder.
+# Folders that programs in the container see under their own names. They also see the project, the
+# folder of submission and the program's folder.
 BINDS=(
     #? for folder in site.binds or ["$HOME"]
     "{{ folder }}"
@@ -204,18 +220,19 @@ BINDS=(
 # Each node unpacks the image into a folder that the site chose. If that lies below $HOME, choose one on the nodes' disks:
 # export ENROOT_DATA_PATH=/local/$USER/enroot
 #? elif runtime == "pyxis"
-# A name under which nodes keep the unpacked image, so that the next job starts sooner. Change the name with IMAGE, and
-# remove the old one on the nodes: enroot remove pyxis_NAME
+# A name under which nodes keep the unpacked image, so that the next job starts sooner. Change the
+# name with IMAGE, and remove the old one on the nodes: enroot remove pyxis_NAME
 KEEP_CONTAINER="${KEEP_CONTAINER:-}"
 #? endif
-
 #? endif
 #? if slurm
-# ---- how a job's processes are started ----------------------------------------------------------
+{{ "" }}
+# ---- launch -------------------------------------------------------------------------------------
 #? if not container
 # For a container of your own: options of srun that start tasks in it.
 CONTAINER_SRUN_ARGS=()
-# For a container of your own: a command that stands before the launcher and runs it in the container.
+# For a container of your own: a command that stands before the launcher and runs it in the
+# container.
 CONTAINER_EXEC=()
 #? endif
 # Which program starts the ranks: {{ site.launchers | join(", ") }} (README.md compares them).
@@ -224,7 +241,8 @@ export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 PREFLIGHT="${PREFLIGHT:-1}"
 # How often the submit script requeues a job that saved a checkpoint before its walltime was over.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
-
+#? if site.host_suffix or site.environment or not (site.partitions or site.qos)
+{{ "" }}
 # ---- network and libraries ----------------------------------------------------------------------
 #? if not (site.partitions or site.qos)
 # If the ranks time out while connecting, name the network that all nodes share ('ip -br address' on a node lists them):
@@ -237,16 +255,10 @@ MAX_REQUEUES="${MAX_REQUEUES:-20}"
 #? if site.host_suffix or not (site.partitions or site.qos)
 # What to append to the name of the first node so that it leads to the fast network.
 export MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-{{ site.host_suffix }}}"
-
 #? endif
 #? for variable in site.environment
 # {{ variable.why }}
 export "{{ variable.name }}={{ overridable(variable) }}"
-
 #? endfor
-#? if site.internet is false
-# Folder from which slurm/build_venv.sh installs, as compute nodes reach no package index.
-WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
-
 #? endif
 #? endif

@@ -4,6 +4,7 @@
 #   find_program [WORD [ARGUMENT …]]     prints the program's path, or -m; without a word, that of check/ranks.py
 #   starts_its_own_ranks FILE            whether the program calls torch.multiprocessing.spawn by itself
 #   make_logs_folder                     makes logs/, which git does not list
+#   print_usage FILE                     prints the comment at the top of a script
 #
 # The submit scripts read this file. Each of them has a function `die`, which prints a sentence and exits with code 2.
 # A program is a Python file, since torchrun and the other launchers start Python. That includes console scripts, as pip
@@ -141,3 +142,6 @@ make_logs_folder() {
     mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || return
     [[ -e $PROJECT_DIR/logs/.gitignore ]] || echo '*' >"$PROJECT_DIR/logs/.gitignore"
 }
+
+# Prints the usage of a script: the comment at its top.
+print_usage() { sed -n '1d; /^#SBATCH/q; /^#/!q; s/^# \{0,1\}//p' "$1"; }

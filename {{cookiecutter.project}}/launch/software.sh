@@ -13,7 +13,8 @@
 #? if container
 #   set_up_software [FOLDER …]     loads MODULES, then prepares what RUNTIME says: a container or a virtual environment
 #
-# In a container, programs see the FOLDERs and the BINDS of env.sh. Afterwards these describe the container:
+# In a container, programs see the FOLDERs and the BINDS of env.sh. Afterwards these describe the
+# container:
 #   CONTAINER_SRUN_ARGS    options with which srun starts its tasks in the container
 #   CONTAINER_EXEC         a command that, put before another command, runs it in the container
 #   CONTAINER_FOLDERS      the folders that the container mounts; slurm/preflight.sh looks for them on each node
@@ -23,8 +24,8 @@
 #   set_up_software     activates the virtual environment if RUNTIME says so
 #? endif
 #
-# Afterwards $PYTHON is the interpreter that has torch. If something is missing, set_up_software says what to change and
-# returns 2.
+# Afterwards $PYTHON is the interpreter that has torch. If something is missing, set_up_software
+# says what to change and returns 2.
 #? if container
 # shellcheck disable=SC2034  # the scripts that read this file use what it sets
 
@@ -101,8 +102,8 @@ require_image_file() {
 
 #? endif
 #? if runtime not in ("edf", "shifter")
-# Sets CONTAINER_FOLDERS to the arguments and BINDS, the folders above before those below them. Refuses what the
-# container cannot mount.
+# Sets CONTAINER_FOLDERS to the arguments and BINDS, the folders above before those below them.
+# Refuses what the container cannot mount.
 collect_folders() {
     local folder
     mapfile -t CONTAINER_FOLDERS < <(printf '%s\n' "$@" "${BINDS[@]}" | LC_ALL=C sort -u)
@@ -110,7 +111,8 @@ collect_folders() {
         [[ -r $folder && $folder != *[,:]* ]] ||
             missing "the container cannot see '$folder': it must be readable and have no , or : in its name; see BINDS" || return
         #? if runtime == "pyxis"
-        # pyxis writes folders into a shell script, between double quotes (pyxis_slurmstepd.c of 0.24.0, 2026-11-22).
+        # pyxis writes folders into a shell script, between double quotes (pyxis_slurmstepd.c of
+        # 0.24.0, 2026-11-22).
         [[ $folder != *[\"\$\`]* ]] ||
             missing "the container cannot see '$folder': a shell of pyxis reads its name, which must have none of" \
                 "\" \$ \`; rename the folder" || return
@@ -151,8 +153,8 @@ enter_container() {
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     count_threads_without_enroot
-    # By default enroot starts a login shell, and in images of Debian /etc/profile replaces the image's PATH. pyxis hands
-    # this variable of the job to enroot (pyxis 0.24.0, 2026-11-22).
+    # By default enroot starts a login shell, and in images of Debian /etc/profile replaces the
+    # image's PATH. pyxis hands this variable of the job to enroot (pyxis 0.24.0, 2026-11-22).
     export ENROOT_LOGIN_SHELL="${ENROOT_LOGIN_SHELL:-no}"
     # Where image and job set the same variable, the image's value counts, but for these.
     names=$(compgen -e | grep -E '^(NCCL|GLOO|FI|UCX|OMP|TORCH|HF|WANDB)_' | paste -sd,)
@@ -165,7 +167,8 @@ enter_container() {
     [[ -z $KEEP_CONTAINER ]] || CONTAINER_SRUN_ARGS+=(--container-name="$KEEP_CONTAINER")
 }
 #? elif runtime == "edf"
-# Hands srun an EDF, the file that describes a container to CSCS's container engine. The last argument is the program's folder.
+# Hands srun an EDF, the file that describes a container to CSCS's container engine. The last
+# argument is the program's folder.
 enter_container() {
     local folder edf file template="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml"
     [[ $(srun --help 2>&1) == *--environment* ]] ||
@@ -178,7 +181,8 @@ enter_container() {
     done
     export IMAGE PWD PROGRAM_DIR="${!#}" # [env] of the EDF may name these too
     edf=$(fill_edf "$template") || return
-    # Named after its content: jobs with other folders have another, and an attempt after a requeue finds its own.
+    # Named after its content: jobs with other folders have another, and an attempt after a requeue
+    # finds its own.
     file=$PROJECT_DIR/logs/container-$(cksum <<<"$edf" | cut -d ' ' -f 1).toml
     { mkdir -p "$PROJECT_DIR/logs" && echo "$edf" >"$file.$$" && mv "$file.$$" "$file"; } ||
         missing "cannot write $file, which srun reads" || return
@@ -188,10 +192,11 @@ enter_container() {
     export MOUNTS_SETTING="mounts in container/{{ cookiecutter.project }}.toml"
 }
 
-# Prints a copy of an EDF in which each ${NAME} above the first [table] is replaced by its value. CSCS documents that its
-# container engine replaces them. The parser of the engine's successor, Sarus Suite, does not do so in `image`, and refuses
-# or breaks paths with spaces or any of " ; $ ` \ (sarus-suite/raster src/lib.rs, common.rs, mount.rs at 20f75bd,
-# 2026-11-22). So this function replaces ${NAME}, and refuses such values.
+# Prints a copy of an EDF in which each ${NAME} above the first [table] is replaced by its value.
+# CSCS documents that its container engine replaces them. The parser of the engine's successor,
+# Sarus Suite, does not do so in `image`, and refuses or breaks paths with spaces or any of " ; $ `
+# \ (sarus-suite/raster src/lib.rs, common.rs, mount.rs at 20f75bd, 2026-11-22). So this function
+# replaces ${NAME}, and refuses such values.
 fill_edf() {
     local line name table=''
     while IFS= read -r line || [[ -n $line ]]; do
@@ -238,7 +243,8 @@ enter_container() {
 # Puts container/start.sh before the launcher, which calls podman-hpc.
 enter_container() {
     command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
-    # Read-only images are the migrated ones, which alone the compute nodes see (podman-hpc 1.1.4, siteconfig.py, 2026-11-22).
+    # Read-only images are the migrated ones, which alone the compute nodes see (podman-hpc 1.1.4,
+    # siteconfig.py, 2026-11-22).
     [[ -n $(podman-hpc images --filter readonly=true --filter reference="$IMAGE" --quiet) ]] ||
         missing "podman-hpc has no migrated image $IMAGE; run 'bash slurm/build_container.sh', or set IMAGE" || return
     collect_folders "$@" || return
@@ -248,8 +254,9 @@ enter_container() {
 
 #? endif
 #? if runtime in ("pyxis", "enroot")
-# For images with PyTorch, a hook of enroot sets OMP_NUM_THREADS=1 if a node has several tasks and the variable is not
-# set (50-slurm-pytorch.sh of 4.1.2, 2026-11-22). If it is set, but empty, launch/rank.sh counts the cores.
+# For images with PyTorch, a hook of enroot sets OMP_NUM_THREADS=1 if a node has several tasks and
+# the variable is not set (50-slurm-pytorch.sh of 4.1.2, 2026-11-22). If it is set, but empty,
+# launch/rank.sh counts the cores.
 count_threads_without_enroot() {
     [[ $LAUNCHER != srun ]] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-}"
 }

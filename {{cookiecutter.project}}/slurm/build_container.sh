@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
 #? set job = build_answers(cookiecutter, "01:00:00")
+#? set own_queue = has_own_queue(job, cookiecutter)
 #? set runtime = cookiecutter.runtime
 #? set in_job = runtime in ("apptainer", "pyxis", "enroot", "edf")
 #? set source = image_source(cookiecutter)
@@ -45,24 +46,24 @@
 #? endif
 #? if in_job
 #
+#? if own_queue
+# The account is that of slurm/submit_multinode.sh.
+#? else
+# Account and queue are those of slurm/submit_multinode.sh.
+#? endif
+#
 #SBATCH {{ pad("--job-name=build-container") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # packing uses its cores by itself
-#? for option, why in resources(job, builds=true)
+#? for option, why in own_resources(job, own_queue, builds=true)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
 
 #? endif
-die() {
-    echo "slurm/build_container.sh: $*" >&2
-    exit 2
-}
-
 #? if in_job
-# Everything that can be known to be wrong before the job waits in the queue.
+# Refuses what would fail after hours in the queue.
 prepare() {
-    [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'"
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
@@ -74,10 +75,11 @@ prepare() {
 }
 
 #? if runtime != "apptainer"
-# Imports an image of podman into $work/image. Arguments: those of enroot import.
-# At the end of an import enroot calls "docker rm", for images of podman too, and fails where there is no docker:
-# src/docker.sh:588 of NVIDIA/enroot 4.1.2, line 377 of 3.4.1 and 3.5.0 (2026-11-22). So this function gives enroot a docker
-# that calls podman. It first changes to /, because enroot has deleted its folder by then and podman needs one that exists.
+# Imports an image of podman into $work/image. Arguments: those of enroot import. At the end of an
+# import enroot calls "docker rm", for images of podman too, and fails where there is no docker:
+# src/docker.sh:588 of NVIDIA/enroot 4.1.2, line 377 of 3.4.1 and 3.5.0 (2026-11-22). So this
+# function gives enroot a docker that calls podman. It first changes to /, because enroot has
+# deleted its folder by then and podman needs one that exists.
 import_from_podman() {
     mkdir "$work/bin"
     cat >"$work/bin/docker" <<'END'
@@ -89,23 +91,32 @@ END
 }
 
 #? endif
-export RUNTIME="{{ runtime }}" # env.sh may choose MODULES by it
+# In the job this file is a copy in a spool folder, and its first argument is the project.
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
-if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
-    (prepare) || exit # in a shell of its own: the job shall read env.sh as it is when it starts
-    exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}" "$PROJECT_DIR"
+[[ -f $PROJECT_DIR/env.sh ]] || PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR}
+if [[ ! -f $PROJECT_DIR/env.sh ]]; then
+    echo "slurm/build_container.sh: no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'" >&2
+    exit 2
 fi
-PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR} # in the job this file is a copy in a spool folder
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
+
+if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
+    (prepare) || exit # in a shell of its own: the job reads env.sh itself
+    submit_build "${BASH_SOURCE[0]}" "$@"
+fi
+
 prepare
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
-RUNTIME=none PYTHON=bash set_up_software || exit # loads MODULES only: it enters no container, and bash passes its check for a Python
+RUNTIME=none PYTHON=bash set_up_software || exit # loads MODULES alone: no container, and bash exists as Python may not
 set -euo pipefail
 work=$(mktemp -d "$IMAGE.XXXXXX") # beside it: there is room, and half an image never has its name
 trap 'rm -rf "$work"' EXIT
 #? if runtime == "apptainer"
-# Layers are kept beside the image while it is made: by default they would fill a cache in $HOME. They are unpacked in
-# TMPDIR, else /tmp; if that is too small, set APPTAINER_TMPDIR.
+# Layers are kept beside the image while it is made: by default they would fill a cache in $HOME.
+# They are unpacked in TMPDIR, else /tmp; if that is too small, set APPTAINER_TMPDIR.
 export APPTAINER_CACHEDIR=$work SINGULARITY_CACHEDIR=$work
 program=$(command -v apptainer || command -v singularity) ||
     die "neither apptainer nor singularity was found on $(hostname); name its module in MODULES of env.sh"
@@ -123,7 +134,8 @@ command -v enroot >/dev/null || die "enroot was not found on $(hostname); name i
 export ENROOT_CACHE_PATH=$work/cache # by default it would fill $HOME
 mkdir "$ENROOT_CACHE_PATH"
 #? if runtime == "edf"
-# podman's store in memory, as CSCS advises (build-install/containers): the parallel file systems cannot hold it.
+# podman's store in memory, as CSCS advises (build-install/containers): the parallel file systems
+# cannot hold it.
 cat >"$work/storage.conf" <<END
 [storage]
 driver = "overlay"
@@ -157,6 +169,8 @@ echo "ready: $IMAGE"
 #? else
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+# shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 set -euo pipefail
 #? if runtime == "shifter"
@@ -167,8 +181,8 @@ shifterimg lookup "docker:$IMAGE" >/dev/null || die "the image was not pulled, s
 command -v podman-hpc >/dev/null || die "podman-hpc was not found: call this on a login node"
 podman-hpc build --tag "$IMAGE" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
 podman-hpc migrate "$IMAGE" # into a file that the compute nodes see
-# migrate exits with 0 also when it fails (podman-hpc 1.1.4, migrate2scratch.py, 2026-11-22). Only a migrated image is
-# read-only: `images NAME` would list the one that was just built.
+# migrate exits with 0 also when it fails (podman-hpc 1.1.4, migrate2scratch.py, 2026-11-22). Only a
+# migrated image is read-only: `images NAME` would list the one that was just built.
 [[ -n $(podman-hpc images --filter readonly=true --filter reference="$IMAGE" --quiet) ]] ||
     die "the image was not migrated, see above"
 #? endif

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
 #? set job = build_answers(cookiecutter, "00:30:00")
+#? set own_queue = has_own_queue(job, cookiecutter)
 #? set horovod = cookiecutter.launcher == "mpirun-ranks"
-# Builds the virtual environment of env.sh (VENV) from requirements.txt, on a compute node, so that it fits the nodes that
-# will use it: another processor or driver than the login node's is common. {{ site.title }}.
+# Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
+# It does so on a compute node, because login nodes often have another processor or driver.
 #
 #   bash slurm/build_venv.sh [options of sbatch]       submits itself
 #? if horovod
@@ -11,28 +12,30 @@
 #? endif
 #? if site.internet is false
 #
-# Compute nodes reach no package index. Fill the folder wheels/ before, on a machine that does and has the same processor
-# and Python version:   pip download -r requirements.txt -d wheels
+# Compute nodes reach no package index. First fill the folder wheels/ on a machine that reaches one and has the same
+# processor and Python version:   pip download -r requirements.txt -d wheels
 #? endif
 #
+#? if own_queue
+# The account is that of slurm/submit_multinode.sh.
+#? else
+# Account and queue are those of slurm/submit_multinode.sh.
+#? endif
 #SBATCH {{ pad("--job-name=build-venv") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # pip is one process
-#? for option, why in resources(job, builds=true)
+#? for option, why in own_resources(job, own_queue, builds=true)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
 
-die() {
-    echo "slurm/build_venv.sh: $*" >&2
-    exit 2
-}
-
-# Everything that can be known to be wrong before the job waits in the queue; sets up the Python that it is built from.
+# Refuses what would fail after hours in the queue, and sets up the Python that the environment is
+# made from.
 prepare() {
-    [[ -f $PROJECT_DIR/env.sh ]] || die "no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'"
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/launch/software.sh"
     [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
     #? if site.internet is false
     compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
@@ -42,20 +45,27 @@ prepare() {
         die "no Horovod in $WHEELS: see the top of slurm/build_horovod.sh"
     #? endif
     #? endif
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/launch/software.sh"
     RUNTIME=none set_up_software || exit
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || # what the torch of requirements.txt asks for
         die "$("$PYTHON" --version) is too old, 3.10 is needed; name a module in MODULES of env.sh, or set PYTHON"
 }
 
-export RUNTIME=venv # MODULES of env.sh may depend on it
+# In the job this file is a copy in a spool folder, and its first argument is the project.
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
-if [[ -f $PROJECT_DIR/env.sh ]]; then # called with bash
-    (prepare) || exit # in a shell of its own: the job shall read env.sh as it is when it starts
-    exec sbatch --export=ALL "$@" "${BASH_SOURCE[0]}" "$PROJECT_DIR"
+[[ -f $PROJECT_DIR/env.sh ]] || PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR}
+if [[ ! -f $PROJECT_DIR/env.sh ]]; then
+    echo "slurm/build_venv.sh: no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'" >&2
+    exit 2
 fi
-PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR} # in the job this file is a copy in a spool folder
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/lib.sh" slurm/build_venv.sh
+export RUNTIME=venv # MODULES of env.sh may depend on it
+
+if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
+    (prepare) || exit # in a shell of its own: the job reads env.sh itself
+    submit_build "${BASH_SOURCE[0]}" "$@"
+fi
+
 prepare
 set -euo pipefail
 trap '[[ ! -e $VENV/.unfinished ]] || rm -rf "$VENV"' EXIT # half an environment would pass for a whole one

@@ -1,0 +1,577 @@
+#!/usr/bin/env bash
+#? set site = site_facts(cookiecutter.site)
+#? set node = node_facts(cookiecutter)
+#? set cores = cores_per_node(cookiecutter)
+#? set runtime = cookiecutter.runtime
+#? set container = runtime not in ("venv", "none")
+#? set mpi = "mpirun" in site.launchers
+#? set once_per_node = site.launchers | select("in", ["torchrun", "spawn", "mpirun"]) | list
+#? set once_per_rank = site.launchers | select("in", ["srun", "mpirun-ranks"]) | list
+# The steps of slurm/submit_multinode.sh as functions, in the order in which it takes them. All
+# scripts of slurm/ use the first group.
+#
+# A script reads this file with its own name, which stands in front of its messages:
+#   source "$PROJECT_DIR/slurm/lib.sh" slurm/NAME.sh
+script=$1
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/program.sh"
+
+# ---- all scripts ---------------------------------------------------------------------------------
+
+# Prints a message and ends the script with exit code 2.
+die() {
+    echo "$script: $*" >&2
+    exit 2
+}
+
+# Prints a message with the time. It starts no process: while a requeue ends this script, none can
+# start.
+say() { printf '%(%F %T)T %s\n' -1 "$*"; }
+
+# Prints options of the #SBATCH lines of slurm/submit_multinode.sh, one per line. Arguments:
+# account, partition, qos.
+options_of_jobs() {
+    local name short script="$PROJECT_DIR/slurm/submit_multinode.sh"
+    for name in "$@"; do
+        case $name in
+            account) short=A ;;
+            partition) short=p ;;
+            qos) short=q ;;
+        esac
+        sed -nE "s/^#SBATCH +(--${name}[= ]+|-$short *)([^ #]+).*/--$name=\2/p" "$script"
+    done
+}
+
+# Submits a script that builds something and ends this one. Arguments: the script, then options of
+# sbatch. Slurm runs a copy of the script from a spool folder, so the job gets the project's folder
+# as its argument.
+submit_build() {
+    local names=(account) options
+    # A script that has a queue of its own keeps it.
+    grep -qE '^#SBATCH +--(partition|qos)=' "$1" || names+=(partition qos)
+    mapfile -t options < <(options_of_jobs "${names[@]}")
+    exec sbatch --export=ALL "${options[@]}" "${@:2}" "$1" "$PROJECT_DIR"
+}
+
+# ---- unset stale variables -----------------------------------------------------------------------
+
+# Unsets variables of the submitting shell, which the launchers would take for this run's.
+unset_stale_variables() {
+    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+    unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}" "${!SLURM_CPU_BIND@}"
+    #? if mpi
+    # In a step, mpirun would take itself for one of the step's tasks. PMIX_MCA_* are settings.
+    local left_by_mpi
+    mapfile -t left_by_mpi < <(compgen -e PMIX_ | grep -v ^PMIX_MCA_)
+    unset "${left_by_mpi[@]}"
+    #? endif
+    # A job that a job of an array has submitted inherits these, but it is in no array.
+    if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} ]] &&
+        [[ $(scontrol show job "$SLURM_JOB_ID") != *ArrayTaskId=* ]]; then
+        unset "${!SLURM_ARRAY_@}"
+    fi
+}
+
+# ---- read the arguments --------------------------------------------------------------------------
+
+# Sets words (program and arguments), program (its path, or -m) and sbatch_options (the words before
+# "--").
+read_arguments() {
+    sbatch_options=()
+    if [[ ${1:-} == -* && $1 != -m ]]; then
+        [[ -z ${SLURM_JOB_ID:-} ]] ||
+            die "'$1': inside a job it is too late for options of sbatch; name a program"
+        while (($#)) && [[ $1 != -- ]]; do
+            sbatch_options+=("$1")
+            shift
+        done
+        shift ||
+            die "options for sbatch end with --, as in:" \
+                "bash slurm/submit_multinode.sh --nodes=4 -- pi/pi.py"
+    fi
+    words=("$@")
+    program=$(find_program "$@") || exit
+    if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+        words=("${words[@]//%a/$SLURM_ARRAY_TASK_ID}") # %a is the index of a job in its array
+    fi
+}
+
+# ---- set up the software -------------------------------------------------------------------------
+
+# Reads env.sh, sets up the software that it names, and refuses settings that cannot work. Sets what
+# check_settings sets.
+set_up_run() {
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh"
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/launch/software.sh"
+    #? if container
+    set_up_software "$PROJECT_DIR" "$PWD" "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
+    #? else
+    set_up_software || exit
+    #? endif
+    check_settings
+}
+
+# Refuses settings that cannot work. Sets tasks (of the step on each node: 1, or ranks) and wrapper
+# (what they run).
+check_settings() {
+    type -P srun >/dev/null ||
+        die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
+    case $LAUNCHER in
+        #? if once_per_node
+        {{ once_per_node | join(" | ") }}) tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        #? endif
+        #? if once_per_rank
+        {{ once_per_rank | join(" | ") }}) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
+        #? endif
+        *) die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}" ;;
+    esac
+    #? if mpi
+    if [[ $LAUNCHER == mpirun* ]]; then
+        [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
+            die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found;" \
+                "name its module in MODULES of env.sh, or use torchrun"
+        #? if runtime in ("pyxis", "edf")
+        ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
+            die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of" \
+                "srun; use torchrun, srun or spawn"
+        #? endif
+    fi
+    #? endif
+    [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
+        die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
+    [[ $MAX_REQUEUES =~ ^(0|[1-9][0-9]*)$ ]] ||
+        die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
+    refuse_program_with_own_ranks
+    [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
+    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
+}
+
+# Refuses a program that starts its own ranks, unless the launcher starts it once per node. To
+# override this check, set NPROC_PER_NODE to 2 or more.
+refuse_program_with_own_ranks() {
+    case ${NPROC_PER_NODE:-unset}:$LAUNCHER in
+        #? if mpi
+        unset:* | 1:torchrun | 1:mpirun) ;;
+        #? else
+        unset:* | 1:torchrun) ;;
+        #? endif
+        *) return ;;
+    esac
+    ! starts_its_own_ranks "$program" ||
+        die "$program starts its own ranks, so it has to be started once per node, and not by" \
+            "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh $program"
+}
+
+# Refuses a Python without torch, unless a container has the Python. It imports nothing: importing
+# torch takes a second.
+require_torch() {
+    ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]} == 0)) || return 0
+    "$PYTHON" -c \
+        'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
+        die "$PYTHON has no torch: see RUNTIME, MODULES, PYTHON in env.sh"
+}
+
+# ---- on a login node: check and submit -----------------------------------------------------------
+
+# Refuses what would fail after hours in the queue.
+check_submission() {
+    command -v sbatch >/dev/null ||
+        die "sbatch was not found: this is not a login node of a Slurm cluster"
+    [[ -w . ]] ||
+        die "cannot write to $PWD, where the job's output would go: submit from another folder"
+    (set_up_run) || exit # in a shell of its own: the job loads its modules itself
+}
+
+# Submits a script and ends this one with sbatch's exit code.
+submit() {
+    local code=0
+    sbatch --export=ALL "${sbatch_options[@]}" "$1" "${words[@]}" || code=$?
+    ((code == 0)) ||
+        echo "If sbatch refused the job: your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}" >&2
+    exit $code
+}
+
+# ---- look at the allocation ----------------------------------------------------------------------
+
+# Sets what Slurm has given to this job:
+#   batch    this job's number for scontrol; '' in a shell of salloc
+#   hosts    its nodes
+#   cores    of each node
+#   gpus     of each node; '' if it has none
+look_at_allocation() {
+    batch=''
+    if [[ ${0##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
+        # The last job of an array has the array's own number, which scontrol takes for all of its
+        # jobs.
+        batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
+    fi
+    mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    #? if cores
+    # salloc may have been called without --cpus-per-task.
+    cores=${SLURM_CPUS_PER_TASK:-$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")}
+    #? else
+    cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")
+    #? endif
+    # Slurm's own record names the GPUs in a shell of salloc, too, where no variable does.
+    gpus=$(scontrol --details show job "$SLURM_JOB_ID" |
+        grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' | smallest) || true
+    # A job without GPUs inherits these from a shell that has some.
+    [[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES
+}
+
+# Prints the smallest number of a list as Slurm writes it: 64(x2),32 or gpu:a100:4(IDX:0-3)
+smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1; }
+
+# Makes the folder of this attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (0, 1, …
+# after a requeue), and the files by which this script and the program talk: STOP_FILE,
+# REQUEUE_FILE, TIMES_FILE.
+make_run_folder() {
+    export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
+    export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
+    export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
+    mkdir -p "$RUN_DIR"
+    ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest" || true # two jobs may start at once
+    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" # of an earlier run in this allocation
+}
+
+# ---- rendezvous endpoint -------------------------------------------------------------------------
+
+# Exports MASTER_ADDR and MASTER_PORT, where rank 0 listens: the first node, and a port that is free
+# there.
+set_rendezvous_endpoint() {
+    export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
+    MASTER_PORT=$(free_port)
+    export MASTER_PORT
+}
+
+# Prints a port that is free on this machine: the first node, or where salloc was called. It follows
+# from the numbers of job and attempt. So two jobs on one node have different ports, and a requeued
+# job does not meet its old ranks.
+#? if site.ports
+# This site has a range of ports for users.
+free_port() {
+    local first="{{ site.ports.first }}" count="{{ site.ports.last - site.ports.first + 1 }}"
+    local port try
+#? else
+# It lies outside the range from which the kernel takes ports of outgoing connections, if that
+# leaves room.
+free_port() {
+    local first=10000 count=20000 low high port try
+    read -r low high </proc/sys/net/ipv4/ip_local_port_range
+    if ((low < 11000 && high < 65000)); then # room above that range
+        first=$((high + 1))
+        ((count <= 65535 - high)) || count=$((65535 - high))
+    elif ((11000 <= low && low < 30000)); then # room below it
+        count=$((low - first))
+    fi
+#? endif
+    for ((try = 0; try < count; try++)); do
+        port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
+        if ! in_use "$port"; then
+            echo "$port"
+            return
+        fi
+    done
+    die "none of the $count ports from $first on is free"
+}
+
+# Whether a process on this machine uses a TCP port. The kernel's tables have it in hexadecimal.
+in_use() { grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") " /proc/net/tcp /proc/net/tcp6; }
+
+# ---- stop request before the time limit ----------------------------------------------------------
+
+# Arranges that the program saves before the time limit, in two ways. Slurm warns this script
+# (--signal), which creates STOP_FILE. And programs stop by themselves at STOP_TIME, as a site may
+# not send the warning and a shell gets none. Exports STOP_TIME and START_TIME [seconds since 1970].
+# Sets left, the seconds of this attempt.
+arrange_stop_request() {
+    local now end reserve
+    now=$(date +%s)
+    end=$(end_of_job)
+    left=$((end - now))
+    read_times
+    reserve=$(reserve_for_saving)
+    export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
+    warning='' cancelled=''
+    if [[ -n $batch ]]; then
+        trap on_warning USR1
+        trap 'cancelled=1 && touch "$STOP_FILE"' TERM # scancel, or a preemption
+    else
+        trap - USR1
+    fi
+}
+
+# Prints when Slurm ends this job [seconds since 1970]; in a year if it has no time limit, or none
+# that is known.
+end_of_job() {
+    local text
+    if [[ -n ${SLURM_JOB_END_TIME:-} ]]; then # Slurm 23.02 or later
+        echo "$SLURM_JOB_END_TIME"
+        return
+    fi
+    text=$(squeue --noheader --jobs="${batch:-$SLURM_JOB_ID}" --format=%e || echo unknown)
+    date -d "$text" +%s 2>/dev/null || date -d "1 year" +%s
+}
+
+# Prints how many seconds before the end of the job the program has to stop.
+reserve_for_saving() {
+    local reserve measured
+    # Without a measurement: 30 s of a short job, 150 s of a long one. The warning of --signal comes
+    # earlier.
+    if ((left < 600)); then
+        reserve=30
+    elif ((left > 3000)); then
+        reserve=150
+    else
+        reserve=$((left / 20))
+    fi
+    if [[ -n ${took[save]:-} ]]; then
+        # Half as much again as an earlier attempt took to look and save, and 10 s for the launcher
+        # to end.
+        measured=$((10 + 3 * (${took[look]:-0} + took[save]) / 2))
+        measured=$((measured < left / 2 ? measured : left / 2))
+        # It replaces a guess that is too short, or that would leave the program less time for its
+        # steps than for saving.
+        if ((measured > reserve || ${took[start]:-0} + 2 * reserve >= left)); then
+            reserve=$measured
+        fi
+    fi
+    echo "$reserve"
+}
+
+# Sets took[start], took[look] and took[save] to the longest times [s] that earlier attempts of this
+# job have measured. training/stop.py writes and explains them. A line that is torn does not count.
+read_times() {
+    local file name seconds
+    declare -gA took=()
+    for file in "$PROJECT_DIR/logs/$SLURM_JOB_ID".*/times; do
+        [[ -r $file ]] || continue
+        while read -r name seconds; do
+            [[ $name =~ ^(start|look|save)$ && $seconds =~ ^(0|[1-9][0-9]{0,5})$ ]] || continue
+            ((seconds <= ${took[$name]:-0})) || took[$name]=$seconds
+        done <"$file"
+    done
+}
+
+# Slurm's warning came, or STOP_TIME: asks the program to save and to end.
+# shellcheck disable=SC2329 # called by the trap
+on_warning() {
+    # If the walltime is short, Slurm warns soon after the start: in the first half of the time, or
+    # before the program can have made a step. Then this script asks at STOP_TIME.
+    if [[ -z $warning ]] &&
+        ((left < 600 && (SECONDS < left / 2 || SECONDS < ${took[start]:-0}))); then
+        warning=early
+        say "warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
+    else
+        warning=passed-on
+        touch "$STOP_FILE"
+        say "warned: the program is asked to save and to end"
+    fi
+}
+
+# ---- check the nodes -----------------------------------------------------------------------------
+
+# Has slurm/preflight.sh look at each node before the ranks start, unless PREFLIGHT=0.
+check_nodes() {
+    local needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
+    [[ $PREFLIGHT != 0 ]] || return 0
+    [[ $program == -m ]] || needed+=("$(realpath "$program")")
+    ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
+    #? if runtime in ("apptainer", "pyxis", "enroot", "edf")
+    [[ $RUNTIME != "{{ runtime }}" ]] || needed+=("$IMAGE")
+    #? endif
+    #? if runtime in ("enroot", "podman-hpc")
+    [[ $RUNTIME != "{{ runtime }}" ]] || needed+=("{{ runtime }}") # which container/start.sh calls
+    #? endif
+    #? if container
+    ((${#CONTAINER_FOLDERS[@]} == 0)) || needed+=(--mounts "${CONTAINER_FOLDERS[@]}")
+    #? endif
+    "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
+}
+
+# ---- launch --------------------------------------------------------------------------------------
+
+# Sets step, the command that starts the wrapper on all nodes: once per node or once per rank.
+build_step() {
+    local per_node=1
+    # torchrun counts the GPUs of its node itself. srun and mpirun have to be told how many ranks to
+    # start, and mpirun runs outside of a step, where it may see other GPUs than a step gets.
+    #? if mpi
+    if [[ $tasks == ranks || $LAUNCHER == mpirun ]]; then
+        set_ranks_per_node
+    fi
+    #? else
+    if [[ $tasks == ranks ]]; then
+        set_ranks_per_node
+    fi
+    #? endif
+    if [[ $tasks == ranks ]]; then
+        per_node=$NPROC_PER_NODE
+        ((per_node <= cores)) ||
+            die "NPROC_PER_NODE=$per_node: there are $cores core(s) on each node:" \
+                "raise --cpus-per-task, lower it, or use LAUNCHER=torchrun"
+    fi
+    #? if mpi
+    if [[ $LAUNCHER == mpirun* ]]; then
+        build_step_of_mpirun "$per_node"
+        return
+    fi
+    #? endif
+    # The step says its own size, as options alone are not enough in an allocation of salloc.
+    # --export=ALL: a site's default may be NONE. --cpus-per-task: srun 22.05 to 23.02 do not
+    # inherit it. --overlap in the shell of slurm/interactive.sh, which is a step that holds what
+    # this one needs. No --gpu-bind: each rank sees all GPUs.
+    step=(srun ${SLURM_STEP_ID:+--overlap} --export=ALL --kill-on-bad-exit=1
+        --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) --ntasks-per-node="$per_node"
+        --cpus-per-task=$((cores / per_node)) "${CONTAINER_SRUN_ARGS[@]}")
+    [[ $tasks != ranks ]] || step+=(--label)
+    #? for option in site.srun
+    #? if option.tasks == "rank"
+    # {{ option.why }}
+    [[ $tasks == 1 || $per_node != "{{ node.gpus }}" ]] || step+=("{{ option.option }}")
+    #? elif option.tasks
+    # {{ option.why }}
+    [[ $tasks == ranks ]] || step+=("{{ option.option }}")
+    #? else
+    step+=("{{ option.option }}") # {{ option.why }}
+    #? endif
+    #? endfor
+}
+
+#? if mpi
+# Sets step for Open MPI's mpirun, which starts its daemons by an srun of its own. That one takes
+# the variables here: all of the environment and all cores (srun 22.05 to 23.02 would give it one),
+# and not the header's one task per node.
+build_step_of_mpirun() {
+    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores"
+        SLURM_TASKS_PER_NODE="$1(x${#hosts[@]})"
+        mpirun -np $((${#hosts[@]} * $1)) --map-by "ppr:$1:node" --bind-to none)
+}
+
+#? endif
+# Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
+# 1.
+set_ranks_per_node() {
+    if [[ -z ${NPROC_PER_NODE:-} && -n $gpus ]]; then
+        NPROC_PER_NODE=$(gpus_of_a_step) || exit
+    fi
+    if [[ ${NPROC_PER_NODE:-0} == 0 ]]; then
+        NPROC_PER_NODE=${CPU_RANKS_PER_NODE:-1}
+    fi
+    export NPROC_PER_NODE
+}
+
+# Prints how many GPUs a step gets on each node, the smallest number if the nodes differ. The job's
+# record may say more: with --exclusive it has all GPUs of the nodes, and a step those that were
+# asked for (launch/count_gpus.sh).
+gpus_of_a_step() {
+    local code counts
+    code="$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'count_gpus
+    counts=$(srun --overlap --export=ALL --input=none --nodes=${#hosts[@]} --ntasks=${#hosts[@]} \
+        --ntasks-per-node=1 --cpus-per-task="$cores" bash -c "$code") ||
+        die "srun could not count the GPUs of each node, see above:" \
+            "ask for them with --gpus-per-node, or set NPROC_PER_NODE"
+    counts=$(grep -E '^[0-9]+$' <<<"$counts") || # a site's TaskProlog may print lines of its own
+        die "no node said how many GPUs it has: set NPROC_PER_NODE"
+    sort -n <<<"$counts" | head -n 1
+}
+
+# Runs a program on all nodes. Arguments: the program and its arguments. Returns its exit code.
+launch() {
+    running=$1 launched=$SECONDS # for requeue_or_explain
+    say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
+    ${batch:+wait_and_hear_signals} "${step[@]}" "${CONTAINER_EXEC[@]}" "${wrapper[@]}" "$@"
+}
+
+# Runs a command in the background, because bash handles no signal while it waits for a command in
+# the foreground. A signal ends `wait`, hence the loop. The last `wait` returns the command's exit
+# code.
+# shellcheck disable=SC2329 # called in batch jobs
+wait_and_hear_signals() {
+    "$@" &
+    local command=$!
+    while kill -0 "$command" 2>/dev/null; do
+        if [[ $warning == early ]]; then
+            sleep 1
+            (($(date +%s) < STOP_TIME)) || on_warning
+        else
+            wait "$command" || true
+        fi
+    done
+    wait "$command"
+}
+
+# ---- requeue, or explain the failure -------------------------------------------------------------
+
+# Requeues a job whose program has saved and wants to go on, or says why the run ended. Argument:
+# the exit code.
+requeue_or_explain() {
+    local code=$1 limit record=''
+    # Slurm's record says why a job ends.
+    if [[ -n $batch && (-e $REQUEUE_FILE || -n $cancelled) ]]; then
+        record=$(scontrol show job "$batch") || true
+    fi
+    if wants_requeue "$code" "$record"; then
+        requeue
+    elif [[ $record == *Reason=TimeLimit* && ! -e $TIMES_FILE ]] && tells_of_steps; then
+        limit=${record#*TimeLimit=}
+        say "the time limit of ${limit%%[[:space:]]*} was over $((SECONDS - launched)) s into the" \
+            "program's start, before its first step: raise --time"
+    elif [[ -n $cancelled ]]; then
+        say "told to end: the walltime, scancel, a preemption or a failed node;" \
+            "slurm/doctor.py $batch says which"
+    elif ((code)); then
+        explain_failure "$code"
+    fi
+}
+
+# Whether the program has saved and asks to go on, and the job ends for a reason that a requeue
+# overcomes.
+wants_requeue() {
+    local code=$1 record=$2
+    [[ -e $REQUEUE_FILE ]] || return
+    case $record in
+        # A preemption. Slurm may not signal this script, and torchrun then ends with exit code 1.
+        # Slurm requeues a job by itself only if it still runs when its grace time is over.
+        *JobState=RUNNING*PreemptTime=[0-9]*) return 0 ;;
+        # The program ended when it was asked to. After scancel the job is not RUNNING.
+        *JobState=RUNNING*) [[ $code == 0 && -z $cancelled ]] && stop_was_due ;;
+        # The program saved in time, but the launcher ended too late. Slurm leaves this script
+        # seconds (KillWait).
+        *Reason=TimeLimit*) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+# Whether the program was asked to stop, or stopped by itself at STOP_TIME.
+stop_was_due() { [[ $warning == passed-on ]] || (($(date +%s) >= STOP_TIME)); }
+
+# Puts this job back into the queue, up to MAX_REQUEUES times.
+requeue() {
+    if ((RESTART_COUNT >= MAX_REQUEUES)); then
+        say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached:" \
+            "the next job with --resume goes on"
+    elif scontrol requeue "$batch" || (($? > 128)); then # by a signal: the requeue ended scontrol, too
+        say "saved, but not done: back into the queue as attempt $((RESTART_COUNT + 1))," \
+            "which will go on"
+    else
+        say "saved, but not done, and this job may not be requeued:" \
+            "the next job with --resume goes on"
+    fi
+}
+
+# Whether the program writes its steps to TIMES_FILE: an earlier attempt has done so, or stop.py
+# lies beside the program.
+tells_of_steps() { ((${#took[@]})) || [[ -f $(dirname -- "$running")/stop.py ]]; }
+
+# Prints why the run failed and which rank failed first.
+explain_failure() {
+    if type -P python3 >/dev/null; then
+        python3 "$PROJECT_DIR/slurm/doctor.py" "${batch:-$RUN_DIR}" || true
+    else
+        say "failed with exit code $1; this node has no python3:" \
+            "run python3 slurm/doctor.py ${batch:-$RUN_DIR} on another"
+    fi
+}
