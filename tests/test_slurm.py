@@ -114,7 +114,8 @@ def test_first_job_of_three_nodes(cluster, tmp_path):
     job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python())
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "all-reduce over 6 rank(s) on 3 host(s): right" in job.output
-    assert "batch   36 sequences (the smallest multiple of the ranks that is at least 32) = 6 (ranks)" in job.output
+    rule = "the smallest multiple of the number of ranks that is at least 32"
+    assert f"batch   36 sequences ({rule}) = 6 (ranks)" in job.output
     assert "step 3/3  validation loss" in job.output
 
 

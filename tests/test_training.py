@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from waiting import PATIENCE
+from waiting import FOREVER, PATIENCE, wait_for
 
 torch = pytest.importorskip("torch")
 
@@ -112,7 +112,9 @@ def be_a_rank(program: str, words: list[str], environment: dict[str, str], log: 
         os.dup2(os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.environ.update(environment)
     torch.set_num_threads(1)
-    __import__("common").SPEAK_FIRST = 0  # there is no launcher that would end the one with the message
+    common = __import__("common")
+    # No launcher is here to end a rank that leaves the message to another: it leaves by itself.
+    common.time = argparse.Namespace(monotonic=time.monotonic, sleep=lambda _: common.leave(2))
     sys.argv = [program, *words]
     runpy.run_path(program, run_name="__main__")
 
@@ -591,7 +593,7 @@ def test_ranks_that_cannot_share_32_sequences_run_without_flags(program, ranks, 
     folder, words = tmp_path / "run", [*SHAPE, "--data", text, "--decay-steps", 4]
     done = Launch(folder, ranks, TRAINING / f"{program}.py", *words, "--steps", 3, "--out", folder).wait()
     assert done.codes == [0] * ranks, done.err
-    rule = "the smallest multiple of the ranks that is at least 32"
+    rule = "the smallest multiple of the number of ranks that is at least 32"
     assert f"batch   {batch} sequences ({rule}) = {ranks} (ranks) x {batch // ranks} (micro batch)" in done.out
     alone = [*words, "--steps", 4, "--out", tmp_path / "alone", "--global-batch", batch]
     assert Launch(tmp_path / "alone", 1, TRAINING / "train_single.py", *alone).wait().codes == [0]
@@ -696,6 +698,12 @@ def test_nothing_left_to_do(program, half, train, trained):
         name: first[name] for name in ("final_loss", "val_loss")
     }
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("checkpoint*")} == files
+
+
+def test_a_finished_run_that_is_started_again_keeps_its_figures(text, solo):
+    done = solo(*TINY, "--data", text, "--steps", 3)
+    assert len(done["losses"]) == 3
+    assert solo(*TINY, "--data", text, "--steps", 3, "--resume") == done
 
 
 def test_random_numbers_are_the_ranks_own_and_the_same_after_a_resume(modules):
@@ -868,6 +876,84 @@ def test_what_the_other_kind_left_half_written_is_in_nobodys_way(program, train,
     assert not left.exists()
 
 
+def saved_weight(path):
+    return torch.load(path, weights_only=True)["model"]["weight"].item()
+
+
+def test_a_crash_while_a_step_is_saved_again_leaves_the_first(modules, monkeypatch, tmp_path):
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters())
+    checkpoints = modules.checkpoint.Checkpoints(tmp_path, 3, {})
+    path, weight = tmp_path / "checkpoint-00000001.pt", model.weight.item()
+    checkpoints.save({"step": 1}, model, optimizer)
+    torch.nn.init.constant_(model.weight, weight + 1)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save({"step": 1}, model, optimizer)
+    assert saved_weight(path) == weight
+    checkpoints.save({"step": 1}, model, optimizer)
+    assert saved_weight(path) == pytest.approx(weight + 1)
+
+
+def test_a_folder_that_is_removed_in_part_is_no_checkpoint(modules, monkeypatch, tmp_path):
+    class Folders(modules.checkpoint.Checkpoints):
+        suffix = ""
+
+        def _write(self, path, *_):
+            path.mkdir()
+            for name in ("run.json", "weights"):
+                (path / name).touch()
+
+    def crash(path, **_):
+        if Path(path).exists():
+            (Path(path) / "run.json").unlink()
+            raise KeyboardInterrupt
+
+    checkpoints = Folders(tmp_path, 1, {})
+    checkpoints.save({"step": 1}, None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", crash)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save({"step": 2}, None, None)
+        with pytest.raises(KeyboardInterrupt):  # as of a damaged one that is replaced
+            checkpoints.save({"step": 2}, None, None)
+    whole = [path for path in checkpoints.there() if (path / "run.json").exists()]
+    assert checkpoints.there() == whole
+    checkpoints.save({"step": 3}, None, None)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-00000003", "latest"}
+
+
+def test_the_error_of_a_save_is_its_own(modules, monkeypatch, tmp_path):
+    """Of a full disk that of the disk, which torch hides; of another failure not one from before."""
+    model = torch.nn.Linear(1, 1)
+    checkpoints = modules.checkpoint.Checkpoints(tmp_path, 1, {})
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints._write(Path("/dev/full"), {}, model, torch.optim.SGD(model.parameters()))
+
+    def fail(*_):
+        raise RuntimeError("these weights cannot be written")
+
+    monkeypatch.setattr(torch, "save", fail)
+    try:
+        raise ValueError("from before")
+    except ValueError:
+        with pytest.raises(RuntimeError, match="these weights cannot be written"):
+            checkpoints.save({"step": 1}, model, torch.optim.SGD(model.parameters()))
+
+
+def test_an_end_while_a_checkpoint_is_read_is_no_damage(modules, monkeypatch, tmp_path, capsys):
+    (tmp_path / "checkpoint-00000001.pt").touch()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: sys.exit(3))
+    with pytest.raises(SystemExit) as end:
+        modules.checkpoint.Checkpoints(tmp_path, 1, {}).load(None, None)
+    assert (end.value.code, capsys.readouterr().err) == (3, "")
+
+
 @pytest.mark.parametrize("program", ["train_single", "train_fsdp"])
 def test_a_new_run_moves_the_one_before_aside(program, half, train, tmp_path):
     folder = half("train_ddp" if program == "train_single" else program)
@@ -1023,8 +1109,9 @@ def test_a_job_that_is_started_again_resumes_without_being_told(text, solo, tmp_
     solo(*TINY, "--data", text, "--steps", 3)
     monkeypatch.setenv("RESTART_COUNT", "1")
     assert solo(*TINY, "--data", text, "--steps", 5)["first_step"] == 3
-    monkeypatch.setenv("RESTART_COUNT", "0")
-    assert solo(*TINY, "--data", text, "--steps", 5)["first_step"] == 0
+    for first_attempt in ("0", ""):
+        monkeypatch.setenv("RESTART_COUNT", first_attempt)
+        assert solo(*TINY, "--data", text, "--steps", 5)["first_step"] == 0
 
 
 def test_slow_steps_are_looked_at_one_by_one(modules, monkeypatch, tmp_path):
@@ -1136,6 +1223,33 @@ def test_ranks_that_do_not_know_of_each_other(program, modules, text, tmp_path, 
         getattr(main, "__wrapped__", main)()  # without @record, which reports to a launcher
     told = f"{end.value}{capsys.readouterr().err}"
     assert "started 2 times without RANK, each would be alone" in told or "each of 2 ranks would train the" in told
+
+
+# common.fail() on a rank that is not the first of its node. This replaces what be_a_rank() does to its time.
+FAILS = """
+import common, stop, time
+common.time, common.SPEAK_FIRST = time, {seconds}
+stop.Stop(1)
+print("ready", flush=True)
+common.fail("no such thing here")
+"""
+
+
+def test_a_rank_that_fails_alone_says_why(server, tmp_path):
+    (tmp_path / "alone.py").write_text(FAILS.format(seconds=0.1))
+    done = Launch(tmp_path / "log", 1, tmp_path / "alone.py", LOCAL_RANK=1).wait()
+    assert (done.codes, done.err) == ([2], "alone.py: error: no such thing here\n")
+
+
+def test_a_rank_that_the_launcher_ends_leaves_the_message_to_the_first(server, tmp_path):
+    """Even in a run that has begun, in which SIGTERM alone ends nothing."""
+    (tmp_path / "second.py").write_text(FAILS.format(seconds=FOREVER))
+    out, launch = tmp_path / "log.0.out", Launch(tmp_path / "log", 1, tmp_path / "second.py", LOCAL_RANK=1)
+    wait_for(lambda: out.exists() and out.read_text())
+    process = launch.processes[0]
+    wait_for(lambda: process.terminate() or not process.is_alive())  # again and again: the first may be too early
+    done = launch.wait()
+    assert (done.codes, done.err) == ([-signal.SIGTERM], "")
 
 
 def test_data_that_is_none(refused, tmp_path):

@@ -110,7 +110,7 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
         sys.exit(f"started {started} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     device = torch.device("cpu")
-    if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler
+    if torch.cuda.is_available():  # where a rank sees a single GPU, the scheduler has given it that one
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

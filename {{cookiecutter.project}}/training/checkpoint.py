@@ -1,7 +1,7 @@
 """Checkpoints that survive: whole or not there at all, the last few kept, a damaged one passed over.
 
-A checkpoint is `checkpoint-00000200.pt`, a file that torch.load reads; of train_fsdp.py a folder of that name without
-`.pt`. It has model, optimizer, and what else a run needs to go on exactly. `latest` is a link to the newest.
+A checkpoint is `checkpoint-00000200.pt`, a file that torch.load reads. That of train_fsdp.py is a folder of this name
+without `.pt`. It has model, optimizer, and what else a run needs to go on exactly. `latest` is a link to the newest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Foreign(ValueError):
 
 
 def occupied(folder: str, patience: float) -> str:
-    """Take a folder for this process, until that ends; return '', or who still has it after `patience` seconds.
+    """Lock a folder for this process, until it ends. Return '', or the process that still holds it after `patience` s.
 
-    An earlier attempt of the same job does not count: its node may be dead, and nobody have told the file server yet.
+    Two cases return '' without the lock. The file system may have no locks. And an earlier attempt of this job may hold
+    it: its node may be dead, which the file server does not know yet.
     """
     job = f"job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "a process"
     file = os.open(Path(folder, ".in-use"), os.O_RDWR | os.O_CREAT, 0o666)  # for good: closing it gives the folder back
@@ -53,13 +54,21 @@ def occupied(folder: str, patience: float) -> str:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    if not path.suffix:  # a crash may leave a part of the folder, which must not have a checkpoint's name
+        leaving = path.with_suffix(".old")
+        shutil.rmtree(leaving, ignore_errors=True)  # of such a crash
+        path = path.rename(leaving)
+    shutil.rmtree(path)
 
 
 class Checkpoints:
     """The checkpoints in a folder. Any number of ranks load, one saves."""
 
-    suffix, first = ".pt", True  # of their names; whether this rank gives what is written its name
+    suffix = ".pt"  # of their names
+    is_writer = True  # one rank gives checkpoints their names and removes old ones
 
     def __init__(self, folder: str, keep: int, settings: dict[str, Any]) -> None:
         """Keep the newest `keep`. `settings`: numbers and strings that must be equal for a run to go on from one."""
@@ -82,15 +91,17 @@ class Checkpoints:
         return {}
 
     def load(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
-        """Fill model and optimizer from the newest good checkpoint, and return what else is in it; None if none is.
+        """Fill model and optimizer from the newest checkpoint that can be read, and return what else is in it.
 
-        Warns of each that cannot be read. Raises Foreign if it is another run's, or if there are some and none is good.
+        Returns None if the folder has no checkpoint. Warns of each that cannot be read. Raises Foreign if the newest of
+        the others belongs to another run, or if there is no other.
         """
         for path in self.there():
             try:
                 return self._read(path, model, optimizer)
-            except BaseException as error:  # a torn one fails in many ways (zip, pickle, end of file, DCP's own kind)
-                if isinstance(error, (Foreign, KeyboardInterrupt, MemoryError, torch.cuda.OutOfMemoryError)):
+            except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
+                ends = (SystemExit, KeyboardInterrupt, MemoryError, torch.cuda.OutOfMemoryError)
+                if isinstance(error, (Foreign, *ends)):
                     raise  # no fault of the file
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -100,19 +111,20 @@ class Checkpoints:
         return None
 
     def save(self, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
-        """Write all, as state["step"]; whenever the power fails, it is whole or has another name.
+        """Write the checkpoint of step state["step"]. It gets that name once it is whole and on the disk.
 
-        Raises OSError if the disk does not take it; what was written of it is removed.
+        If the disk does not take it, the part that was written is removed. The error is an OSError, or of a sharded
+        checkpoint DCP's CheckpointException.
         """
         path, temporary = (self.folder / f"checkpoint-{state['step']:08d}{end}" for end in (self.suffix, ".tmp"))
-        if self.first:
+        if self.is_writer:
             _remove(temporary)  # of a run that died while it wrote
         try:
             self._write(temporary, {**state, "settings": self.settings}, model, optimizer)
-            if self.first:
+            if self.is_writer:
                 self._publish(temporary, path)
         finally:
-            if self.first:
+            if self.is_writer:
                 _remove(temporary)  # of what did not fit
 
     def set_aside(self) -> Path:
@@ -142,38 +154,45 @@ class Checkpoints:
                 torch.save({**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
                 file.flush()
                 os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
-        except RuntimeError as error:  # where the disk is full torch fails once more, with a message that hides it
-            raise error.__context__ or error from None
+        except RuntimeError as error:
+            # On a full disk torch.save raises an OSError and then, as it closes the file, a RuntimeError that hides it.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
     def _publish(self, temporary: Path, path: Path) -> None:
-        """Give what is complete its name; remove what need not be kept."""
-        _remove(path)  # a torn one that was passed over: a folder cannot be replaced
+        """Give a complete checkpoint its name. Remove those beyond `keep`, and what crashes have left."""
+        if path.is_dir() or temporary.is_dir():  # os.replace() puts a file in the place of a file, and no folder
+            _remove(path)  # which cannot be read: load() has passed over it
         os.replace(temporary, path)
         temporary.symlink_to(path.name)
         os.replace(temporary, self.folder / "latest")
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
-        kept = [old for old in self.there() if old <= path][: self.keep]  # what is newer was passed over
-        for old in {*self.there(), *self.folder.glob(f"{PATTERN}.tmp")}.difference(kept):
+        # Newer ones cannot be read: load() has passed over them, and would warn of them at each start. They go too.
+        kept = [old for old in self.there() if old <= path][: self.keep]
+        leftovers = [*self.folder.glob(f"{PATTERN}.tmp"), *self.folder.glob(f"{PATTERN}.old")]  # of a crash
+        for old in {*self.there(), *leftovers}.difference(kept):
             _remove(old)
 
 
 class ShardedCheckpoints(Checkpoints):
     """The same for a model that is divided among ranks (FSDP): a folder to which each writes its part. All ranks call.
 
-    The parts fit any number of ranks (torch.distributed.checkpoint); run.json has the rest. `group` serves to wait.
+    The parts fit any number of ranks: torch.distributed.checkpoint (DCP) reads and writes them. run.json has the state,
+    such as the step, and the settings.
     """
 
     suffix = ""
 
     def __init__(self, folder: str, keep: int, settings: dict[str, Any], group: dist.ProcessGroup) -> None:
-        """Wait for other ranks in `group`."""
+        """Take the group in which ranks wait for each other, with a timeout that is long enough for a slow disk."""
         import torch.distributed.checkpoint.state_dict  # half a second that the other programs do without
 
         super().__init__(folder, keep, settings)
         torch.zeros(1).numpy()  # torch.distributed.checkpoint needs NumPy: better said now than at the first save
-        self.group, self.dcp, self.first = group, torch.distributed.checkpoint, dist.get_rank() == 0
+        self.group, self.dcp, self.is_writer = group, torch.distributed.checkpoint, dist.get_rank() == 0
 
     def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
         state = json.loads((path / "run.json").read_text())
@@ -184,12 +203,12 @@ class ShardedCheckpoints(Checkpoints):
         return state
 
     def _write(self, path: Path, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
-        if self.first:
+        if self.is_writer:
             path.mkdir()
             with (path / "run.json").open("w") as file:
                 print(json.dumps(state, indent=1), file=file, flush=True)
                 os.fsync(file.fileno())
         dist.barrier(self.group)
         weights, moments = self.dcp.state_dict.get_state_dict(model, optimizer)
-        # With fsync.
+        # It calls fsync for each of its files.
         self.dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=path, process_group=self.group)

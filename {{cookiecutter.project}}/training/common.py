@@ -1,4 +1,16 @@
-"""What the training programs share: their flags, the optimizer, the learning rate, and what they tell of a run."""
+"""What the training programs share: their flags, the optimizer, the learning rate, and what they tell of a run.
+
+A program calls in this order:
+
+    parse_arguments()       is told the number of ranks()
+    setup()                 joins the other ranks; train_single.py has none
+    Run(), Run.start()      reads the newest checkpoint
+    prepare_step()          before each step
+    Run.note()              after each step: decides whether to save and to stop
+    Run.saved()             after each checkpoint
+    Run.finish()
+    leave()                 where there was setup()
+"""
 
 from __future__ import annotations
 
@@ -7,6 +19,7 @@ import json
 import math
 import os
 import resource
+import signal
 import socket
 import sys
 import time
@@ -25,8 +38,8 @@ from stop import Stop
 
 WARM_UP, LAST = 0.1, 0.1  # the learning rate rises over this part of the steps, and falls to this part of its peak
 REFERENCE_BATCH = 32  # sequences per step for which --learning-rate is meant; the least without --global-batch
-LARGEST_MICRO = 32  # sequences that a rank computes at once, unless --micro-batch says otherwise
-EVALUATION = 1024  # windows of the validation text that are used: more costs time, fewer makes the figure noisy
+LARGEST_MICRO = 32  # most sequences that a rank computes at once, unless --micro-batch says otherwise
+EVALUATION = 1024  # most windows of the validation text that are used: more cost time, fewer make the loss noisy
 SPEAK_FIRST = 2.0  # seconds that the other ranks of a node leave to the one that prints an error
 LOOK = 5.0  # seconds, or one step if that takes longer, until all ranks know that one was asked to stop
 # Largest rate of dense bfloat16 products [FLOP/s] by a part of the GPU's name, the first that fits: from the makers'
@@ -47,7 +60,7 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
         sys.exit(f"started {started} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     device = torch.device("cpu")
-    if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler
+    if torch.cuda.is_available():  # where a rank sees a single GPU, the scheduler has given it that one
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -57,9 +70,9 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
 
 def leave(code: int = 0) -> NoReturn:
     """Leave the process group, and end this process: the last call of a program."""
-    if dist.is_initialized():  # not after --help
+    if dist.is_initialized():  # not after --help, from which @record returns, nor where fail() comes before setup()
         if code == 0:
-            dist.barrier()  # nobody leaves while rank 0 still writes
+            dist.barrier()  # no rank leaves while rank 0 still writes
         dist.destroy_process_group()
         # DDP leaves gloo's threads behind. One that gives back a tensor while Python shuts down aborts the process,
         # though all is done (https://github.com/pytorch/pytorch/issues/190489): so Python does not shut down.
@@ -70,11 +83,14 @@ def leave(code: int = 0) -> NoReturn:
 
 
 def fail(message: str) -> NoReturn:
-    """Print what is wrong, once per node, and end this process with exit code 2."""
-    if _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", default="0") == "0":
-        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
-    else:  # a launcher ends all ranks as soon as one has failed; let that be the one with the message
+    """Print what is wrong and end this process with exit code 2. Where all ranks fail, one of each node prints.
+
+    The others wait. A launcher ends all ranks as soon as one has failed, so a rank that is not ended has failed alone.
+    """
+    if _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", default="0") != "0":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run that has begun would outlive the launcher's signal
         time.sleep(SPEAK_FIRST)
+    print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
     leave(2)
 
 
@@ -83,7 +99,10 @@ def _from_launcher(*names: str, default: str) -> str:
 
 
 def ranks() -> int:
-    """Return the number of ranks that the launcher started, also where they have not been told of each other."""
+    """Return the number of ranks that the launcher started.
+
+    Also under a bare srun or mpirun, which sets no RANK: parse_arguments() or setup() then refuses to go on.
+    """
     return int(_from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", default="1"))
 
 
@@ -92,20 +111,22 @@ def writers() -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=timedelta(hours=2))
 
 
-DEFAULT_BATCH = f"the smallest multiple of the ranks that is at least {REFERENCE_BATCH}"
+DEFAULT_BATCH = f"the smallest multiple of the number of ranks that is at least {REFERENCE_BATCH}"
+DEFAULT_MICRO = f"the largest divisor of its share of a step that is at most {LARGEST_MICRO}"
+DEFAULT_DECAY = "--steps. For a run that will be extended give its final length, from its first job on"
 FLAGS = (  # name, type, default, help; --resume, --compile and those of the model's Config are added
-    ("steps", int, 200, "updates of the weights, counted from step 0"),
+    ("steps", int, 200, "updates of the weights in all, with those before a --resume"),
     ("data", str, None, "text file, or folder of them; else the sources of Python's own library"),
     ("out", str, "runs/train", "folder for checkpoints and metrics"),
     ("json", str, None, "write losses, validation loss and tokens/s into this file too"),
-    ("timeout", float, 600.0, "seconds of waiting for a rank"),
+    ("timeout", float, 600.0, "seconds that a rank waits for another before it fails"),
     ("global-batch", int, None, f"sequences per step, over all ranks; else the checkpoint's, or {DEFAULT_BATCH}"),
-    ("micro-batch", int, None, f"sequences a rank computes at once; else its share, or at most {LARGEST_MICRO}"),
+    ("micro-batch", int, None, f"sequences a rank computes at once; else {DEFAULT_MICRO}"),
     ("learning-rate", float, 1e-3, "at its peak"),
     ("scale-learning-rate", ["linear", "sqrt"], None, f"by --global-batch / {REFERENCE_BATCH}, or by the root of that"),
-    ("decay-steps", int, None, "of the learning rate, else --steps: set it to extend a run"),
+    ("decay-steps", int, None, f"steps until the learning rate is at its lowest; else {DEFAULT_DECAY}"),
     ("seed", int, 0, "of the weights and the order of samples"),
-    ("dtype", ["bfloat16", "tf32", "float32", "float64"], None, "of products; else bfloat16 on GPUs that have it"),
+    ("dtype", ["bfloat16", "tf32", "float32", "float64"], None, "matmul precision; else bfloat16 on GPUs that have it"),
     ("workers", int, None, "processes per rank that read ahead; else by its cores, on CPUs none"),
     ("eval-every", int, 100, "steps; the last one also"),
     ("save-every", int, 100, "steps; the last one also"),
@@ -123,7 +144,7 @@ def flags(doc: str) -> argparse.ArgumentParser:
     for name, kind, default, what in (*FLAGS, *of_model):
         of_kind = {"choices": kind} if isinstance(kind, list) else {"type": kind, "metavar": kind.__name__.upper()}
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: {default})", **of_kind)
-    again = os.environ.get("RESTART_COUNT", "0") != "0"  # this job was requeued
+    again = os.environ.get("RESTART_COUNT", "") not in ("", "0")  # this job was requeued
     resume = "continue from the newest checkpoint in --out, if any (a job that was requeued always does)"
     parser.add_argument("--resume", action="store_true", default=again, help=resume)
     parser.add_argument("--compile", action="store_true", help="torch.compile: a minute first, then faster")
@@ -156,14 +177,17 @@ def choose_batch(args: argparse.Namespace, world: int) -> tuple[int, str]:
 
 
 def parse_arguments(doc: str, world: int) -> argparse.Namespace:
-    """Read the flags and refuse what cannot work for `world` ranks; add accumulation, config and corpus."""
+    """Read the flags and refuse what cannot work for `world` ranks.
+
+    Fills in global_batch and micro_batch; adds remark (on the batch), accumulation, config and corpus.
+    """
     args = flags(doc).parse_args()
     if world == 1 and ranks() > 1:
         fail(f"each of {ranks()} ranks would train the whole: use training/train_ddp.py")
     for name, kind, *_ in FLAGS:
         value = getattr(args, name.replace("-", "_"))
-        none = value is None or (value == 0 and name in ("seed", "workers"))
-        if kind in (int, float) and not none and not 0 < value < math.inf:
+        allowed = value is None or (value == 0 and name in ("seed", "workers"))
+        if kind in (int, float) and not allowed and not 0 < value < math.inf:
             fail(f"--{name} {value} has to be above 0, and finite (--seed and --workers may be 0)")
     args.global_batch, args.remark = choose_batch(args, world)
     share = args.global_batch // world
@@ -188,12 +212,13 @@ def parse_arguments(doc: str, world: int) -> argparse.Namespace:
 
 
 def precision(dtype: str | None, device: torch.device) -> tuple[str, AbstractContextManager, torch.dtype]:
-    """Return the type of products by name, what to compute the loss in, and the type of weights."""
+    """Return the name of the matmul precision, the context in which to compute the loss, and the type of weights."""
     ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     dtype = dtype or ("bfloat16" if ampere else "float32")
     if dtype == "tf32" and (not ampere or torch.version.hip):
         fail("--dtype tf32 is for NVIDIA's GPUs since Ampere: choose float32 or bfloat16")
-    # Said, and not left to defaults: cuDNN's is TF32, and a variable in some containers makes it that of matrices too.
+    # Not left to defaults: cuDNN's is TF32, and some containers set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, which makes it
+    # that of matrix products too.
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = dtype == "tf32"
     autocast = torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
@@ -234,14 +259,14 @@ def prepare_step(step: int, rank: int, args: argparse.Namespace, optimizer: torc
 class Run:
     """One run of a program on one rank: what it reads, tells and decides. Silent on all ranks but 0.
 
-    The ranks read their losses, evaluate, save and stop after the same steps: they add up what each has to say.
+    All ranks read their losses, evaluate, save and stop after the same steps: note() decides from sums over all ranks.
     """
 
     def __init__(self, args: argparse.Namespace, device: torch.device, rank: int = 0, world: int = 1) -> None:
         """Take what parse_arguments() has returned."""
         self.args, self.device, self.rank, self.world, self.corpus = args, device, rank, world, args.corpus
         self.dtype, self.autocast, self.weights = precision(args.dtype, device)
-        # Of a run and of the checkpoint that it goes on from.
+        # A run and the checkpoint that it resumes from have to agree in these.
         same = {"seed": args.seed, "global_batch": args.global_batch, "corpus": self.corpus.checksum}
         self.settings = {**vars(args.config), **same}
         if args.workers is None:  # the launchers set OMP_NUM_THREADS to the cores of a rank; on a CPU these are busy
@@ -249,7 +274,9 @@ class Run:
         self.state: dict[str, Any] = {"step": 0, "loss": None, "val_loss": None}
         self.losses, self.pending = [], []  # those not yet read are read together: so the device seldom waits
         self.tokens, self.seconds = 0, 0.0  # without the first step, which pays for memory, buckets and kernels
-        self.seconds_per_step, self.save, self.stop = LOOK, False, False
+        # This rank's, between its last two looks. At the next look the ranks choose the one after it by their mean.
+        self.seconds_per_step = LOOK
+        self.save, self.stop = False, False
         # A line that is drawn anew. mpirun gives ranks a terminal even where its own output is a file.
         self.bar = sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
 
@@ -291,7 +318,7 @@ class Run:
             kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= self.first]
             self.file = path.with_suffix(".part").open("w")
             print("".join(kept), end="", file=self.file, flush=True)
-            os.replace(self.file.name, path)  # whoever is killed here loses nothing
+            os.replace(self.file.name, path)  # a run that is killed here loses nothing
         left = f": nothing is left of --steps {args.steps}, a larger number continues"
         self.say(
             f"ranks   {self.world} ({self.device.type}, {self.dtype}{', compiled' if args.compile else ''})\n"
@@ -346,6 +373,7 @@ class Run:
         often = (args.log_every, args.eval_every, args.save_every)
         self.next_look = min(soon, args.steps, *(step - step % every + every for every in often))
         self.stop = stop > 0 and not last
+        # saving: from now on SIGTERM does not end a rank that waits for the one that writes (stop.py).
         self.save = self.stop_request.saving = last or save > 0 or self.stop or step % args.save_every == 0
         self.clock = time.monotonic()
 
@@ -370,11 +398,11 @@ class Run:
         return torch.div(*self.total(sums)).item()
 
     def saved(self) -> None:
-        """Note that there is a checkpoint; if the run shall stop, tell the submit script."""
+        """Note that a checkpoint is there. If the run stops before its end, ask the submit script for a requeue."""
         self.clock = self.last_save = time.monotonic()
         self.save = self.stop_request.saving = False
         if self.stop:
-            self.stop_request.obey()
+            self.stop_request.obey()  # creates REQUEUE_FILE
 
     def finish(self) -> None:
         """Say how it went, and write the figures for --json."""
@@ -389,7 +417,8 @@ class Run:
         elif losses:
             fell = f"loss {losses[0]:.4f} -> {losses[-1]:.4f}, validation {state['val_loss']:.4f}"
             self.say(f"done    {fell}, {told}, {memory / 2**30:.1f} GiB on rank 0; see {args.out}")
-        if args.json and self.rank == 0:
+        # The file of a run that had nothing left to do keeps the figures of the run that did it.
+        if args.json and self.rank == 0 and (losses or not Path(args.json).stat().st_size):
             figures = {
                 "program": Path(sys.argv[0]).stem, "world_size": self.world, "device": self.device.type,
                 "dtype": self.dtype, "global_batch": args.global_batch, "micro_batch": args.micro_batch,
@@ -406,7 +435,7 @@ class Run:
         return {"tokens_per_second": round(speed, 1) or None, "mfu": round(mfu, 4) or None}, told
 
     def _write(self, step: int, what: str, loss: float, **more: float) -> None:
-        """Write a loss; fail, on all ranks alike, if it is none: before a checkpoint from which none comes again."""
+        """Write a loss. If it is NaN or infinite, fail on all ranks, before a checkpoint of this step is saved."""
         self.state.update({"step": step, what: loss})
         if self.rank == 0:
             print(json.dumps({"step": step, what: loss, **more}), file=self.file, flush=True)

@@ -54,7 +54,7 @@ def join(timeout: float) -> tuple[int, int, torch.device]:
         common.fail(f"{started} processes were started, but {missing}")
     os.environ["LOCAL_RANK"] = str(hvd.local_rank())  # which common.fail needs: not every MPI tells it by a variable
     device = torch.device("cpu")
-    if torch.cuda.is_available():  # a single visible GPU is this rank's own, given by the scheduler
+    if torch.cuda.is_available():  # where a rank sees a single GPU, the scheduler has given it that one
         device = torch.device("cuda", hvd.local_rank() if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
     return hvd.rank(), hvd.size(), device
