@@ -116,8 +116,8 @@ def main() -> None:
         figures(cluster)
         nodes = f"four namespaces of one {platform.machine()} machine with {os.cpu_count()} cores"
         where = f"Slurm {cluster.version} on {nodes}"
-    none = "The environment that is activated has torch too, hence `none`; with the default,\n`venv`,"
-    none += " `bash slurm/build_venv.sh` comes first, once."
+    none = "The environment that is activated has torch too, hence `none`. With `venv`,\nwhich was"
+    none += " offered, `bash slurm/build_venv.sh` comes first, once; with a container `bash slurm/build_container.sh`."
     put("make pictures", f"```console\n{text}```\n\nRecorded on the tests' cluster: {where}. {none}\n")
 
 
