@@ -1,32 +1,38 @@
 #!/usr/bin/env bash
-# Finds the program of a run. Before the job is submitted it refuses a file that Python cannot run; modules are not checked.
+# Finds the program of a run. Before the job is submitted it refuses a file that Python cannot run.
+# It does not check modules.
 #
-#   find_program [WORD [ARGUMENT …]]     prints the program's path, or -m; without a word, that of check/ranks.py
-#   starts_its_own_ranks FILE            whether the program calls torch.multiprocessing.spawn by itself
-#   make_logs_folder                     makes logs/, which git does not list
-#   print_usage FILE                     prints the comment at the top of a script
+#   find_program [WORD [ARGUMENT …]]   prints the program's path, or -m for a module; without
+#                                      a WORD, the path of check/ranks.py
+#   starts_its_own_ranks FILE          whether the program calls torch.multiprocessing.spawn itself
+#   make_logs_folder                   makes logs/, which git does not list
+#   print_usage FILE                   prints the comment at the top of a script
 #
-# The submit scripts read this file. Each of them has a function `die`, which prints a sentence and exits with code 2.
-# A program is a Python file, since torchrun and the other launchers start Python. That includes console scripts, as pip
-# writes them: their first line names a Python. This file works with the bash of macOS (3.2).
+# The submit scripts source this file. Each has a function `die`, which prints a sentence and exits
+# with code 2. A program is a Python file, since torchrun and the other launchers start Python.
+# Console scripts, as pip writes them, are Python files too: their first line names a Python. This
+# file runs with the bash of macOS (3.2).
 
 # Looks for the program in the current folder, then in the project.
 find_program() {
-    local file=${1:-$PROJECT_DIR/check/ranks.py}
-    (($# == 0)) || [[ -n $1 ]] || die "no program '': name one, as in pi/pi.py or -m package.module"
-    if [[ $file == -m ]]; then
+    local name=${1-check/ranks.py} file
+    [[ -n $name ]] || die "no program '': name one, as in pi/pi.py or -m package.module"
+    if [[ $name == -m ]]; then
         [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module"
         echo -m
         return
     fi
     refuse_launch_command "$@"
-    [[ -e $file || $file == /* ]] || file=$PROJECT_DIR/$file
-    [[ -e $file ]] || program_not_found "${1:-check/ranks.py}"
+    file=$name
+    if (($# == 0)) || [[ ! -e $name && $name != /* ]]; then
+        file=$PROJECT_DIR/$name
+    fi
+    [[ -e $file ]] || program_not_found "$name"
     refuse_other_than_python "$file"
     echo "$file"
 }
 
-# Refuses commands that start Python or the ranks, and names the program that follows them.
+# Refuses commands that start Python or the ranks, and names the program that the user meant.
 refuse_launch_command() {
     local command=${1:-} reason program
     command=${command##*/}
@@ -38,15 +44,21 @@ refuse_launch_command() {
         return 0
     fi
     program=$(program_among "$@")
-    die "no program '$1': $reason; name the program alone, as in ${program:-pi/pi.py or -m package.module}"
+    die "no program '$1': $reason;" \
+        "name the program alone, as in ${program:-pi/pi.py or -m package.module}"
 }
 
-# Prints the program that a launch command starts: the first argument that is a Python file, else "-m MODULE" of Python.
+# Prints the program that a launch command starts: the first argument that is a Python file, else
+# "-m MODULE".
 program_among() {
     local command=${1##*/} word
     for word in "${@:2}"; do
-        [[ $word != *.py || (! -f $word && ! -f $PROJECT_DIR/$word) ]] || { echo "$word" && return; }
+        if [[ $word == *.py && (-f $word || -f $PROJECT_DIR/$word) ]]; then
+            echo "$word"
+            return
+        fi
     done
+    # -m has another meaning to srun and mpirun.
     [[ $command =~ ^(python[0-9.]*|torchrun|accelerate|deepspeed)$ ]] || return 0
     while (($#)); do
         if [[ $1 == -m && ${2:-} =~ ^[A-Za-z_][A-Za-z0-9_.]*$ && $2 != torch.distributed.* ]]; then
@@ -57,67 +69,93 @@ program_among() {
     done
 }
 
-# Says that there is no such file, and what may have been meant.
+# Says that there is no such file, and which file, module or command the user may have meant.
 program_not_found() {
-    local folders=$PWD path=${1//.//} command
-    [[ $1 != /* ]] || die "no program '$1': there is no such file"
+    local name=$1 folders=$PWD module_path=${1//.//} command
+    [[ $name != /* ]] || die "no program '$name': there is no such file"
     [[ $PWD -ef $PROJECT_DIR ]] || folders="$PWD nor in $PROJECT_DIR"
-    command=$(type -P -- "$1" || true)
-    if [[ -f $1.py || -f $PROJECT_DIR/$1.py ]]; then
-        die "no program '$1' in $folders: its name is $1.py"
-    elif [[ -f $path.py || -f $path/__main__.py ]]; then
-        die "no program '$1' in $folders: the module is -m $1"
+    command=$(type -P -- "$name" || true)
+    if [[ -f $name.py || -f $PROJECT_DIR/$name.py ]]; then
+        die "no program '$name' in $folders: its name is $name.py"
+    elif [[ -f $module_path.py || -f $module_path/__main__.py ]]; then
+        die "no program '$name' in $folders: the module is -m $name"
     elif [[ -n $command ]] && is_python "$command"; then
-        die "no program '$1' in $folders: to run the installed command $command, name its file, as in \"\$(command -v $1)\""
+        die "no program '$name' in $folders: to run the installed command $command," \
+            "name its file, as in \"\$(command -v $name)\""
     elif [[ -n $command ]]; then
-        die "no program '$1' in $folders: $command is no Python program, and the launcher starts Python"
-    elif [[ -f $PROJECT_DIR/.venv/bin/$1 ]]; then
-        die "no program '$1' in $folders: to run the installed command, name its file, $PROJECT_DIR/.venv/bin/$1"
+        die "no program '$name' in $folders: $command is no Python program," \
+            "and the launcher starts Python"
+    elif [[ -f $PROJECT_DIR/.venv/bin/$name ]]; then
+        die "no program '$name' in $folders: to run the installed command, name its file," \
+            "$PROJECT_DIR/.venv/bin/$name"
     fi
-    die "no program '$1' in $folders: name the program alone, as in pi/pi.py or -m package.module"
+    die "no program '$name' in $folders:" \
+        "name the program alone, as in pi/pi.py or -m package.module"
 }
 
-# Refuses what Python cannot run; it would fail only after the wait in the queue.
+# Refuses a file that Python cannot run, which would fail only after the wait in the queue.
 refuse_other_than_python() {
-    local file=$1 first=
-    [[ ! -d $file ]] || die "'$file' is a folder: name the program in it, or a package as -m package"
+    local file=$1 first_line=''
+    [[ ! -d $file ]] ||
+        die "'$file' is a folder: name the program in it, or a package as -m package"
     [[ -r $file ]] || die "cannot read '$file': chmod u+r it, or name another program"
     [[ -s $file ]] || die "'$file' is empty: save the program, or name another one"
-    ! is_python "$file" || return 0
-    ! is_binary "$file" ||
-        die "'$file' is a binary, and the launcher starts Python: run it with srun or mpirun in a script of its own"
-    IFS= read -r first <"$file" || true
-    case $file:$first in
-        *.ipynb:*)
-            die "'$file' is a notebook: make a program of it with jupyter nbconvert --to script '$file'" ;;
-        *:'#!'*)
-            die "'$file' is for '${first#??}', and the launcher starts Python: name the Python program that it calls; put modules and variables into env.sh" ;;
-    esac
+    if is_python "$file"; then
+        return 0
+    fi
+    if is_binary "$file"; then
+        die "'$file' is a binary, and the launcher starts Python:" \
+            "run it with srun or mpirun in a script of its own"
+    fi
+    if [[ $file == *.ipynb ]]; then
+        die "'$file' is a notebook: make a program of it with jupyter nbconvert --to script '$file'"
+    fi
+    IFS= read -r first_line <"$file" || true
+    if [[ $first_line == '#!'* ]]; then
+        die "'$file' is for '${first_line#??}', and the launcher starts Python:" \
+            "name the Python program that it calls; put modules and variables into env.sh"
+    fi
     die "'$file' is not a Python program by its name: name one, or rename it to NAME.py"
 }
 
-# Whether Python can run a file, by its name and its first line.
+# Whether Python can run a file. A suffix of Python decides, else the first line, else any other
+# suffix. A text without a suffix counts as Python.
 is_python() {
-    local first='' second='' start='^#! *([^ ]*/)?(env +(-S +)?)?([^ ]*/)?(python|pypy)'
-    case $1 in
+    local file=$1 first_line='' second_line=''
+    case $file in
         *.py | *.pyc | *.pyz) return 0 ;;
     esac
-    ! is_binary "$1" || return 1
-    { IFS= read -r first && IFS= read -r second; } 2>/dev/null <"$1" || true
-    # Where the path of its Python is long or has a space, pip writes a script that sh hands to Python
-    # (https://github.com/pypa/distlib, scripts.py; 2026-11-22).
-    [[ ! $first =~ $start && $second != "'''exec' "* ]] || return 0
-    [[ $first != '#!'* ]] || return 1
-    # The first line says nothing: a file is a program unless its suffix belongs to another kind of file.
-    case ${1##*/} in
+    if is_binary "$file"; then
+        return 1
+    fi
+    { IFS= read -r first_line && IFS= read -r second_line; } 2>/dev/null <"$file" || true
+    if [[ $first_line == '#!'* ]]; then
+        names_python "$first_line" "$second_line"
+        return
+    fi
+    case ${file##*/} in
         *.sh | *.bash | *.zsh | *.csh | *.slurm | *.sbatch | *.job) return 1 ;;
         *.R | *.jl | *.c | *.cc | *.cpp | *.cu) return 1 ;;
-        *.ipynb | *.yaml | *.yml | *.json | *.toml | *.cfg | *.ini | *.txt | *.md | *.csv) return 1 ;;
+        *.yaml | *.yml | *.json | *.toml | *.cfg | *.ini) return 1 ;;
+        *.ipynb | *.txt | *.md | *.csv) return 1 ;;
     esac
     return 0
 }
 
-# Whether a file begins as no text does: with a byte 0 among the first thousand.
+# Whether the first two lines of a script name a Python, as in "#!/usr/bin/env -S python3 -u".
+names_python() {
+    local first_line=$1 second_line=$2
+    local maybe_path='([^ ]*/)?' maybe_env='(env +(-S +)?)?'
+    local pattern="^#! *$maybe_path$maybe_env$maybe_path(python|pypy)"
+    if [[ $first_line =~ $pattern ]]; then
+        return 0
+    fi
+    # Where the path of its Python is long or has a space, pip writes a script that sh passes to
+    # Python (https://github.com/pypa/distlib, scripts.py; 2026-11-22).
+    [[ $second_line == "'''exec' "* ]]
+}
+
+# Whether a file has a byte 0 among its first thousand, as no text has.
 is_binary() {
     local bytes text
     bytes=$(head -c 1000 "$1" 2>/dev/null | wc -c)
@@ -125,22 +163,41 @@ is_binary() {
     ((text < bytes))
 }
 
-# Whether a program starts its ranks itself, one per GPU of a node: it calls torch.multiprocessing.spawn, as the ImageNet
-# example of PyTorch does, or detectron2's launch, and does not ask torchrun for its LOCAL_RANK.
-# Such a program must not run under torchrun. torchrun sets TORCHELASTIC_USE_AGENT_STORE, and then torch makes each rank a
-# client of the store at the address that the program chose, and none its server. All ranks wait until the timeout of
-# init_process_group, 10 to 30 minutes (torch 2.13; https://github.com/pytorch/pytorch/pull/191989, 2026-08-03).
+# Whether a program starts its ranks itself, one per GPU of a node: it calls
+# torch.multiprocessing.spawn, as the ImageNet example of PyTorch does, or detectron2's launch. A
+# program that reads torchrun's LOCAL_RANK does not.
+#
+# A program that starts its own ranks must not run under torchrun. torchrun sets
+# TORCHELASTIC_USE_AGENT_STORE, and then torch makes each rank a client of the store at the address
+# that the program chose, and none its server. All ranks wait until the timeout of
+# init_process_group, 10 to 30 minutes (torch 2.13; https://github.com/pytorch/pytorch/pull/191989,
+# 2026-08-03).
 starts_its_own_ranks() {
-    [[ -f $1 ]] && ! grep -qE 'LOCAL_RANK|--local[-_]rank' "$1" || return 1
-    grep -qE '^([^#]*[^#.A-Za-z0-9_])?(mp|(torch\.)?multiprocessing)\.(spawn|start_processes)\(' "$1" && return
-    grep -qE 'torch\.multiprocessing import .*(spawn|start_processes)' "$1" && return
-    grep -q 'from detectron2' "$1" && grep -qE '^ *launch\(' "$1"
+    local file=$1
+    if [[ ! -f $file ]] || grep -qE 'LOCAL_RANK|--local[-_]rank' "$file"; then
+        return 1
+    fi
+    # A call of mp.spawn that is neither in a comment nor the end of another name.
+    local before='^([^#]*[^#.A-Za-z0-9_])?' module='(mp|(torch\.)?multiprocessing)'
+    local spawn='(spawn|start_processes)'
+    if grep -qE "$before$module\.$spawn\(" "$file"; then
+        return 0
+    fi
+    if grep -qE "torch\.multiprocessing import .*$spawn" "$file"; then
+        return 0
+    fi
+    grep -q 'from detectron2' "$file" && grep -qE '^ *launch\(' "$file"
 }
 
-# Makes the folder of the ranks' logs. Its own .gitignore keeps git from listing the logs, whatever the project's says.
+# Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project
+# whose .gitignore does not name logs/.
 make_logs_folder() {
-    mkdir -p "$PROJECT_DIR/logs" && [[ -w $PROJECT_DIR/logs ]] || return
-    [[ -e $PROJECT_DIR/logs/.gitignore ]] || echo '*' >"$PROJECT_DIR/logs/.gitignore"
+    local logs=$PROJECT_DIR/logs
+    mkdir -p "$logs" || return
+    [[ -w $logs ]] || return
+    if [[ ! -e $logs/.gitignore ]]; then
+        echo '*' >"$logs/.gitignore"
+    fi
 }
 
 # Prints the usage of a script: the comment at its top.

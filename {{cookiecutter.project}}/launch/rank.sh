@@ -1,67 +1,133 @@
 #!/usr/bin/env bash
-# One process per GPU: whoever starts this file does so once for every rank, and it becomes the program.
+# Runs once per rank: sets the variables that PyTorch reads (RANK, WORLD_SIZE, MASTER_ADDR …), then
+# becomes the program.
 #
-#   launch/rank.sh program.py [arguments]        or: launch/rank.sh -m package.module [arguments]
+#   launch/rank.sh program.py [arguments]
+#   launch/rank.sh -m package.module [arguments]
 #
-# Which rank this is comes from whoever started it, looked up in this order:
-#   OMPI_COMM_WORLD_*                   mpirun, one copy per rank
-#   SLURM_STEP_*, SLURM_PROCID          srun, one task per rank
-#   none of these                       this process alone
+# The rank comes from the variables of the launcher that started this script. The first of these
+# rows with a variable that is set decides:
+#   OMPI_COMM_WORLD_*                 mpirun, one copy per rank
+#   SLURM_STEP_*, SLURM_PROCID        srun, one task per rank
+#   no row                            one rank: this process
 #
-# Read from the environment, all optional but the first where there are several ranks:
-#   MASTER_ADDR, MASTER_PORT   where rank 0 listens          (slurm/submit_multinode.sh sets them)
-#   NPROC_PER_NODE             ranks that each node must have (else its GPUs; else as many as were started)
-#   OMP_NUM_THREADS            threads of each rank           (else the cores it may use)
-#   RUN_DIR                    folder for what each rank prints as an error
-#   PYTHON                     the interpreter                (python3)
+# Read from the environment. With several ranks MASTER_ADDR and MASTER_PORT are required.
+#   MASTER_ADDR, MASTER_PORT   where rank 0 listens         (slurm/submit_multinode.sh sets them)
+#   NPROC_PER_NODE             ranks on each node           (its GPUs, else the started ranks)
+#   OMP_NUM_THREADS            threads of each rank         (the cores that the rank may use)
+#   RUN_DIR                    folder for each rank's messages and error file
+#   PYTHON                     the interpreter              (python3)
 set -euo pipefail
 
-host=${SLURMD_NODENAME:-$(hostname)}
+main() {
+    (($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
+    command -v "${PYTHON:=python3}" >/dev/null ||
+        die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
+    count_cores    # sets cores
+    find_this_rank # sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, nodes
+    check_ranks_per_node
+    choose_endpoint # sets MASTER_ADDR, MASTER_PORT
+
+    export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
+    # Lightning, Accelerate and others look for this variable of torchrun. Where it is set, they
+    # read the variables above and leave Slurm's alone.
+    export TORCHELASTIC_RUN_ID=${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$MASTER_PORT
+    export PYTHONUNBUFFERED=1 # Python would keep lines back, as it writes into a pipe
+    if [[ -n ${RUN_DIR:-} ]]; then
+        keep_messages "$RUN_DIR/node$GROUP_RANK-$host/$LOCAL_RANK"
+    fi
+    exec "$PYTHON" "$@"
+}
+
+# Sets cores, the number that this rank may use. Slurm may allow a step fewer cores than
+# SLURM_CPUS_PER_TASK, or more: the smaller number counts.
+count_cores() {
+    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
+    if ((cores > ${SLURM_CPUS_PER_TASK:-$cores})); then
+        cores=$SLURM_CPUS_PER_TASK
+    fi
+}
+
+# Sets nodes and the variables of PyTorch that tell the ranks apart.
+find_this_rank() {
+    if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
+        read_mpirun
+    elif [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then
+        read_srun
+    else
+        nodes=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=0
+    fi
+}
+
+# Each rank also sees the step in which srun started mpirun's daemons, so mpirun's variables come
+# first.
+read_mpirun() {
+    RANK=$OMPI_COMM_WORLD_RANK
+    WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
+    LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK
+    LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
+    GROUP_RANK=$((RANK / LOCAL_WORLD_SIZE))
+    nodes=$((WORLD_SIZE / LOCAL_WORLD_SIZE))
+    # Open MPI 4 in a container, started by mpirun 5, takes a rank without this variable for a run
+    # of one.
+    export SLURM_STEP_ID=${SLURM_STEP_ID:-0}
+    # The submit script starts mpirun with --bind-to none: the ranks of a node share all its cores.
+    cores=$((cores > LOCAL_WORLD_SIZE ? cores / LOCAL_WORLD_SIZE : 1))
+}
+
+# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation.
+read_srun() {
+    RANK=$SLURM_PROCID
+    WORLD_SIZE=$SLURM_STEP_NUM_TASKS
+    LOCAL_RANK=$SLURM_LOCALID
+    LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
+    GROUP_RANK=$SLURM_NODEID
+    nodes=$SLURM_STEP_NUM_NODES
+}
+
+# Refuses a number of ranks that leaves GPUs idle, or gives one GPU to two ranks.
+check_ranks_per_node() {
+    local per_node=${NPROC_PER_NODE:-}
+    if [[ -z $per_node && -n ${SLURM_GPUS_ON_NODE:-} ]]; then
+        per_node=$(count_gpus)
+    fi
+    if [[ -z $per_node || $per_node == 0 ]]; then
+        per_node=$LOCAL_WORLD_SIZE
+    fi
+    ((WORLD_SIZE == nodes * per_node)) ||
+        die "started $WORLD_SIZE time(s) on $nodes node(s), but once per rank is wanted," \
+            "$per_node times on each:" \
+            "srun --ntasks=$((nodes * per_node)) --ntasks-per-node=$per_node," \
+            "or mpirun --map-by ppr:$per_node:node"
+}
+
+# Sets MASTER_ADDR and MASTER_PORT, where rank 0 listens.
+choose_endpoint() {
+    # One rank needs no endpoint: ignore an inherited MASTER_ADDR. Port 0 stands for any free port.
+    if ((WORLD_SIZE == 1)); then
+        MASTER_ADDR=127.0.0.1 MASTER_PORT=0
+    fi
+    [[ -n ${MASTER_ADDR:-} && -n ${MASTER_PORT:-} ]] ||
+        die "$WORLD_SIZE ranks, but MASTER_ADDR and MASTER_PORT are not both set:" \
+            "start through slurm/submit_multinode.sh or set them"
+}
+
+# Copies what the rank prints to stderr into a file in FOLDER, and names its error file.
+keep_messages() {
+    local folder=$1
+    mkdir -p "$folder"
+    export TORCHELASTIC_ERROR_FILE=$folder/error.json
+    # A signal that ends the rank must not end tee before it has written the rank's last lines.
+    exec 2> >(trap '' INT TERM && exec tee "$folder/stderr.log" >&2)
+}
 
 die() {
     echo "launch/rank.sh on $host: $*" >&2
     exit 2
 }
 
+host=${SLURMD_NODENAME:-$(hostname)}
 # shellcheck source=/dev/null
 source "$(dirname "${BASH_SOURCE[0]}")/count_gpus.sh"
-
-(($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
-command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
-
-# nproc obeys OMP_NUM_THREADS, hence without it; a step may be allowed fewer cores than it was given, or the reverse.
-cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-((cores <= ${SLURM_CPUS_PER_TASK:-$cores})) || cores=$SLURM_CPUS_PER_TASK
-
-if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
-    RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
-    LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
-    nodes=$((WORLD_SIZE / LOCAL_WORLD_SIZE)) GROUP_RANK=$((RANK / LOCAL_WORLD_SIZE))
-    export SLURM_STEP_ID=${SLURM_STEP_ID:-0} # Open MPI 4, in a container under mpirun 5, takes a rank without one to be alone
-    cores=$((cores > LOCAL_WORLD_SIZE ? cores / LOCAL_WORLD_SIZE : 1)) # mpirun binds nobody: these are the whole node's
-elif [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then # the step: SLURM_JOB_* and SLURM_NTASKS describe another thing, the allocation
-    RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS nodes=$SLURM_STEP_NUM_NODES GROUP_RANK=$SLURM_NODEID
-    LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((WORLD_SIZE / nodes))
-else
-    RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 nodes=1 GROUP_RANK=0
-fi
-wanted=${NPROC_PER_NODE:-${SLURM_GPUS_ON_NODE:+$(count_gpus)}}
-((wanted)) || wanted=$LOCAL_WORLD_SIZE
-((WORLD_SIZE == nodes * wanted)) ||
-    die "started $WORLD_SIZE time(s) on $nodes node(s), but once per rank is wanted, $wanted times on each: srun --ntasks=$((nodes * wanted)) --ntasks-per-node=$wanted, or mpirun --map-by ppr:$wanted:node"
-((WORLD_SIZE > 1)) || MASTER_ADDR=127.0.0.1 MASTER_PORT=0 # it meets nobody: MASTER_ADDR could be a leftover
-[[ -n ${MASTER_ADDR:-} && -n ${MASTER_PORT:-} ]] ||
-    die "$WORLD_SIZE ranks, but MASTER_ADDR and MASTER_PORT are not both set: start through slurm/submit_multinode.sh or set them"
-
-export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
-# Lightning, Accelerate and others take this for the sign that the variables above are there, and leave Slurm's alone.
-export TORCHELASTIC_RUN_ID=${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$MASTER_PORT
-export PYTHONUNBUFFERED=1 # into a pipe Python would keep its lines back
-if [[ -n ${RUN_DIR:-} ]]; then
-    folder=$RUN_DIR/node$GROUP_RANK-$host/$LOCAL_RANK
-    mkdir -p "$folder"
-    export TORCHELASTIC_ERROR_FILE=$folder/error.json
-    exec 2> >(trap '' INT TERM && exec tee "$folder/stderr.log" >&2)
-fi
-exec "$PYTHON" "$@"
+main "$@"

@@ -2,11 +2,12 @@
 
     LAUNCHER=spawn launch/torchrun.sh program.py [arguments]
 
-launch/torchrun.sh finds nodes, ranks, threads and folders, and hands them over as options of torchrun, which are read
-here. The program runs unchanged, as __main__, with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
-MASTER_ADDR and MASTER_PORT as torchrun sets them; the nodes meet when it calls init_process_group(). Signals reach
-every rank. The first rank that fails ends the others of its node, and its exit code is the exit code here (128 + N
-after signal N).
+launch/torchrun.sh finds nodes, ranks, threads and folders, and passes them on as options of torchrun, which this
+script reads. The program runs unchanged, as __main__, with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
+MASTER_ADDR and MASTER_PORT as torchrun sets them. The nodes meet when the program calls init_process_group().
+
+This script passes signals on to every rank. When a rank fails, this script ends the other ranks of its node. It exits
+with the exit code of the rank that failed first, or with 128 + N after signal N.
 """
 
 import atexit
@@ -25,70 +26,119 @@ from torch.distributed.run import parse_args
 from torch.multiprocessing import ProcessExitedException, start_processes
 
 HOST = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+LOGS = {"stdout.log": sys.stdout, "stderr.log": sys.stderr}  # of each rank, and where they are shown
+
+
+def main() -> None:
+    """Start the ranks of this node, show what they print, and exit with the exit code of the first failure."""
+    args = parse_args(None)
+    # As torchrun does: each run has a folder of its own.
+    args.log_dir = tempfile.mkdtemp(prefix=f"{args.rdzv_id}_", dir=args.log_dir)
+    ranks = int(args.nproc_per_node)
+    first_rank = args.node_rank * ranks
+    set_variables_of_the_node(args, ranks)
+    context = start_processes(run_rank, (first_rank, args), ranks, join=False, start_method="fork")
+    pass_signals_on(context.processes)
+    shown = show_output(args.log_dir, range(first_rank, first_rank + ranks))
+    code = wait(context, first_rank)
+    for log in shown:
+        log.stop()  # after it has shown the last lines
+    sys.exit(code)
+
+
+def set_variables_of_the_node(args, ranks: int) -> None:
+    """Export the variables that are the same for all ranks of this node."""
+    # Without an endpoint this node is alone, and its ranks meet on a free port.
+    address, _, port = (args.rdzv_endpoint or f"127.0.0.1:{get_free_port()}").rpartition(":")
+    os.environ["MASTER_ADDR"] = address
+    os.environ["MASTER_PORT"] = port
+    os.environ["WORLD_SIZE"] = str(int(args.nnodes) * ranks)
+    os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
+    os.environ["GROUP_RANK"] = str(args.node_rank)
+    # Where this variable of torchrun is set, frameworks read the variables above and leave Slurm's alone.
+    os.environ["TORCHELASTIC_RUN_ID"] = args.rdzv_id
 
 
 def run_rank(local_rank: int, first_rank: int, args) -> None:
-    """Become one rank of the program in torchrun's `args`: what it prints, and what it raises, goes into files."""
+    """Become one rank of the program in torchrun's `args`, in a forked process; its output goes into files."""
     folder = Path(args.log_dir, str(local_rank))
     folder.mkdir(exist_ok=True)
-    os.environ.update(RANK=str(first_rank + local_rank), LOCAL_RANK=str(local_rank))
+    write_to_files(folder)
+    os.environ["RANK"] = str(first_rank + local_rank)
+    os.environ["LOCAL_RANK"] = str(local_rank)
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
-    for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-        with open(folder / name, "ab") as log:
-            os.dup2(log.fileno(), stream.fileno())
-        stream.reconfigure(line_buffering=True, write_through=False)  # in pieces, a line would get several labels
-    program = args.training_script
-    sys.argv = [program, *args.training_script_args]
-    sys.path[0] = "" if args.module else str(Path(program).resolve().parent)
     try:
-        if args.module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(os.path.abspath(program), run_name="__main__")
-    except (Exception, KeyboardInterrupt) as error:  # the second would be a good end to torch.multiprocessing
+        run_program(args)
+    except (Exception, KeyboardInterrupt) as error:
         sys.excepthook(type(error), error, error.__traceback__)
+        # torch.multiprocessing would take a KeyboardInterrupt for a good end.
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
-    finally:  # what a forked process leaves out, in Python's order
+    finally:
+        # A forked process skips these two steps of Python's own end. The order is Python's.
         threading._shutdown()
         atexit._run_exitfuncs()
 
 
-def main() -> None:
-    """Start the ranks, show what they print, wait for them; exit with the first failure's code."""
-    args = parse_args(None)
-    ranks = int(args.nproc_per_node)
-    first_rank = args.node_rank * ranks
-    address, _, port = (args.rdzv_endpoint or f"127.0.0.1:{get_free_port()}").rpartition(":")
-    os.environ.update(MASTER_ADDR=address, MASTER_PORT=port, WORLD_SIZE=str(int(args.nnodes) * ranks))
-    # Frameworks take TORCHELASTIC_RUN_ID for the sign that RANK and the others are there, and leave Slurm's alone.
-    os.environ.update(LOCAL_WORLD_SIZE=str(ranks), GROUP_RANK=str(args.node_rank), TORCHELASTIC_RUN_ID=args.rdzv_id)
-    args.log_dir = tempfile.mkdtemp(prefix=f"{args.rdzv_id}_", dir=args.log_dir)  # as torchrun's: of this run alone
-    context = start_processes(run_rank, (first_rank, args), ranks, join=False, start_method="fork")
+def write_to_files(folder: Path) -> None:
+    """Redirect stdout and stderr, also those of libraries in C, into files of this rank."""
+    for name, stream in LOGS.items():
+        with open(folder / name, "ab") as log:
+            os.dup2(log.fileno(), stream.fileno())
+        # Whole lines: a line written in pieces would be shown with several labels.
+        stream.reconfigure(line_buffering=True, write_through=False)
 
-    def forward(number, _) -> None:
-        for process in context.processes:
+
+def run_program(args) -> None:
+    """Run the program or module as `python program.py` or `python -m module` would."""
+    program = args.training_script
+    sys.argv = [program, *args.training_script_args]
+    if args.module:
+        sys.path[0] = ""
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(program).resolve().parent)
+        runpy.run_path(os.path.abspath(program), run_name="__main__")
+
+
+def pass_signals_on(processes) -> None:
+    """Send each signal that this process gets to all ranks."""
+
+    def handler(number, _) -> None:
+        for process in processes:
             if process.is_alive():
                 os.kill(process.pid, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, forward)
-    labels = {local_rank: f"[{HOST}:{first_rank + local_rank}] " for local_rank in range(ranks)}
+    for number in PASSED_ON:
+        signal.signal(number, handler)
+
+
+def show_output(folder: str, ranks: range) -> list:
+    """Start to show what the ranks print, each line with a label as under torchrun."""
+    labels = {local_rank: f"[{HOST}:{rank}] " for local_rank, rank in enumerate(ranks)}
     shown = []
-    for name, sink in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
-        files = {local_rank: f"{args.log_dir}/{local_rank}/{name}" for local_rank in range(ranks)}
-        shown.append(TailLog("", files, sink, labels, interval_sec=0.03).start())
-    code = 0
+    for name, stream in LOGS.items():
+        files = {local_rank: f"{folder}/{local_rank}/{name}" for local_rank in labels}
+        shown.append(TailLog("", files, stream, labels, interval_sec=0.03).start())
+    return shown
+
+
+def wait(context, first_rank: int) -> int:
+    """Wait for the ranks; return 0, or the exit code of the rank that failed first."""
     try:
-        while not context.join():  # after the first failure it ends the others, within 30 s
+        while not context.join():  # after a failure it ends the other ranks, within 30 s
             pass
     except ProcessExitedException as failure:
-        code, rank = failure.exit_code, first_rank + failure.error_index
-        how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-        print(f"launch/spawn.py on {HOST}: rank {rank} {how}", file=sys.stderr)  # a rank may have said nothing
-        code = code if code > 0 else 128 - code
-    for log in shown:
-        log.stop()
-    sys.exit(code)
+        rank, code = first_rank + failure.error_index, failure.exit_code
+        if code > 0:
+            how = f"ended with exit code {code}"
+        else:  # minus the number of a signal
+            how = f"was ended by signal {-code}"
+            code = 128 - code
+        # The rank itself may have printed nothing.
+        print(f"launch/spawn.py on {HOST}: rank {rank} {how}", file=sys.stderr)
+        return code
+    return 0
 
 
 if __name__ == "__main__":

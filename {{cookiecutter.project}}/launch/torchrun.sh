@@ -1,113 +1,237 @@
 #!/usr/bin/env bash
-#? set runai = site_facts(cookiecutter.site).kind == "runai"
-#? set slurm = site_facts(cookiecutter.site).kind == "slurm"
-# One torchrun per node: every node of a run starts this same file, and torchrun starts one process per GPU.
+#? set kind = site_facts(cookiecutter.site).kind
+# Runs once per node: finds the node's rank and the rendezvous endpoint, then becomes torchrun.
+# torchrun starts one process per GPU.
 #
-#   launch/torchrun.sh program.py [arguments]        or: launch/torchrun.sh -m package.module [arguments]
+#   launch/torchrun.sh program.py [arguments]
+#   launch/torchrun.sh -m package.module [arguments]
 #
-# Number of nodes, this node's rank and the meeting point come from whoever started it, looked up in this order:
-#   OMPI_COMM_WORLD_*                   mpirun, one copy per node
-#   SLURM_STEP_*, MASTER_*              srun, one task per node (MASTER_* are set by the submit script)
-#   PET_*                               Kubernetes operators, and whoever starts several on one machine
-#? if runai
-#   RANK, WORLD_SIZE, MASTER_*          PyTorchJob before 1.7, where WORLD_SIZE counts pods; later ones set PET_* too, and
-#                                       count processes in it (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)
+# The number of nodes, this node's rank and the endpoint come from the variables of the launcher
+# that started this script. The first of these rows with a variable that is set decides:
+#   OMPI_COMM_WORLD_*          mpirun, one copy per node
+#   SLURM_STEP_*               srun, one task per node
+#? if kind == "local"
+#   PET_*                      local/submit.sh, which starts several nodes on this machine
+#? else
+#   PET_*                      a Kubernetes operator, which sets torchrun's own variables
 #? endif
-#   none of these                       this machine alone
+#? if kind == "runai"
+#   RANK, WORLD_SIZE           PyTorchJob before 1.7, where both count pods. Later versions set
+#                              PET_*, and their WORLD_SIZE counts processes
+#                              (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)
+#? endif
+#   no row                     one node: this machine
+# The endpoint is MASTER_ADDR:MASTER_PORT, or PET_MASTER_ADDR:PET_MASTER_PORT where PET_* decide.
 #
 # Read from the environment, all optional:
-#   NPROC_PER_NODE     processes on this node         (else its GPUs, else CPU_RANKS_PER_NODE, else 1)
-#   OMP_NUM_THREADS    threads of each process        (else the cores it may use, divided among the processes)
-#   RDZV_BACKEND       static (default) or c10d       static: node 0 is rank 0 and one port is enough; c10d: torch
-#                                                     orders the nodes by address and needs a second, random port
-#   RDZV_TIMEOUT       seconds to wait for all nodes  (600)
-#   NODE_ADDR          this node's name for the others, c10d only   (else its name in Slurm, or hostname)
-#   RUN_DIR            folder for each rank's own log and each node's error file
-#   PYTHON             the interpreter                (python3)
-#? if slurm
-#   LAUNCHER           spawn: launch/spawn.py does torchrun's part, from the same options
+#   NPROC_PER_NODE       processes on this node     (its GPUs, else CPU_RANKS_PER_NODE, else 1)
+#   OMP_NUM_THREADS      threads of each process    (the node's usable cores / processes)
+#   RDZV_BACKEND         static: node 0 has rank 0, and one port is enough (default)
+#                        c10d: torch orders the nodes by address, and needs a second, random port
+#   RDZV_TIMEOUT         seconds to wait for all nodes           (600)
+#   NODE_ADDR            c10d: the name at which other nodes reach this one
+#                        (its name in Slurm or its hostname, with MASTER_ADDR_SUFFIX)
+#   RUN_DIR              folder for each rank's log and each node's error file
+#   PYTHON               the interpreter                         (python3)
+#? if kind == "slurm"
+#   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options
 #? endif
 set -euo pipefail
 
-host=${SLURMD_NODENAME:-$(hostname 2>/dev/null || echo "$HOSTNAME")}
+main() {
+    (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
+    find_this_node   # sets nodes, node_rank, endpoint
+    choose_processes # sets processes
+    # torchrun reads each option that is not on its command line from PET_*.
+    unset "${!PET_@}"
+    check_settings
+    set_threads
+
+    options=(--nnodes="$nodes" --nproc-per-node="$processes")
+    choose_rendezvous # adds options, as the next two steps do
+    choose_output
+    choose_intervals
+
+    if [[ $1 == -m ]]; then
+        options+=(-m)
+        shift
+    fi
+    torchrun=(-m torch.distributed.run)
+    #? if kind == "slurm"
+    if [[ ${LAUNCHER:-} == spawn ]]; then
+        torchrun=("$here/spawn.py")
+    fi
+    #? endif
+    # Without -- torchrun takes the program's --max for an abbreviation of its own --max-restarts.
+    exec "$PYTHON" "${torchrun[@]}" "${options[@]}" -- "$@"
+}
+
+# ---- this node's place in the run ---------------------------------------------------------------
+
+# Sets nodes, node_rank and endpoint. The endpoint stays empty on a node that runs alone.
+find_this_node() {
+    nodes=1 node_rank=0
+    address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
+    if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
+        read_mpirun
+    elif [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
+        read_srun
+    elif [[ -n ${PET_NNODES:-} ]]; then
+        read_pet
+    #? if kind == "runai"
+    elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
+        nodes=$WORLD_SIZE node_rank=$RANK
+    #? endif
+    fi
+    endpoint=''
+    if [[ -n $address && -n $port ]]; then
+        endpoint=$address:$port
+    fi
+    # On one node torchrun picks a free port by itself, and MASTER_ADDR may be a stale variable.
+    if [[ $nodes == 1 && -z ${PET_NNODES:-} ]]; then
+        endpoint=''
+    fi
+}
+
+# Under mpirun SLURM_NODEID is 0 on every node, so mpirun's variables come before those of srun.
+read_mpirun() {
+    [[ $OMPI_COMM_WORLD_LOCAL_SIZE == 1 ]] ||
+        die "mpirun started $OMPI_COMM_WORLD_LOCAL_SIZE copies on this node, but one per node" \
+            "is wanted (torchrun starts the processes): mpirun --map-by ppr:1:node"
+    nodes=$OMPI_COMM_WORLD_SIZE
+    node_rank=$OMPI_COMM_WORLD_RANK
+}
+
+# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation.
+read_srun() {
+    [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
+        die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s)," \
+            "but one per node is wanted (torchrun starts the processes):" \
+            "srun --ntasks=$SLURM_STEP_NUM_NODES --ntasks-per-node=1"
+    nodes=$SLURM_STEP_NUM_NODES
+    node_rank=$SLURM_NODEID
+}
+
+read_pet() {
+    nodes=$PET_NNODES
+    node_rank=${PET_NODE_RANK:-}
+    address=${PET_MASTER_ADDR:-$address}
+    port=${PET_MASTER_PORT:-$port}
+}
+
+# ---- processes and threads ----------------------------------------------------------------------
+
+# Sets processes, the number on this node.
+choose_processes() {
+    processes=${NPROC_PER_NODE:-$(count_gpus)}
+    if [[ $processes == 0 ]]; then
+        processes=${CPU_RANKS_PER_NODE:-1}
+    fi
+}
+
+check_settings() {
+    #? if kind == "runai"
+    [[ $nodes =~ ^[1-9][0-9]*$ ]] ||
+        die "number of nodes '$nodes': expected a whole number; a range is an elastic job's:" \
+            "submit without --min-replicas and --max-replicas"
+    [[ $node_rank =~ ^[0-9]+$ ]] ||
+        die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
+    #? endif
+    [[ $processes =~ ^[1-9][0-9]*$ ]] ||
+        die "processes per node '$processes': expected a whole number of at least 1;" \
+            "set NPROC_PER_NODE"
+    [[ -n $endpoint || $nodes == 1 ]] ||
+        die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set:" \
+            "start through the submit script, or set them"
+    command -v "${PYTHON:=python3}" >/dev/null ||
+        die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
+}
+
+# Exports OMP_NUM_THREADS, so that the processes share the cores. Slurm may allow a step fewer cores
+# than SLURM_CPUS_PER_TASK, or more: the smaller number counts.
+set_threads() {
+    local cores threads=1
+    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
+    if ((cores > ${SLURM_CPUS_PER_TASK:-$cores})); then
+        cores=$SLURM_CPUS_PER_TASK
+    fi
+    if ((cores > processes)); then
+        threads=$((cores / processes))
+    fi
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
+}
+
+# ---- options of torchrun ------------------------------------------------------------------------
+
+# Adds the options by which the nodes find each other.
+choose_rendezvous() {
+    local backend=${RDZV_BACKEND:-static} timeout=${RDZV_TIMEOUT:-600} is_host=0
+    #? if kind == "slurm"
+    if [[ ${LAUNCHER:-} == spawn ]]; then
+        backend=static # launch/spawn.py knows no other
+    fi
+    #? endif
+    [[ $backend == static || $backend == c10d ]] ||
+        die "RDZV_BACKEND='$backend': expected static or c10d"
+    if [[ -z $endpoint ]]; then
+        options+=(--standalone)
+        return
+    fi
+    options+=(--rdzv-backend="$backend" --rdzv-endpoint="$endpoint")
+    options+=(--rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$port")
+    if [[ $backend == static ]]; then
+        options+=(--node-rank="$node_rank" --rdzv-conf="timeout=$timeout")
+        return
+    fi
+    # Without is_host torch would guess from host names which node hosts the store. The node of rank
+    # 0 tells its local-addr to the others.
+    if ((node_rank == 0)); then
+        is_host=1
+    fi
+    options+=(--rdzv-conf="is_host=$is_host,join_timeout=$timeout")
+    options+=(--local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}")
+}
+
+# Adds the options that send the ranks' lines to the console, with a prefix, and to a file per rank.
+choose_output() {
+    options+=(--tee=3)
+    # shellcheck disable=SC2016 # torchrun fills in ${rank}
+    export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[$host:"'${rank}] '
+    # --tee makes each rank write to a file, where Python would keep lines back.
+    export PYTHONUNBUFFERED=1
+    if [[ -n ${RUN_DIR:-} ]]; then
+        local folder=$RUN_DIR/node$node_rank-$host
+        # torchrun makes the folder too late for an early failure, which belongs into error.json.
+        mkdir -p "$folder"
+        options+=(--log-dir="$folder")
+        export TORCHELASTIC_ERROR_FILE=$folder/error.json
+    fi
+}
+
+# Adds how often torchrun looks after its processes, and sets how long they may take to end.
+choose_intervals() {
+    # --tee costs a tenth of a second when a run ends. Looking every 30 ms, not every 100, makes up
+    # for part of it, and notices a failure sooner.
+    local interval=0.03
+    # Node 0 hosts the store. If node 0 ends too early, another node that still asks the store
+    # prints a harmless trace, "Error waiting on exit barrier". It did so in 9 of 53 runs with 30 ms
+    # on node 0, and in 1 of 40 with 100 ms (https://github.com/pytorch/pytorch/issues/69520).
+    if ((nodes > 1 && node_rank == 0)); then
+        interval=0.1
+    fi
+    options+=(--monitor-interval="$interval")
+    # After SIGTERM torchrun 2.12 and later waits this long before it kills its processes
+    # (torchrun's default: 30 s). The processes use the time to save.
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
+}
 
 die() {
     echo "launch/torchrun.sh on $host: $*" >&2
     exit 2
 }
 
+host=${SLURMD_NODENAME:-$(hostname 2>/dev/null || echo "$HOSTNAME")}
+here=$(dirname "${BASH_SOURCE[0]}")
 # shellcheck source=/dev/null
-source "$(dirname "${BASH_SOURCE[0]}")/count_gpus.sh"
-
-(($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
-
-nodes=1 node_rank=0 address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
-if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
-    [[ $OMPI_COMM_WORLD_LOCAL_SIZE == 1 ]] ||
-        die "mpirun started $OMPI_COMM_WORLD_LOCAL_SIZE copies on this node, but one per node is wanted (torchrun starts the processes): mpirun --map-by ppr:1:node"
-    nodes=$OMPI_COMM_WORLD_SIZE node_rank=$OMPI_COMM_WORLD_RANK
-elif [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then # the step: SLURM_JOB_* and SLURM_NTASKS describe another thing, the allocation
-    [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
-        die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s), but one per node is wanted (torchrun starts the processes): srun --ntasks=$SLURM_STEP_NUM_NODES --ntasks-per-node=1"
-    nodes=$SLURM_STEP_NUM_NODES node_rank=$SLURM_NODEID
-elif [[ -n ${PET_NNODES:-} ]]; then
-    nodes=$PET_NNODES node_rank=${PET_NODE_RANK:-} address=${PET_MASTER_ADDR:-$address} port=${PET_MASTER_PORT:-$port}
-#? if runai
-elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
-    nodes=$WORLD_SIZE node_rank=$RANK
-#? endif
-fi
-# On one node torchrun meets itself, on a port that it picks: MASTER_ADDR could be a leftover.
-[[ -n $port && ($nodes != 1 || -n ${PET_NNODES:-}) ]] || address=''
-ranks=${NPROC_PER_NODE:-$(count_gpus)}
-[[ $ranks != 0 ]] || ranks=${CPU_RANKS_PER_NODE:-1}
-# torchrun reads every option that is not given here from PET_*: what the operator or a login shell left must not decide.
-unset "${!PET_@}"
-#? if runai
-[[ $nodes =~ ^[1-9][0-9]*$ ]] || die "number of nodes '$nodes': expected a whole number; a range is an elastic job's: submit without --min-replicas and --max-replicas"
-[[ $node_rank =~ ^[0-9]+$ ]] || die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
-#? endif
-[[ $ranks =~ ^[1-9][0-9]*$ ]] || die "processes per node '$ranks': expected a whole number of at least 1; set NPROC_PER_NODE"
-[[ -n $address || $nodes == 1 ]] ||
-    die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set: start through the submit script, or set them"
-command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
-
-# nproc obeys OMP_NUM_THREADS, hence without it; a step may be allowed fewer cores than it was given, or the reverse.
-cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-((cores <= ${SLURM_CPUS_PER_TASK:-$cores})) || cores=$SLURM_CPUS_PER_TASK
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
-
-start=(-m torch.distributed.run)
-#? if slurm
-[[ ${LAUNCHER:-} != spawn ]] || RDZV_BACKEND=static start=("$(dirname "${BASH_SOURCE[0]}")/spawn.py")
-#? endif
-# --tee=3: lines go to the console, prefixed, and to a file per rank. That takes a tenth of a second at the end of a run;
-# looking after the processes every 30 ms, not 100, makes up for some of it and notices a failure sooner.
-options=(--nnodes="$nodes" --nproc-per-node="$ranks" --tee=3 --monitor-interval=0.03)
-# But node 0 every 100 ms: it takes the store with it, and whoever still asks that one for the others' end prints a harmless
-# trace, "Error waiting on exit barrier" (https://github.com/pytorch/pytorch/issues/69520; of 53 runs 9 did, so 1 of 40).
-((nodes == 1 || node_rank)) || options+=(--monitor-interval=0.1)
-case ${RDZV_BACKEND:-static}:$address in
-    static: | c10d:) options+=(--standalone) ;;
-    static:*) options+=(--rdzv-backend=static --node-rank="$node_rank" --rdzv-conf="timeout=${RDZV_TIMEOUT:-600}") ;;
-    c10d:*) # who hosts the store is said, not guessed from names; local-addr is what rank 0's node tells the others
-        options+=(--rdzv-backend=c10d --local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}"
-            --rdzv-conf="is_host=$((node_rank == 0)),join_timeout=${RDZV_TIMEOUT:-600}") ;;
-    *) die "RDZV_BACKEND='$RDZV_BACKEND': expected static or c10d" ;;
-esac
-[[ -z $address ]] || options+=(--rdzv-endpoint="$address:$port" --rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$port")
-
-if [[ -n ${RUN_DIR:-} ]]; then
-    mkdir -p "$RUN_DIR/node$node_rank-$host" # torchrun would, but after what may fail and be told in error.json
-    options+=(--log-dir="$RUN_DIR/node$node_rank-$host")
-    export TORCHELASTIC_ERROR_FILE=$RUN_DIR/node$node_rank-$host/error.json
-fi
-# shellcheck disable=SC2016 # ${rank} is torchrun's, which fills it in
-export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[$host:"'${rank}] '
-# Told to end, torchrun tells its processes and kills them after 30 s (torch 2.12 and later read this): time to save.
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
-export PYTHONUNBUFFERED=1 # --tee writes through files, where Python would keep lines back
-
-[[ $1 != -m ]] || { options+=(-m) && shift; }
-# Without -- torchrun takes --max, meant for the program, for an abbreviation of its own --max-restarts.
-exec "$PYTHON" "${start[@]}" "${options[@]}" -- "$@"
+source "$here/count_gpus.sh"
+main "$@"
