@@ -30,6 +30,7 @@ NEEDED = {
     "slurm/submit_multinode.sh": SLURM,
     "slurm/lib.sh": SLURM,
     "slurm/preflight.sh": SLURM,
+    "slurm/preflight_node.sh": SLURM,
     "slurm/doctor.py": SLURM,
     "slurm/interactive.sh": SLURM,
     "slurm/interactive.rc": SLURM,

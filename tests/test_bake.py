@@ -32,8 +32,8 @@ COMMON = {
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }
-SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "preflight", "interactive", "build_venv")}
-SLURM |= {"slurm/doctor.py", "slurm/interactive.rc", "launch/rank.sh", "launch/spawn.py"}
+SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
+SLURM |= {"slurm/preflight.sh", "slurm/preflight_node.sh"}
 RUNAI = {"runai/submit_multinode.sh", "runai/interactive.sh", "runai/pod.sh", "container/Dockerfile"}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/requirements.txt"}
 FILES = {"local": COMMON - {"benchmark/pairs.py"} | {"local/submit.sh"}, "slurm": SLURM, "runai": RUNAI}

@@ -115,6 +115,19 @@ def test_in_a_batch_job_and_in_a_shell_on_a_node(either, run_dir):
     assert "preflight: 2 node(s) fit" in done.stdout, done.stderr
 
 
+def test_a_batch_job_finds_the_checks_of_a_node(either, run_dir):
+    """sbatch runs a copy of the script, far from preflight_node.sh: Slurm and the folder of submission lead there."""
+    slurm = SCRIPT.parent
+    alone = run_dir / "preflight.sh"
+    alone.write_text(SCRIPT.read_text())
+    for script, folder in (("preflight.sh", slurm), ("./slurm/preflight.sh", slurm.parent), (alone, slurm.parent)):
+        job = either.submit("--nodes=2", f"--output={run_dir}/%j.out", script, cwd=folder)
+        assert job.exit_code == 0 and "preflight: 2 node(s) fit" in job.output, job.output
+    job = either.submit("--nodes=2", f"--output={run_dir}/%j.out", alone, cwd=run_dir)
+    said = "submit from the project's folder, or run there: salloc --nodes=2 bash slurm/preflight.sh\n"
+    assert job.exit_code == 2 and job.output.endswith(said), job.output
+
+
 def test_refusals_and_help():
     for arguments, environment, code, wanted in (
         ([], [], 2, "there is no job"),

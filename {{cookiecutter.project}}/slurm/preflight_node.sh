@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Checks the node on which it runs. slurm/preflight.sh has srun run it on every node of a job.
+#
+#   preflight_node.sh [NAME|PATH …] [--mounts FOLDER …]
+#
+# It prints lines of three fields, with tabs between them: the node, a kind and a text.
+#   fault                    what is wrong with this node, and what to do
+#   at                       the check that begins now, and "end" after the last one. A node that
+#                            hangs never prints "end", and its last "at" names the check
+#   clock, ports, driver     a value that slurm/preflight.sh compares with those of other nodes
+#
+# It reads the variables of a Slurm step, and RUN_DIR, MIN_FREE_GB, MASTER_ADDR, MASTER_PORT and
+# MOUNTS_SETTING, which slurm/preflight.sh describes. It calls count_gpus: slurm/preflight.sh puts
+# the text of launch/count_gpus.sh before the text of this file.
+set -u
+export LC_ALL=C # messages of other programs are compared, so they must be in English
+
+main() {
+    local folder
+    tell clock "$(date +%s)"
+    for folder in /tmp /dev/shm "$RUN_DIR"; do
+        check_writable "$folder"
+    done
+    check_free_space "$RUN_DIR"
+    check_own_name
+    check_master
+    check_software_and_mounts "$@"
+    check_cores
+    tell ports "$(count_rdma_ports)"
+    if ((${SLURM_GPUS_ON_NODE:-0} > 0)); then
+        tell driver "$(driver_version)"
+        check_gpus
+    fi
+    tell at end
+}
+
+# tell KIND TEXT… prints one line, in one write: srun does not mix a write with other nodes' lines.
+tell() {
+    printf '%s\t%s\t%s\n' "$SLURMD_NODENAME" "$1" "${*:2}"
+}
+
+# ---- folders ------------------------------------------------------------------------------------
+
+# Writes a file of 16 KiB and removes it. fsync: some file systems report a used-up quota only when
+# the data leave the node.
+check_writable() {
+    local folder=$1 probe error
+    tell at "$folder"
+    probe=$folder/.preflight.$SLURM_JOB_ID.$SLURMD_NODENAME
+    error=$(dd if=/dev/zero of="$probe" bs=16k count=1 conv=fsync status=none 2>&1) ||
+        tell fault "cannot write to $folder (${error##*: }):" \
+            "free space there, or put it on a file system that all nodes share"
+    rm -f "$probe"
+}
+
+# A file system that does not count its blocks reports 0 of 0, and passes.
+check_free_space() {
+    local folder=$1 blocks free_blocks block_size free_mib
+    read -r blocks free_blocks block_size < <(stat -f -c '%b %a %S' "$folder" 2>/dev/null)
+    if ((${blocks:-0} == 0)); then
+        return
+    fi
+    free_mib=$((free_blocks * block_size / 1024 / 1024))
+    if ((free_mib < MIN_FREE_GB * 1024)); then
+        tell fault "$folder has $free_mib MiB left, not $MIN_FREE_GB GiB:" \
+            "free space there, or set MIN_FREE_GB"
+    fi
+}
+
+# ---- names and network --------------------------------------------------------------------------
+
+# Asks uname, because $HOSTNAME may come from the machine on which the job was submitted.
+check_own_name() {
+    tell at "its own name"
+    getent ahosts "$(uname -n)" >/dev/null ||
+        tell fault "its own name $(uname -n) does not resolve: tell your site"
+}
+
+# Connects to the ranks' endpoint. No rank listens yet, so "Connection refused" says that the master
+# can be reached.
+check_master() {
+    local error reason
+    if error=$(timeout 3 bash -c ": </dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>&1); then
+        if ((SLURM_NODEID == 0)); then # every node sees it, and one report is enough
+            tell fault "the master's port $MASTER_PORT is in use: submit again, which takes another"
+        fi
+    elif [[ $error != *refused* ]]; then
+        # bash says "bash: connect: REASON" in its first line, or nothing if timeout ended it.
+        reason=${error%%$'\n'*}
+        reason=${reason##*: }
+        tell fault "cannot reach $MASTER_ADDR:$MASTER_PORT (${reason:-no answer in 3 s}):" \
+            "set MASTER_ADDR_SUFFIX in env.sh"
+    fi
+}
+
+# ---- software and folders of the container ------------------------------------------------------
+
+# Looks for each NAME on PATH, for each file PATH, and for the container's folders after --mounts.
+check_software_and_mounts() {
+    local needed
+    local fault="cannot read" fix="or name its module in MODULES of env.sh"
+    for needed in "$@"; do
+        if [[ $needed == --mounts ]]; then
+            fault="the container cannot mount"
+            fix="or take it out of ${MOUNTS_SETTING:-BINDS in env.sh}"
+        else
+            check_readable "$needed" "$fault" "$fix"
+        fi
+    done
+}
+
+check_readable() {
+    local needed=$1 fault=$2 fix=$3 file=$1
+    tell at "$needed"
+    if [[ $needed != */* ]]; then
+        file=$(type -P "$needed")
+    fi
+    if [[ -L $file ]]; then # often the Python of a venv, whose target is on the login node only
+        needed+=" -> $(readlink -m "$file")"
+    fi
+    [[ -r $file ]] || tell fault "$fault $needed: put it where all nodes see it, $fix"
+}
+
+# ---- hardware -----------------------------------------------------------------------------------
+
+# A step with one core, where Slurm gave it several, would run all threads of a rank on that core.
+check_cores() {
+    local cores given=${SLURM_CPUS_PER_TASK:-1}
+    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
+    if ((cores == 1 && given != 1)); then
+        tell fault "one core, not SLURM_CPUS_PER_TASK=$given: export SLURM_CPU_BIND=none in env.sh"
+    fi
+}
+
+# Prints the number of active ports: InfiniBand and RoCE (infiniband), HPE Slingshot (hsn).
+count_rdma_ports() {
+    cat /sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate 2>/dev/null |
+        grep -cE 'ACTIVE$|^up$'
+}
+
+driver_version() {
+    cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1
+}
+
+# Compares the number of GPUs that the driver lists with the number that the step got. Where neither
+# tool is installed, the GPUs cannot be counted, and pass.
+check_gpus() {
+    local list=(nvidia-smi -L) answer seen wanted error
+    type -P nvidia-smi >/dev/null || list=(rocm-smi --showuniqueid)
+    tell at "${list[*]}"
+    wanted=$(count_gpus)
+    type -P "${list[0]}" >/dev/null || return
+    answer=$("${list[@]}" 2>&1)
+    seen=$(grep -cE '^ *(GPU|MIG)' <<<"$answer") # MIG: a part of a GPU
+    if ((seen < wanted)); then
+        error=$(grep -m 1 -iE 'unable|error|fail' <<<"$answer")
+        tell fault "${list[*]} sees $seen GPU(s), not $wanted${error:+ ($error)}"
+    fi
+}
+
+main "$@"
