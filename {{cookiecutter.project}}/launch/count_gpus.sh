@@ -15,10 +15,11 @@
 #
 # With --exclusive alone Slurm sets neither variable in a step, and count_gpus asks nvidia-smi. With
 # --gpus=4 on two nodes Slurm may give one node three GPUs and the other node one.
+
 #? else
 # launch/torchrun.sh reads this file.
-#? endif
 
+#? endif
 count_gpus() {
     local reported=${SLURM_GPUS_ON_NODE:-} visible
     #? if kind == "runai"
