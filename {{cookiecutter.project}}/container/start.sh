@@ -18,7 +18,7 @@ main() {
     read_arguments "$@" # sets image, command, and options for the folders
     pass_variables
     #? if runtime == "enroot"
-    unpack_image # sets container, its name on this node
+    unpack_image # sets container_name
     enter_enroot
     #? else
     enter_podman
@@ -63,9 +63,9 @@ pass_variables() {
 # new image is unpacked again. It also holds the node's name, since nodes may share enroot's folder.
 unpack_image() {
     local node=${SLURMD_NODENAME:-$(hostname)}
-    container="{{ image_name(cookiecutter) }}-$node-$(stat --format=%Y-%s "$image")"
+    container_name="{{ image_name(cookiecutter) }}-$node-$(stat --format=%Y-%s "$image")"
     # Jobs on one node take turns, by a lock in /var/tmp: each may have its own /tmp and /dev/shm.
-    local mark=/var/tmp/$container-$UID
+    local mark=/var/tmp/$container_name-$UID
     (
         flock 9
         unpack_if_needed "$mark.unpacked"
@@ -76,15 +76,15 @@ unpack_image() {
 # mark, half unpacked, which this function removes.
 unpack_if_needed() {
     local mark=$1 present messages
-    present=$(enroot list | grep -xF "$container") || true
+    present=$(enroot list | grep -xF "$container_name") || true
     if [[ -n $present && -e $mark ]]; then
         return
     fi
     if [[ -n $present ]]; then
-        enroot remove --force "$container"
+        enroot remove --force "$container_name"
     fi
     # enroot prints a dozen lines on every node, which matter only if it fails.
-    messages=$(enroot create --name "$container" "$image" 2>&1) ||
+    messages=$(enroot create --name "$container_name" "$image" 2>&1) ||
         die "enroot could not unpack $image: $messages"
     touch "$mark"
 }
@@ -95,9 +95,10 @@ unpack_if_needed() {
 enter_enroot() {
     export ENROOT_LOGIN_SHELL="${ENROOT_LOGIN_SHELL:-no}"
     # shellcheck disable=SC2016 # the shell in the container expands $1 and $@
-    exec enroot start "${options[@]}" "$container" \
+    exec enroot start "${options[@]}" "$container_name" \
         bash -c 'export HOME=${HOME:-~} && cd "$1" && shift && exec "$@"' _ "$PWD" "${command[@]}"
 }
+
 #? else
 enter_podman() {
     #? for flag in flags
@@ -114,8 +115,8 @@ enter_podman() {
     exec podman-hpc run --rm --pull=never --ipc=host --network=host --pid=host --workdir="$PWD" \
         "${options[@]}" -- "$image" "${command[@]}"
 }
-#? endif
 
+#? endif
 die() {
     echo "container/start.sh on ${SLURMD_NODENAME:-$(hostname)}: $*" >&2
     exit 2
