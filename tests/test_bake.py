@@ -33,7 +33,8 @@ COMMON = {
     "tests/test_project.py",
 }
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
-SLURM |= {"slurm/preflight.sh", "slurm/preflight_node.sh"}
+SLURM |= {"slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
+SLURM |= {"launch/rank.sh", "launch/spawn.py"}
 RUNAI = {"runai/submit_multinode.sh", "runai/interactive.sh", "runai/pod.sh", "container/Dockerfile"}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/requirements.txt"}
 FILES = {"local": COMMON - {"benchmark/pairs.py"} | {"local/submit.sh"}, "slurm": SLURM, "runai": RUNAI}
