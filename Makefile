@@ -40,7 +40,7 @@ test-all: .venv/ready packages ## every test, drills included
 lint: .venv/ready ## ruff, shellcheck, actionlint: the template is clean as it stands
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
-	git ls-files -z '*.sh' '*.rc' .ci/run | xargs -0 $(BIN)/shellcheck
+	git ls-files -z '*.sh' '*.sbatch' '*.rc' .ci/run | xargs -0 $(BIN)/shellcheck
 	$(BIN)/pip install --quiet -r .github/requirements.txt
 	PATH="$(BIN):$$PATH" $(BIN)/actionlint
 

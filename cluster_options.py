@@ -1314,7 +1314,7 @@ def link_command(answers) -> str:
 def scripts() -> list:
     """Return the template's scripts, which begin with #!, by the paths that they are written to."""
     folder = SITES.parent / "{{cookiecutter.project}}"
-    files = [path for pattern in ("*.sh", "*.py") for path in folder.rglob(pattern)]
+    files = [path for pattern in ("*.sh", "*.sbatch", "*.py") for path in folder.rglob(pattern)]
     return sorted(str(path.relative_to(folder)) for path in files if path.read_bytes().startswith(b"#!"))
 
 

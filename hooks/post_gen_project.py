@@ -29,6 +29,7 @@ NEEDED = {
     "launch/spawn.py": SLURM,
     "slurm/submit_multinode.sh": SLURM,
     "slurm/lib.sh": SLURM,
+    "slurm/minimal.sbatch": SLURM,
     "slurm/preflight.sh": SLURM,
     "slurm/preflight_node.sh": SLURM,
     "slurm/doctor.py": SLURM,

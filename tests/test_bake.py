@@ -34,7 +34,7 @@ COMMON = {
 }
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
 SLURM |= {"slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
-SLURM |= {"launch/rank.sh", "launch/spawn.py"}
+SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py"}
 RUNAI = {"runai/submit_multinode.sh", "runai/interactive.sh", "runai/pod.sh", "container/Dockerfile"}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/requirements.txt"}
 FILES = {"local": COMMON - {"benchmark/pairs.py"} | {"local/submit.sh"}, "slurm": SLURM, "runai": RUNAI}
@@ -62,7 +62,9 @@ LINTED = set()  # contents that were found clean: launchers and GPU counts chang
 def lint(folder):
     """Return what bash -n, shellcheck and ruff have to say about a folder; '' is what it should be."""
     new = [
-        path for path in folder.rglob("*") if path.suffix in {".sh", ".rc", ".py"} and path.read_text() not in LINTED
+        path
+        for path in folder.rglob("*")
+        if path.suffix in {".sh", ".sbatch", ".rc", ".py"} and path.read_text() not in LINTED
     ]
     scripts = [str(path) for path in new if path.suffix != ".py"]
     commands = [["bash", "-n", script] for script in scripts]
@@ -104,7 +106,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
     assert not re.findall(r"[^\n]\n(?:#+ .*|\|---.*\n[^|].*)", readme), (
         "a heading or a table that Markdown does not see"
     )
-    for script in project.glob("slurm/*.sh"):
+    for script in [*project.glob("slurm/*.sh"), *project.glob("slurm/*.sbatch")]:
         for line in re.findall(r"^#SBATCH.*", script.read_text(), re.MULTILINE):
             assert re.fullmatch(r"#SBATCH --[a-z-]+=?\S* +# \S.*", line), f"{script}: no reason: {line}"
             assert not any(option in line for option in cluster_options.PLUGIN_OPTIONS), "breaks elsewhere"

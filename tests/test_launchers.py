@@ -330,6 +330,55 @@ def test_every_launcher_with_every_runtime(container_cluster, runtime, everywher
         matrix[runtime, launcher] = "real" if runtime in REAL else "stand-in"
 
 
+# Of torchrun what counts here: it starts the ranks, and tells them which they are. It lies in the current folder, where
+# python3 -m looks first, and spares the import of torch. The drills run the real one; test_minimal.py does without a
+# container.
+SHORT_TORCHRUN = """\
+import os, subprocess, sys
+end = sys.argv.index("--")
+given = dict(word[2:].split("=") for word in sys.argv[1:end])
+nodes, node, each = (int(given[name]) for name in ("nnodes", "node-rank", "nproc-per-node"))
+os.environ.update(WORLD_SIZE=str(nodes * each), MASTER_ADDR=given["master-addr"], MASTER_PORT=given["master-port"])
+command = [sys.executable, *sys.argv[end + 1 :]]
+ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(node * each + local)}) for local in range(each)]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+STARTED_BY = [("short", runtime) for runtime in RUNTIMES if runtime not in REAL]
+STARTED_BY += [pytest.param("real", runtime, marks=pytest.mark.drill) for runtime in RUNTIMES if runtime != "none"]
+
+
+@pytest.mark.parametrize(("torchrun", "runtime"), STARTED_BY)
+def test_minimal_with_every_runtime(container_cluster, torchrun, runtime, everywhere, surroundings, tmp_path):
+    """In a folder that holds the file, the program, and the image or the environment."""
+    cluster, alone = container_cluster, tmp_path / "alone"
+    project = bake(tmp_path / "project", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    if (project / "slurm/build_container.sh").exists():
+        build_image(cluster, project, environment)
+    alone.mkdir()
+    text = (project / "slurm/minimal.sbatch").read_text()
+    if "IMAGE" in environment:  # a ready file: the user names it
+        text = re.sub("(?m)^export IMAGE=.*", f'export IMAGE="{environment["IMAGE"]}"', text)
+    (alone / "minimal.sbatch").write_text(text)
+    (alone / "own.py").write_text(OWN_PROGRAM)
+    (alone / ".venv").symlink_to(sys.prefix)
+    if (project / "container").exists():
+        (alone / "container").symlink_to(project / "container")
+    if torchrun == "short":
+        (alone / "torch/distributed").mkdir(parents=True)
+        (alone / "torch/distributed/run.py").write_text(SHORT_TORCHRUN)
+        (alone / "torch/__init__.py").touch()
+        (alone / "torch/distributed/__init__.py").touch()
+    environment["APPTAINERENV_PREPEND_PATH"] = str(Path(sys.executable).parent)  # its image has no torch
+    before = {path.name for path in alone.iterdir()}
+    job = cluster.submit("minimal.sbatch", "own.py", *ARGUMENTS, cwd=alone, env=environment)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    inside = runtime if runtime != "venv" else "host"
+    expected = ["|".join([str(rank), "4", "6", inside, str(alone), *ARGUMENTS]) for rank in range(4)]
+    assert sorted(re.findall(r"RESULT (.*)", job.output)) == expected, job.output
+    assert {path.name for path in alone.iterdir()} - before == {f"demo-{job.id}.out"}, "it leaves files behind"
+
+
 @pytest.mark.parametrize("runtime", ["pyxis", "enroot", "edf"])
 def test_an_image_with_packages_of_one_s_own(cluster, everywhere, runtime, surroundings, tmp_path):
     """podman builds it and enroot imports it, on nodes without docker; podman's container is removed."""

@@ -133,7 +133,7 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
 
     for answers in every_choice(site, facts):
         project = scripts(**answers)
-        for script in sorted((project / "slurm").glob("*.sh")):
+        for script in scripts_of(project):
             header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
             if not header or (script.name == "build_container.sh" and not cluster_options.image_source(answers)):
                 continue
@@ -152,15 +152,20 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
 def test_the_scripts_are_those_of_a_whole_project(site, scripts, tmp_path):
     """The shortcut of these tests, which leaves out all other files, writes the same."""
     answers = next(every_choice(site, cluster_options.site_facts(site)))
-    whole = {path.name: path.read_text() for path in bake(tmp_path, **answers).glob("slurm/*.sh")}
-    short = {path.name: path.read_text() for path in scripts(**answers).glob("slurm/*.sh")}
-    assert {"submit_multinode.sh", "interactive.sh"} <= whole.keys()
+    whole = {path.name: path.read_text() for path in scripts_of(bake(tmp_path, **answers))}
+    short = {path.name: path.read_text() for path in scripts_of(scripts(**answers))}
+    assert {"submit_multinode.sh", "interactive.sh", "minimal.sbatch"} <= whole.keys()
     assert {name: short[name] for name in whole} == whole
+
+
+def scripts_of(project):
+    """The scripts that Slurm may see."""
+    return sorted(path for path in (project / "slurm").iterdir() if path.suffix in (".sh", ".sbatch"))
 
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """Writes slurm/*.sh of a project, from the template without its other files: five times as fast."""
+    """Writes slurm/ of a project, from the template without its other files: five times as fast."""
     template, out = tmp_path_factory.mktemp("template"), tmp_path_factory.mktemp("projects")
     shutil.copy(REPOSITORY / "cookiecutter.json", template)
     shutil.copytree(TEMPLATE / "slurm", template / TEMPLATE.name / "slurm")

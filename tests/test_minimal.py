@@ -1,0 +1,180 @@
+"""slurm/minimal.sbatch: for every site and runtime one file that needs no other; alone in a folder, it runs on Slurm.
+
+test_bake.py has shellcheck look at it, test_sites.py shows it to every site's scheduler, and test_launchers.py runs it
+with every container runtime.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, TEMPLATE, account, cluster_options
+from cookiecutter.main import cookiecutter as write
+from slurm_cluster import PATH
+from test_slurm import STRAY
+from waiting import FOREVER
+
+NAME = "slurm/minimal.sbatch"
+PAIRS = [
+    (site, runtime)
+    for site in cluster_options.site_names()
+    if cluster_options.site_facts(site)["kind"] == "slurm"
+    for runtime in cluster_options.site_facts(site)["runtimes"]
+]
+# The one with the environment that the tests run in; `python3` is found there.
+ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{PATH}"}
+
+
+@pytest.fixture(scope="module")
+def minimal(tmp_path_factory):
+    """Writes this file of a project alone, once for the same answers, and returns its path."""
+    template = tmp_path_factory.mktemp("template")
+    shutil.copy(REPOSITORY / "cookiecutter.json", template)
+    (template / TEMPLATE.name / NAME).parent.mkdir(parents=True)
+    shutil.copy(TEMPLATE / NAME, template / TEMPLATE.name / NAME)
+
+    @cache
+    def write_it(**answers):
+        out = tmp_path_factory.mktemp("out")
+        (out / "config").write_text(f"replay_dir: {out}/replay\n")
+        write(
+            str(template),
+            no_input=True,
+            extra_context=answers,
+            output_dir=str(out),
+            config_file=str(out / "config"),
+            accept_hooks=False,
+        )
+        return out / "demo" / NAME
+
+    return write_it
+
+
+# ---- as it is read ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("site", "runtime"), PAIRS)
+def test_it_is_short_and_reads_no_other_file(minimal, site, runtime):
+    text = minimal(site=site, runtime=runtime, account=account(site)).read_text()
+    lines = text.splitlines()
+    most = 70 if runtime == "edf" else 60  # the container's description is in it
+    assert len(lines) <= most and max(map(len, lines)) <= 100, text
+    assert not re.search(r"\{\{|#\?|cookiecutter", text), text
+    code = [line for line in lines if not re.match(r" *#", line)]
+    sourced = [line for line in code if re.match(r" *(source|\.) ", line)]
+    assert [line.split()[1] for line in sourced] == [".venv/bin/activate"] * (runtime == "venv")
+    others = [path.name for path in TEMPLATE.rglob("*.sh")] + ["doctor.py", "launch/", "env.sh"]
+    named = [name for name in others for line in code if name in line.partition(" # ")[0]]
+    assert named == [], text
+    for option in (line for line in lines if line.startswith("#SBATCH")):
+        assert re.fullmatch(r"#SBATCH --[a-z-]+=?\S* +# \S.*", option), f"no reason: {option}"
+
+
+SPECIFIC = [
+    ("juwels-booster", "none", 'MASTER_ADDR+="i"'),
+    ("juwels-booster", "none", '    "--cpu-bind=none" # one task per node'),
+    ("jean-zay", "none", 'MASTER_PORT="$((10001 + SLURM_JOB_ID % 10000))"'),
+    ("jean-zay", "none", 'module load "arch/h100" "pytorch-gpu/py3/2.8.0" || exit'),
+    ("lumi", "apptainer", 'export IMAGE="/appl/local/laifs/containers/lumi-multitorch-latest.sif"'),
+    ("frontier", "venv", "module reset\n"),
+    ("isambard-ai", "apptainer", '    "$IMAGE"\n    "/host/adapt.sh"\n'),
+    ("isambard-ai", "podman-hpc", "    --gpu --openmpi-pmi2 \\\n"),
+    ("perlmutter", "shifter", '    "--module=gpu,nccl-cu13-plugin"\n'),
+    ("mn5", "apptainer", '    "--nv"\n    --bind "$PWD,/gpfs/projects,/gpfs/scratch"'),
+    ("clariden", "edf", 'mounts = ["$PWD:$PWD", "/capstor:/capstor", "/iopsstor:/iopsstor"]\n'),
+    ("clariden", "edf", 'export "NCCL_PROTO=^LL128"\n'),
+]
+
+
+@pytest.mark.parametrize(("site", "runtime", "text"), SPECIFIC)
+def test_what_a_site_says_arrives(minimal, site, runtime, text):
+    assert text in minimal(site=site, runtime=runtime, account=account(site)).read_text()
+
+
+def test_only_what_builds_software_is_left_out(minimal):
+    """Variables for pip and for the making of images; each other variable of a site is there."""
+    for site, runtime in PAIRS:
+        text = minimal(site=site, runtime=runtime, account=account(site)).read_text()
+        names = [variable["name"] for variable in cluster_options.site_facts(site)["environment"]]
+        left_out = [name for name in names if f'\nexport "{name}=' not in text]
+        assert set(left_out) <= {"PIP_EXTRA_INDEX_URL", "APPTAINER_TMPDIR"}, (site, runtime)
+
+
+# ---- as it runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(cluster):
+    """The cluster, if its nodes have names of their own."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    return cluster
+
+
+@pytest.fixture
+def alone(minimal, tmp_path):
+    """A folder that holds this file and programs, and nothing else of a project."""
+
+    def copy(name, **answers):
+        shutil.copy(minimal(site="slurm", runtime="none", nodes="2", **answers), tmp_path / f"my work/{name}")
+        return name
+
+    (tmp_path / "my work").mkdir()
+    copy.folder = tmp_path / "my work"
+    return copy
+
+
+# Waits until the ranks of both jobs are there. One job spares the import of torch, which takes most of the time.
+TOGETHER = """\
+import os, sys, time
+rank, world, total = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ""
+if world == 2:
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1) + rank
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    total = tensor.item()
+open(f"there.{os.environ['SLURM_JOB_ID']}.{rank}", "x").close()
+while sum(name.startswith("there.") for name in os.listdir()) < 6:
+    time.sleep(0.1)
+sys.stdout.write(f"{rank} of {world}, sum {total}, {sys.argv[1:]} threads {os.environ['OMP_NUM_THREADS']}\\n")
+"""
+
+
+def test_two_jobs_at_once_alone_in_a_folder(cluster, alone):
+    """On the same two nodes, one on a GPU of each, one on their cores; from a shell full of stale variables."""
+    (alone.folder / "own.py").write_text(TOGETHER)
+    shared = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=2", "--mem=1G"]
+    scripts = [alone("gpus.sbatch", gpus_per_node="1"), alone("cores.sbatch", gpus_per_node="0")]
+    arguments = ["a b", '"', "$HOME", "--max"]
+    environment = {**STRAY, **ENVIRONMENT, "OMP_NUM_THREADS": "7"}
+    jobs = [
+        cluster.sbatch(*shared, script, "own.py", *arguments, cwd=alone.folder, env=environment) for script in scripts
+    ]
+    for job, (world, total, threads) in zip([cluster.wait(job) for job in jobs], [(2, "3.0", 2), (4, "", 1)]):
+        assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node2"]), job.output
+        said = [f"{rank} of {world}, sum {total}, {arguments} threads {threads}" for rank in range(world)]
+        assert sorted(re.findall(r"\d of .*", job.output)) == said, job.output
+
+
+FAILS = f"""\
+import os, sys, time
+if os.environ["RANK"] == "3":
+    sys.exit(f"on purpose: rank 3 of {{os.environ['WORLD_SIZE']}}")
+time.sleep({FOREVER})
+"""
+
+
+def test_a_failing_rank_fails_the_job(cluster, alone):
+    """The other ranks, two of them on another node, sleep for hours."""
+    (alone.folder / "fails.py").write_text(FAILS)
+    script = alone("minimal.sbatch", gpus_per_node="2")
+    job = cluster.submit(script, "fails.py", cwd=alone.folder, env=ENVIRONMENT)
+    assert job.state == "FAILED" and job.exit_code != 0, job.output
+    assert "on purpose: rank 3 of 4" in job.output, job.output
