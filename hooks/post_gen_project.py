@@ -25,6 +25,7 @@ NEEDED = {
     "benchmark/published.csv": PUBLISHED,
     "benchmark/pairs.py": KIND != "local",
     "local/submit.sh": KIND == "local",
+    "local/lib.sh": KIND == "local",
     "launch/rank.sh": SLURM,
     "launch/spawn.py": SLURM,
     "slurm/submit_multinode.sh": SLURM,
@@ -44,6 +45,8 @@ NEEDED = {
     "runai/submit_multinode.sh": RUNAI,
     "runai/interactive.sh": RUNAI,
     "runai/pod.sh": RUNAI,
+    "runai/lib.sh": RUNAI,
+    "runai/pod_lib.sh": RUNAI,
     "container/start.sh": SLURM and RUNTIME in ("enroot", "podman-hpc"),
     f"container/{PROJECT}.toml": SLURM and RUNTIME == "edf",
 }

@@ -386,13 +386,15 @@ def test_the_commands_of_the_readme_are_ones_of_the_client(site, tmp_path):
 def test_what_is_submitted_from_macos_needs_no_more_than_bash_3(project):
     """Which is not at hand in tests: these are what later versions brought."""
     newer = r"\b(mapfile|readarray|declare|coproc|wait -n)\b|\$\{\w+(,|\^|@\w)|\[\[ -v |&>>|\|&|local -[An]"
-    for file in ("env.sh", "runai/submit_multinode.sh", "runai/interactive.sh"):
+    files = ("env.sh", "launch/program.sh", "runai/lib.sh", "runai/submit_multinode.sh", "runai/interactive.sh")
+    for file in files:
         assert not re.search(newer, (project / file).read_text()), file
 
 
 # ---- RDMA ------------------------------------------------------------------------------------------------------------
 
-FUNCTION = re.search(r"^roce_gid_index\(\) {\n.*?^}\n", (TEMPLATE / "runai/pod.sh").read_text(), re.DOTALL | re.M)[0]
+POD_LIB = (TEMPLATE / "runai/pod_lib.sh").read_text()
+FUNCTION = re.search(r"^roce_gid_index\(\) {\n.*?^}\n", POD_LIB, re.DOTALL | re.M)[0]
 LOCAL, V4, OTHER = "fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:ac12:8003", "0" * 39
 V1, V2 = "IB/RoCE v1", "RoCE v2"
 PAIR = [(LOCAL, V1), (LOCAL, V2), (V4, V1), (V4, V2)]
@@ -443,7 +445,7 @@ def test_the_gid_index_of_roce(case, tmp_path):
 
 def test_a_folder_of_the_image_is_told_from_a_volume(tmp_path):
     """By what /proc/self/mountinfo says; here of a pod with a volume whose name has another's before it."""
-    function = re.search(r"^mounted\(\) {\n.*?^}\n", (TEMPLATE / "runai/pod.sh").read_text(), re.DOTALL | re.M)[0]
+    function = re.search(r"^mounted\(\) {\n.*?^}\n", POD_LIB, re.DOTALL | re.M)[0]
     table = "500 400 0:90 / / rw - overlay overlay rw\n501 500 0:91 /x /mnt/mlo/scratch rw - nfs4 server:/ rw\n"
     (tmp_path / "mountinfo").write_text(table + "502 500 0:92 / /dev/shm rw - tmpfs tmpfs rw\n")
     assert function.count("/proc/self/mountinfo") == 1

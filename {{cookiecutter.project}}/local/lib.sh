@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# The steps of local/submit.sh as functions, in the order in which it takes them.
+#
+# local/submit.sh reads this file with its own name, which stands in front of its messages:
+#   source "$PROJECT_DIR/local/lib.sh" local/submit.sh
+script=$1
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/program.sh"
+
+# Prints a message and ends the script with exit code 2.
+die() {
+    echo "$script: $*" >&2
+    exit 2
+}
+
+# Prints a message with the time.
+say() { printf '%(%F %T)T %s\n' -1 "$*"; }
+
+# Unsets variables of the calling shell, which the launcher would take for this run's.
+unset_stale_variables() {
+    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+    unset "${!PET_@}" "${!OMPI_@}" "${!PMI@}" "${!SLURM_@}"
+}
+
+# ---- share this machine among the nodes ---------------------------------------------------------
+
+# Refuses settings that cannot work.
+check_settings() {
+    [[ $NNODES =~ ^[1-9][0-9]*$ ]] || die "NNODES='$NNODES': expected a whole number of at least 1"
+    [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
+        die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
+}
+
+# Sets gpus to the GPUs that the run uses; none if there are too few for one per process. Exports
+# NPROC_PER_NODE, unless you have set it: GPUs per node, or CPU_RANKS_PER_NODE if there are fewer
+# GPUs than nodes.
+share_gpus() {
+    mapfile -t gpus < <(visible_gpus)
+    if [[ -z ${NPROC_PER_NODE:-} ]]; then
+        NPROC_PER_NODE=$CPU_RANKS_PER_NODE
+        ((${#gpus[@]} < NNODES)) || NPROC_PER_NODE=$((${#gpus[@]} / NNODES))
+    fi
+    export NPROC_PER_NODE
+    if ((${#gpus[@]} > 0 && ${#gpus[@]} < NNODES * NPROC_PER_NODE)); then
+        echo "$script: ${#gpus[@]} GPU(s) for $NNODES x $NPROC_PER_NODE processes are too few:" \
+            "running on CPUs, with gloo" >&2
+        gpus=()
+    fi
+}
+
+# Prints the GPUs that the run may use, one per line.
+visible_gpus() {
+    if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep '^[^-[:space:]]' # -1 means: no GPU
+    elif command -v nvidia-smi >/dev/null; then
+        nvidia-smi --query-gpu=index --format=csv,noheader
+    fi
+}
+
+# Exports OMP_NUM_THREADS, unless you have set it: the cores of this machine over the processes of
+# all nodes.
+share_cores() {
+    local cores processes=$((NNODES * NPROC_PER_NODE))
+    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys these variables
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
+}
+
+# Exports the address of loopback as that of each node. A laptop's own name often leads nowhere, or
+# to an address that changes.
+use_loopback() {
+    export NODE_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+}
+
+# Makes the folder of logs. Exports RUN_DIR, where the launcher puts what each rank prints.
+make_run_folder() {
+    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
+    RUN_DIR="$PROJECT_DIR/logs/$(date +%Y%m%d-%H%M%S).$$"
+    export RUN_DIR
+}
+
+# ---- launch -------------------------------------------------------------------------------------
+
+# Runs a program, with its arguments, on all nodes. The first node that fails ends the others, and
+# its exit code is returned.
+launch() {
+    local node port code=0 agents=()
+    port=$(free_port) || exit
+    say "$* as $NNODES node(s) x $NPROC_PER_NODE process(es)"
+    trap 'kill "${agents[@]}" 2>/dev/null; wait; exit 143' INT TERM
+    for ((node = 0; node < NNODES; node++)); do
+        CUDA_VISIBLE_DEVICES=$(gpus_of_node "$node") \
+            PET_NNODES=$NNODES PET_NODE_RANK=$node PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$port \
+            "$PROJECT_DIR/launch/torchrun.sh" "$@" &
+        agents+=($!)
+    done
+    for ((node = 0; node < NNODES && code == 0; node++)); do
+        wait -n || code=$?
+    done
+    ((code == 0)) || kill "${agents[@]}" 2>/dev/null || true
+    wait
+    trap - INT TERM
+    return $code
+}
+
+# Prints a node's part of gpus, separated by commas. Argument: the node, from 0.
+gpus_of_node() {
+    local IFS=,
+    echo "${gpus[*]:$1 * NPROC_PER_NODE:NPROC_PER_NODE}"
+}
+
+# Prints a free port, outside the range from which the kernel takes ports of outgoing connections
+# (32768 and above).
+free_port() {
+    local port
+    for ((port = 10000 + $$ % 20000; port < 32768; port++)); do
+        if ! in_use "$port"; then
+            echo "$port"
+            return
+        fi
+    done
+    die "no free port"
+}
+
+# Whether a process on this machine uses a TCP port. The kernel's tables have it in hexadecimal.
+in_use() { grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") " /proc/net/tcp /proc/net/tcp6; }

@@ -1,0 +1,208 @@
+#!/usr/bin/env bash
+# The steps of runai/pod.sh as functions, in the order in which it takes them. They run in the pods.
+
+# Prints a message and ends the script with exit code 2.
+die() {
+    echo "runai/pod.sh in $HOSTNAME: $*" >&2
+    exit 2
+}
+
+# Prints a message with the time.
+say() { printf '%(%F %T)T %s\n' -1 "$*"; }
+
+[[ -f $PROJECT_DIR/launch/torchrun.sh ]] ||
+    die "there is no launch/ in $PROJECT_DIR: copy the whole project to the volume"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/program.sh"
+
+# ---- look at the volume, keep a log -------------------------------------------------------------
+
+# Refuses a project that lies in the pod's image: what the program writes there is gone with the
+# pod.
+require_volume() {
+    mounted "$PROJECT_DIR" ||
+        die "$PROJECT_DIR lies in the image, not on a volume, and would be gone with the pod;" \
+            "see VOLUMES in env.sh"
+}
+
+# Whether a folder lies on a volume that was mounted into the pod.
+mounted() {
+    local point
+    while read -r _ _ _ _ point _; do
+        [[ $point == / || $1/ != "$point"/* ]] || return 0
+    done </proc/self/mountinfo
+    return 1
+}
+
+# Exports HOME and USER. A user whom the image does not know has neither, and programs write caches
+# to HOME.
+set_home() {
+    [[ -w ${HOME:-/nowhere} ]] || export HOME=/tmp
+    export USER=${USER:-$(id -u)}
+}
+
+# Copies all further output to a file on the volume, which outlives the pod. Exports RUN_DIR, the
+# folder of this job's logs. Sets pod (the number of this pod: 0, 1, …), log (the file) and tee (the
+# process that writes it).
+start_log() {
+    local job=${RUNAI_JOB_NAME:-${JOB_NAME:-run}} # of CLI v2, or of CLI v1
+    local uuid=${RUNAI_JOB_UUID:-${JOB_UUID:-$(date +%Y%m%d)}}
+    pod=${PET_NODE_RANK:-${RANK:-0}}
+    export RUN_DIR="$PROJECT_DIR/logs/$job.$uuid"
+    { make_logs_folder && mkdir -p "$RUN_DIR"; } ||
+        die "cannot write below $PROJECT_DIR as user $(id -u), group $(id -g):" \
+            "the volume belongs to others; see RUN_AS_UID in env.sh"
+    log=$RUN_DIR/pod$pod.log
+    exec > >(trap '' INT TERM && exec tee -a "$log") 2>&1
+    tee=$!
+    trap finish_log EXIT
+}
+
+# Waits until the log is written: when this script, process 1 of the pod, ends, the kernel kills
+# tee. The wait ends after 5 s, since a process that the program left behind may keep the log open.
+# shellcheck disable=SC2329 # called when the script ends
+finish_log() {
+    exec >&- 2>&-
+    for _ in {1..50}; do
+        kill -0 "$tee" || return 0
+        sleep 0.1
+    done
+}
+
+# ---- hand on the signal that ends a pod ---------------------------------------------------------
+
+# Arranges that the program gets SIGTERM, too. Kubernetes sends it to process 1 of a pod alone,
+# which is this script. Sets signalled (1 after a signal) and child (the process of torchrun.sh),
+# both empty at first.
+hand_on_signals() {
+    child='' signalled=''
+    trap on_signal INT TERM
+}
+
+# shellcheck disable=SC2329 # called by the trap
+on_signal() {
+    signalled=1
+    [[ -z $child ]] || kill -TERM "$child" 2>/dev/null || true
+}
+
+# ---- look at the arguments, torch and RDMA ------------------------------------------------------
+
+# Sets arguments. runai/submit_multinode.sh has encoded words that some clients would change as
+# base64:…
+decode_arguments() {
+    local word text
+    arguments=()
+    for word in "$@"; do
+        if [[ $word == base64:* ]]; then
+            text=$(base64 -d <<<"${word#base64:}" && echo x) || die "'$word' cannot be decoded"
+            word=${text%x} # without the x, $(…) would remove newlines from the end of the word
+        fi
+        arguments+=("$word")
+    done
+}
+
+# Prints where the program runs.
+describe_pod() {
+    say "pod $pod: $HOSTNAME on ${NODE_NAME:-a node}, user $(id -u)," \
+        "${RUNAI_NUM_OF_GPUS:-no} GPU(s), job ${RUN_DIR##*/}"
+}
+
+# Refuses a Python without torch. It imports nothing: importing torch takes a second.
+require_torch() {
+    "$PYTHON" -c \
+        'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
+        die "$PYTHON of this image has no torch; set another IMAGE," \
+            "or RUNTIME=venv with a VENV on the volume (env.sh)"
+}
+
+# Prints the RDMA devices, and sets NCCL_IB_GID_INDEX if NCCL needs it. Argument: 1 refuses a pod
+# without RDMA.
+set_up_rdma() {
+    local index devices=/sys/class/infiniband # of the node; a pod may use those of /dev/infiniband
+    if ! compgen -G "/dev/infiniband/uverbs*" >/dev/null; then
+        [[ $1 != 1 ]] ||
+            die "no /dev/infiniband in this pod:" \
+                "RDMA_RESOURCES in env.sh are not what this cluster has; RDMA=0 goes without"
+        return 0
+    fi
+    index=$(roce_gid_index "$devices")
+    echo "RDMA: $(cd "$devices" && echo *), GID index ${index:--}, locked memory $(ulimit -l)"
+    set_gid_index_for_old_nccl "$index"
+}
+
+# Prints the GID index of RoCE v2 over IPv4 that all active RDMA ports of a folder share. Prints
+# nothing if there is none, or if the ports have different ones.
+roce_gid_index() {
+    local port gid index lowest common=
+    for port in "$1"/*/ports/*; do
+        # InfiniBand needs no index, and NCCL uses active ports alone.
+        [[ $(cat "$port/link_layer" 2>/dev/null) == Ethernet ]] || continue
+        [[ $(cat "$port/state" 2>/dev/null) == *ACTIVE* ]] || continue
+        lowest=
+        for gid in "$port"/gids/*; do
+            index=${gid##*/}
+            [[ $(cat "$gid" 2>/dev/null) == 0000:0000:0000:0000:0000:ffff:* ]] || continue # IPv4
+            # The kernel also lists GIDs of other pods' networks, but their type cannot be read.
+            [[ $(cat "$port/gid_attrs/types/$index" 2>/dev/null) == "RoCE v2" ]] || continue
+            if [[ -z $lowest ]] || ((index < lowest)); then
+                lowest=$index
+            fi
+        done
+        [[ -n $lowest ]] || continue
+        [[ -z $common || $common == "$lowest" ]] || return 0
+        common=$lowest
+    done
+    echo "$common"
+}
+
+# Exports NCCL_IB_GID_INDEX for NCCL before 2.26, unless env.sh has set it. Argument: the index, or
+# ''. Such an NCCL looks for the index itself and stops at the first GID that belongs to another
+# pod; before 2.21 it takes 0 (https://github.com/NVIDIA/nccl/issues/1573, fixed in 2.26.2;
+# 2026-08-20). A later NCCL may use ports with different indices, so it is left alone. To ask for
+# the version takes a second.
+set_gid_index_for_old_nccl() {
+    local version major minor
+    [[ -n $1 && -z ${NCCL_IB_GID_INDEX:-} ]] || return 0
+    version=$("$PYTHON" -c 'import torch; print(*torch.cuda.nccl.version()[:2])' 2>/dev/null) ||
+        return 0 # torch without NCCL
+    read -r major minor <<<"$version"
+    if ((major == 2 && minor < 26)); then
+        export NCCL_IB_GID_INDEX=$1
+        echo "NCCL $major.$minor: NCCL_IB_GID_INDEX=$1"
+    fi
+}
+
+# ---- launch -------------------------------------------------------------------------------------
+
+# Runs a program with its arguments, or, without arguments, check/ranks.py and then
+# training/train_ddp.py. Returns the exit code of the program that failed, or 0.
+launch() {
+    local port
+    if (($#)); then
+        run_torchrun "$@"
+        return
+    fi
+    run_torchrun check/ranks.py || return
+    # The next port, since other pods may still hold the first.
+    port=$((${PET_MASTER_PORT:-${MASTER_PORT:-29500}} + 1))
+    export MASTER_PORT=$port
+    [[ -z ${PET_MASTER_PORT:-} ]] || export PET_MASTER_PORT=$port
+    run_torchrun training/train_ddp.py
+}
+
+# Runs a program with launch/torchrun.sh. Returns its exit code, also if a signal has interrupted
+# the wait for it.
+run_torchrun() {
+    local code=0
+    [[ -z $signalled ]] || return 143
+    say "$*"
+    "$PROJECT_DIR/launch/torchrun.sh" "$@" &
+    child=$!
+    [[ -z $signalled ]] || kill -TERM "$child" # the signal came before child was set
+    wait "$child" || code=$?
+    while kill -0 "$child" 2>/dev/null; do # a signal has ended the wait, but not yet the program
+        code=0
+        wait "$child" || code=$?
+    done
+    return $code
+}
