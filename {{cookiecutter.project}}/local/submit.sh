@@ -2,7 +2,7 @@
 # Runs a PyTorch program on this machine as if on several nodes. Each "node" is one torchrun; there
 # is no scheduler.
 #
-#   bash local/submit.sh                                       check/ranks.py, training/train_ddp.py
+#   bash local/submit.sh                                       check/ranks.py, then a training
 #   bash local/submit.sh pi/pi.py --intervals 1e9              any program, with its arguments
 #   NNODES=4 NPROC_PER_NODE=1 bash local/submit.sh pi/pi.py    4 nodes of one process each
 #
@@ -21,7 +21,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit
 fi
 
-unset_stale_variables              # RANK, WORLD_SIZE … of the calling shell
+unset_stale_variables               # RANK, WORLD_SIZE … of the calling shell
 ranks_asked_for=${NPROC_PER_NODE:-} # for this run; env.sh may set it for all runs
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
@@ -31,9 +31,9 @@ set_up_software || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
 
 check_settings
-share_gpus      # NPROC_PER_NODE, and the GPUs of each node
-share_cores     # OMP_NUM_THREADS
-use_loopback
+share_gpus   # NPROC_PER_NODE, and the GPUs of each node
+share_cores  # OMP_NUM_THREADS
+use_loopback # the nodes meet at 127.0.0.1
 program=$(find_program "$@") || exit
 if [[ -z $ranks_asked_for ]] && starts_its_own_ranks "$program"; then
     die "$program starts its own ranks: run it without this script, $PYTHON $program"

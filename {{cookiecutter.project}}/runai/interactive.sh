@@ -48,11 +48,11 @@ check_volumes        # asks the cluster for VOLUMES
 
 name=$(job_name "$JOB_PREFIX-shell")
 [[ -z $RUN_AS_UID ]] || pod_variables+=(HOME=/tmp) # the image's home belongs to another user
-build_command "$name" sleep "$seconds"
+build_command "$name" sleep "$seconds" # all that the pods run, until you start something in them
 print_command
 [[ -z $dry_run ]] || exit 0
 submit
-print_next_commands "$name"
+print_next_commands "$name" # state, output, a shell, delete
 echo
 print_how_to_enter "$name"
 echo "The pods end by themselves after $time, or now: bash runai/interactive.sh --delete $name"

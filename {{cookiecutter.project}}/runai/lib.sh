@@ -15,7 +15,7 @@ script=$1
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/program.sh"
 
-# What reaches a pod unchanged, whichever client or shell hands it on.
+# Words that need no quotes: they reach a pod unchanged through every client and shell.
 PLAIN='^[A-Za-z0-9._/:=@%+,-]+$'
 
 # Prints a message and ends the script with exit code 2.
@@ -215,8 +215,8 @@ refuse_program_with_own_ranks() {
 
 # ---- build the command for runai ----------------------------------------------------------------
 
-# Prints a name for the job that no other job has. Kubernetes takes it, also with -worker-N
-# appended.
+# Prints a new name for a job: the argument, the time and a random number. Kubernetes takes
+# lower-case letters, digits and -, up to 63 with the -worker-N that the operator appends.
 job_name() {
     local name
     name=$(printf %s "$1" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-')
@@ -262,8 +262,8 @@ start_command() {
             ;;
     esac
     runai_command+=(--project "$RUNAI_PROJECT" --image "$IMAGE")
-    # The first pod, the master, is no worker. Running: once it has ended, the operator ends pods
-    # that still run.
+    # The first pod, the master, is no worker. Running: once the master has ended, the operator ends
+    # the pods that still run.
     ((NNODES == 1)) || runai_command+=(--workers $((NNODES - 1)) --clean-pod-policy Running)
 }
 
@@ -273,11 +273,11 @@ add_variables() {
     for variable in "${pod_variables[@]}"; do
         runai_command+=(-e "$variable")
     done
-    for secret in "${SECRETS[@]}"; do # VARIABLE=SECRET,KEY
+    for secret in "${SECRETS[@]}"; do # such as WANDB_API_KEY=wandb,key
         if [[ $RUNAI_CLI == v1 ]]; then
-            runai_command+=(-e "${secret/=/=SECRET:}") # VARIABLE=SECRET:SECRET,KEY
+            runai_command+=(-e "${secret/=/=SECRET:}") # WANDB_API_KEY=SECRET:wandb,key
         else
-            runai_command+=(--env-secret "${secret/,/,key=}") # VARIABLE=SECRET,key=KEY
+            runai_command+=(--env-secret "${secret/,/,key=}") # WANDB_API_KEY=wandb,key=key
         fi
     done
 }
@@ -390,7 +390,8 @@ encode() {
 
 # ---- print and submit ---------------------------------------------------------------------------
 
-# Prints runai_command so that it can be pasted, one option per line. No word of it needs quotes.
+# Prints runai_command so that it can be pasted, one option per line. The functions above refuse or
+# encode words that would need quotes.
 print_command() {
     local word line='' options=1
     for word in "${runai_command[@]}"; do
@@ -416,7 +417,7 @@ submit() {
 print_next_commands() {
     local job="$1 -p $RUNAI_PROJECT" of=''
     [[ $RUNAI_CLI == v2 ]] || of="job " # describe job NAME, but logs NAME
-    print_row "" ""
+    echo
     print_row "state, and why it waits:" "$job_commands describe $of$job"
     print_row "follow the first pod:" "$job_commands logs $job --follow"
     print_row "a shell in it:" "$job_commands bash $job"

@@ -2,7 +2,7 @@
 # Runs a PyTorch program in a pod. Each pod of a job runs this script: runai/submit_multinode.sh
 # tells Run:ai to start it. In pods that wait (runai/interactive.sh) you start it yourself.
 #
-#   bash runai/pod.sh                              check/ranks.py, then training/train_ddp.py
+#   bash runai/pod.sh                              check/ranks.py, then a training
 #   bash runai/pod.sh pi/pi.py --intervals 1e9     any program, with its arguments
 #
 # It checks what the pod was given: volume, user, torch, RDMA. Then it runs launch/torchrun.sh,
@@ -23,9 +23,9 @@ fi
 require_volume  # refuses a project that lies in the image
 set_home        # for a user whom the image does not know
 start_log       # all further output also goes to logs/JOB.UUID/podN.log
-hand_on_signals # Kubernetes tells this script alone when the pod has to end
+hand_on_signals # SIGTERM, which Kubernetes sends to this script alone, reaches the program too
 
-rdma_required=${REQUIRE_RDMA:-0} # what the submit script has set; env.sh has a default of its own
+rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
 cd "$PROJECT_DIR" || exit
 # shellcheck source=/dev/null
 source env.sh
@@ -35,7 +35,7 @@ set_up_software || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
 
 decode_arguments "$@" # sets arguments
-find_program "${arguments[@]}" >/dev/null || exit
+find_program "${arguments[@]}" >/dev/null || exit # refuses what is no program of Python
 describe_pod
 require_torch
 set_up_rdma "$rdma_required" # refuses a pod without RDMA if the job has asked for it

@@ -17,8 +17,7 @@ source "$PROJECT_DIR/launch/program.sh"
 
 # ---- look at the volume, keep a log -------------------------------------------------------------
 
-# Refuses a project that lies in the pod's image: what the program writes there is gone with the
-# pod.
+# Refuses a project that lies in the pod's image, which is gone with the pod.
 require_volume() {
     mounted "$PROJECT_DIR" ||
         die "$PROJECT_DIR lies in the image, not on a volume, and would be gone with the pod;" \
@@ -42,10 +41,11 @@ set_home() {
 }
 
 # Copies all further output to a file on the volume, which outlives the pod. Exports RUN_DIR, the
-# folder of this job's logs. Sets pod (the number of this pod: 0, 1, …), log (the file) and tee (the
-# process that writes it).
+# folder of this job's logs. Sets pod (this pod's number, from 0), log (the file) and tee (its
+# writer, a process).
 start_log() {
-    local job=${RUNAI_JOB_NAME:-${JOB_NAME:-run}} # of CLI v2, or of CLI v1
+    # Jobs of CLI v1 have JOB_NAME and JOB_UUID.
+    local job=${RUNAI_JOB_NAME:-${JOB_NAME:-run}}
     local uuid=${RUNAI_JOB_UUID:-${JOB_UUID:-$(date +%Y%m%d)}}
     pod=${PET_NODE_RANK:-${RANK:-0}}
     export RUN_DIR="$PROJECT_DIR/logs/$job.$uuid"
@@ -79,6 +79,7 @@ hand_on_signals() {
     trap on_signal INT TERM
 }
 
+# Notes the signal and hands it on.
 # shellcheck disable=SC2329 # called by the trap
 on_signal() {
     signalled=1
@@ -87,8 +88,7 @@ on_signal() {
 
 # ---- look at the arguments, torch and RDMA ------------------------------------------------------
 
-# Sets arguments. runai/submit_multinode.sh has encoded words that some clients would change as
-# base64:…
+# Sets arguments to the script's arguments. Those that some clients would change arrive as base64:…
 decode_arguments() {
     local word text
     arguments=()
@@ -156,10 +156,9 @@ roce_gid_index() {
 }
 
 # Exports NCCL_IB_GID_INDEX for NCCL before 2.26, unless env.sh has set it. Argument: the index, or
-# ''. Such an NCCL looks for the index itself and stops at the first GID that belongs to another
-# pod; before 2.21 it takes 0 (https://github.com/NVIDIA/nccl/issues/1573, fixed in 2.26.2;
-# 2026-08-20). A later NCCL may use ports with different indices, so it is left alone. To ask for
-# the version takes a second.
+# ''. An NCCL before 2.21 takes index 0. Up to 2.25 it looks for the index, but stops at the first
+# GID of another pod (https://github.com/NVIDIA/nccl/issues/1573, 2026-08-20). A later NCCL may use
+# ports with different indices, so it is left alone. To ask for the version takes a second.
 set_gid_index_for_old_nccl() {
     local version major minor
     [[ -n $1 && -z ${NCCL_IB_GID_INDEX:-} ]] || return 0

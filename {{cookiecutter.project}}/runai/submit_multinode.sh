@@ -2,10 +2,10 @@
 #? set site = site_facts(cookiecutter.site)
 # Runs a PyTorch program in the pods of a Run:ai job, one pod per node: {{ site.title }}.
 #
-#   bash runai/submit_multinode.sh                            check/ranks.py, training/train_ddp.py
+#   bash runai/submit_multinode.sh                            check/ranks.py, then a training
 #   bash runai/submit_multinode.sh pi/pi.py --intervals 1e9   any program, with its arguments
 #   bash runai/submit_multinode.sh -m package.module          a module, with its arguments
-#   bash runai/submit_multinode.sh --dry-run pi/pi.py         prints runai's command, submits nothing
+#   bash runai/submit_multinode.sh --dry-run pi/pi.py         prints the command for runai
 #   NNODES=4 bash runai/submit_multinode.sh pi/pi.py          another number of pods, for this job
 #
 # It looks for the program in the current folder, then in the project. Pods run it in the project's
@@ -40,10 +40,11 @@ find_client               # RUNAI_CLI: v1 or v2
 check_volumes             # asks the cluster for VOLUMES
 find_program_in_pods "$@" # program: its path in the pods, and its arguments
 
+# Each pod runs runai/pod.sh, which starts the program.
 name=$(job_name "$JOB_PREFIX")
 build_command "$name" bash "$POD_PROJECT_DIR/runai/pod.sh" "${program[@]}"
 print_command
 [[ -z $dry_run ]] || exit 0
 submit
-print_next_commands "$name"
+print_next_commands "$name" # state, output, a shell, delete
 print_row "what each pod printed:" "$POD_PROJECT_DIR/logs/$name.*/"
