@@ -88,6 +88,8 @@ KINDS = {
     "runai": {"runtimes": ("pod",), "launchers": ("torchrun",), "name": "Run:ai"},
 }
 HOSTS = {"gh": "https://github.com/{}.git", "gl": "https://gitlab.com/{}.git", "bb": "https://bitbucket.org/{}"}
+# What examples=no leaves out: what a project that exists has of its own, and the programs to learn from.
+EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "pi", "tests", "training")
 # Options of sbatch that come from elsewhere than `directives`.
 OWN_OPTIONS = {
     "--nodes": "the question nodes",
@@ -114,7 +116,7 @@ FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 UNSAFE = re.compile(r"[^A-Za-z0-9._:/@+=,-]")
 UNSAFE_IN_QUOTES = re.compile(r"[^A-Za-z0-9._:/@+=,# -]")
 QUESTIONS = ("project", "site", "launcher", "runtime", "image", "account", "partition", "qos")
-QUESTIONS += ("nodes", "gpus_per_node", "time_limit")
+QUESTIONS += ("nodes", "gpus_per_node", "time_limit", "examples")
 UNASKED = "the default"  # see cookiecutter.json: what a replay does not hold is rendered without this extension
 
 
@@ -568,6 +570,8 @@ def suggest(site: str, question: str, runtime: str = "") -> str:
 
     '' for a site that there is not, so that its fault is told together with those of the other answers.
     """
+    if question == "examples":
+        return "yes"
     try:
         facts = site_facts(site)
     except SiteError:
@@ -920,6 +924,13 @@ def _too_long(where, limits, nodes, minutes, text):
         )
 
 
+def _check_examples(given, facts):
+    value = given["examples"]
+    if value not in ("yes", "no"):
+        hint = '; in a YAML file, which reads no as False, write "no" in quotes' if value in ("True", "False") else ""
+        yield f"examples {value!r} is neither yes nor no; choose yes, or no for a project that exists{hint}"
+
+
 CHECKS = {
     "launcher": _check_choice("launcher"),
     "runtime": _check_choice("runtime"),
@@ -930,6 +941,7 @@ CHECKS = {
     "nodes": _check_nodes,
     "gpus_per_node": _check_gpus,
     "time_limit": _check_time,
+    "examples": _check_examples,
 }
 
 
@@ -1299,7 +1311,8 @@ def bake_command(answers) -> str:
     source = template_source(answers)
     local = source["name"].startswith("/")  # cookiecutter ignores --checkout there
     checkout = [] if local or not source["commit"] else ["--checkout", source["commit"]]
-    words = ["cookiecutter", "--no-input", "--default-config", *checkout, source["name"]]
+    existing = ["--overwrite-if-exists", "--skip-if-file-exists"] if answers["examples"] == "no" else []
+    words = ["cookiecutter", "--no-input", "--default-config", *existing, *checkout, source["name"]]
     return shlex.join(words + [f"{question}={value}" for question, value in _given(answers).items()])
 
 
@@ -1316,6 +1329,24 @@ def scripts() -> list:
     folder = SITES.parent / "{{cookiecutter.project}}"
     files = [path for pattern in ("*.sh", "*.sbatch", "*.py") for path in folder.rglob(pattern)]
     return sorted(str(path.relative_to(folder)) for path in files if path.read_bytes().startswith(b"#!"))
+
+
+def template_files(answers) -> list[str]:
+    """Return the paths of all files that cookiecutter writes, before the hook removes what was not answered for."""
+    folder = SITES.parent / "{{cookiecutter.project}}"
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return sorted(name.replace(folder.name, answers["project"]) for name in names)
+
+
+def left_out(answers) -> list[str]:
+    """Return the paths of the files that examples=no leaves out."""
+    names = template_files(answers) if answers["examples"] == "no" else []
+    return [name for name in names if name.split("/")[0] in EXAMPLES]
+
+
+def instructions(answers) -> str:
+    """Return the path of the page of instructions: a project that exists has a README.md of its own."""
+    return f"{site_facts(answers['site'])['kind']}/README.md" if answers["examples"] == "no" else "README.md"
 
 
 GLOBALS = [
@@ -1353,6 +1384,9 @@ GLOBALS = [
     bake_command,
     link_command,
     scripts,
+    template_files,
+    left_out,
+    instructions,
 ]
 
 

@@ -1,9 +1,12 @@
-"""Finishes a written project: drops what its site does not need, restores run bits, says what to do next.
+"""Finishes a written project: drops what its answers do not need, restores run bits, says what to do next.
 
 Runs in the new folder, also over a project that exists already and twice during `cruft update`: it removes files by
-their names, only what was written just now, and asks nothing.
+their names, only what was written just now, and asks nothing. pre_gen_project.py has noted in .being-written what was
+there before.
 """
 
+import json
+import shutil
 from pathlib import Path
 
 PROJECT = "{{ cookiecutter.project }}"
@@ -16,6 +19,10 @@ OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
 LAUNCHER = "{{ cookiecutter.launcher }}"
 PUBLISHED = {{site_facts(cookiecutter.site).all_reduce != []}}  # noqa: F821
 SCRIPTS = {{scripts()}}  # noqa: F821
+FILES = {{template_files(cookiecutter)}}  # noqa: F821
+LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
+EXAMPLES = "{{ cookiecutter.examples }}"
+PAGE = "{{ instructions(cookiecutter) }}"
 
 SLURM, RUNAI = KIND == "slurm", KIND == "runai"
 BUILDS_IMAGE = SLURM and IMAGE_SOURCE != ""
@@ -49,21 +56,25 @@ NEEDED = {
     "runai/pod_lib.sh": RUNAI,
     "container/start.sh": SLURM and RUNTIME in ("enroot", "podman-hpc"),
     f"container/{PROJECT}.toml": SLURM and RUNTIME == "edf",
+    **dict.fromkeys(LEFT_OUT, False),
+    **{name: name == PAGE for name in ("local/README.md", "runai/README.md", "slurm/README.md")},
 }
+SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
+FIRST_JOBS = [
+    (f"{SUBMIT} check/ranks.py", "who is rank N: the table to read before anything else"),
+    (SUBMIT, "the same, then a short training"),
+]
+if EXAMPLES == "no":
+    FIRST_JOBS[1] = (f"{SUBMIT} PROGRAM.py", "a program of yours; its arguments may follow")
 FIRST_STEPS = {
-    "local": [
-        ("bash local/submit.sh check/ranks.py", "who is rank N: the table to read before anything else"),
-        ("bash local/submit.sh", "the same, then a short training"),
-    ],
-    "slurm": [
-        ("bash slurm/submit_multinode.sh check/ranks.py", "who is rank N: the table to read before anything else"),
-        ("bash slurm/submit_multinode.sh", "the same, then a short training"),
-    ],
+    "local": FIRST_JOBS,
+    "slurm": FIRST_JOBS,
     "runai": [
-        ("less README.md", "First run: how the project comes to a volume that pods see"),
-        ("bash runai/submit_multinode.sh --dry-run", "the command for runai, without --dry-run it is submitted"),
+        (f"less {PAGE}", "First run: how the project comes to a volume that pods see"),
+        (f"{SUBMIT} --dry-run", "the command for runai, without --dry-run it is submitted"),
     ],
 }
+PACKAGES = ("echo torch >requirements.txt", "the packages of your programs, one a line")
 BUILD = {
     "local": ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt", "once"),
     "slurm": ("bash slurm/build_venv.sh", "once, on a compute node; go on when its output ends with ready:"),
@@ -71,25 +82,54 @@ BUILD = {
 BUILD_IMAGE = ("bash slurm/build_container.sh", "once; go on when its output ends with ready:")
 
 
+def drop(there: dict, empty_folders: list) -> None:
+    """Remove what was written just now and is not needed, and the folders that this leaves empty.
+
+    there: the files that were there before, with the time [ns] when each was written.
+    """
+    for number, name in enumerate(LEFT_OUT):
+        if name in there and Path(name).stat().st_mtime_ns != there[name]:  # overwritten: the user's own comes back
+            shutil.copy2(f".being-written/{number}", name)
+    for path in [Path(name) for name, needed in NEEDED.items() if not needed]:
+        if path.exists() and path.stat().st_mtime_ns != there.get(str(path)):
+            path.unlink()
+        folder = path.parent
+        if folder.is_dir() and not any(folder.iterdir()) and str(folder) not in empty_folders:
+            folder.rmdir()
+
+
+def say_what_was_kept(kept: list) -> None:
+    """Tell of files that --skip-if-file-exists has kept: the template's own, of an earlier run, or the user's."""
+    if not kept:
+        return
+    if len(kept) == sum(NEEDED.get(name, True) for name in FILES):
+        print(f"All {len(kept)} files were in {PROJECT} before, and none was changed.")
+        return
+    print("These files were there before, and were kept:", *kept, sep="\n  ")
+    print("If one of them is yours, rename it and run this again: the scripts need the template's file of that name.")
+
+
 def main() -> None:
     """Drop, restore, say."""
-    began = Path(".began").stat().st_mtime_ns
-    Path(".began").unlink()
-    for path in [Path(name) for name, needed in NEEDED.items() if not needed]:
-        if path.exists() and path.stat().st_mtime_ns >= began:  # older ones were kept by --skip-if-file-exists
-            path.unlink()
-        if path.parent.is_dir() and not any(path.parent.iterdir()):
-            path.parent.rmdir()
-    for path in filter(Path.exists, map(Path, SCRIPTS)):  # a template that came as a zip file has lost the run bits
-        path.chmod(path.stat().st_mode | 0o111)
+    before = json.loads(Path(".being-written/there.json").read_text())
+    there = before["files"]
+    drop(there, before["empty folders"])
+    shutil.rmtree(".being-written")
+    needed = [Path(name) for name in FILES if NEEDED.get(name, True) and Path(name).exists()]
+    kept = [str(path) for path in needed if path.stat().st_mtime_ns == there.get(str(path))]
+    for path in needed:  # a template that came as a zip file has lost the run bits
+        if str(path) in SCRIPTS and str(path) not in kept:
+            path.chmod(path.stat().st_mode | 0o111)
 
-    steps = [(f"cd {PROJECT}", "settings: env.sh; all else: README.md")]
+    steps = [(f"cd {PROJECT}", f"settings: env.sh; all else: {PAGE}")]
     if SLURM and OFFLINE and (RUNTIME == "venv" or BUILDS_IMAGE):
-        steps.append(("less README.md", "First run: what has to be fetched before, as compute nodes have no internet"))
-    steps += [BUILD[KIND]] if RUNTIME == "venv" else []
+        steps.append((f"less {PAGE}", "First run: what has to be fetched before, as compute nodes have no internet"))
+    if RUNTIME == "venv":
+        steps += [PACKAGES] * (not Path("requirements.txt").exists()) + [BUILD[KIND]]
     steps += [BUILD_IMAGE] * BUILDS_IMAGE + FIRST_STEPS[KIND]
     width = max(len(command) for command, _ in steps)
-    print(f"{PROJECT} is written for {TITLE}. Next:")
+    say_what_was_kept(kept)
+    print(f"{PROJECT} is written for {TITLE}. Next:" if EXAMPLES == "yes" else f"{PROJECT} can run on {TITLE}. Next:")
     for command, why in steps:
         print(f"  {command:{width}}  # {why}")
 

@@ -49,6 +49,21 @@ CONTAINER = {
     "shifter": IMAGE,
     "podman-hpc": IMAGE | {"container/start.sh"},
 }
+# examples=no: what is left out, where the page of instructions lies
+EXAMPLES = {name for name in COMMON | HOROVOD if name.startswith(("benchmark/", "pi/", "tests/", "training/"))}
+EXAMPLES |= {"README.md", ".gitignore", "requirements.txt", "benchmark/published.csv"}
+INTO_A_PROJECT = [
+    {"site": "local", "runtime": "venv"},
+    {"site": "runai", "account": "mlo-jdoe"},
+    {"site": "rcp", "account": "mlo-jdoe"},
+    *({"site": "slurm", "runtime": runtime} for runtime in ("none", "venv", "apptainer", "pyxis", "enroot")),
+    {"site": "slurm", "runtime": "venv", "launcher": "mpirun-ranks"},
+    {"site": "mn5", "account": "abc", "runtime": "apptainer"},
+    {"site": "clariden", "runtime": "edf"},
+    {"site": "lumi", "account": account("lumi")},
+    {"site": "perlmutter", "account": account("perlmutter"), "runtime": "shifter"},
+    {"site": "perlmutter", "account": account("perlmutter"), "runtime": "podman-hpc"},
+]
 COMBINATIONS = combinations()
 TOOLS = Path(sys.executable).parent
 
@@ -85,6 +100,31 @@ def lint(folder):
 @pytest.mark.parametrize("answers", COMBINATIONS, ids=lambda answers: "-".join(filter(None, answers.values())))
 def test_every_combination_is_whole_and_clean(answers, tmp_path):
     project = bake(tmp_path, **answers)
+    assert files(project) == expected_files(answers)
+    assert_clean(project, "README.md")
+
+
+@pytest.mark.parametrize("answers", INTO_A_PROJECT, ids=lambda answers: "-".join(answers.values()))
+def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
+    """Nothing that is written names a file that is not."""
+    project = bake(tmp_path, examples="no", **answers)
+    facts = cluster_options.site_facts(answers["site"])
+    page = f"{facts['kind']}/README.md"
+    defaults = {"runtime": facts["runtimes"][0], "launcher": facts["launchers"][0]}
+    assert files(project) == expected_files({**defaults, **answers}) - EXAMPLES | {page}
+    assert_clean(project, page)
+    for path in filter(Path.is_file, project.rglob("*")):
+        text = path.read_text()
+        names = re.findall(r"(?<![\w/.-])(?:training|pi|benchmark|tests)/\w+\S*", text)
+        names += re.findall(r"train_(?:ddp|fsdp|single|horovod)\S*|\bpi\.py|all_reduce\.py", text)
+        names += re.findall(r"(?<!/)README\.md", text) if path.name != "README.md" else []
+        assert not names, f"{path}: {names}"
+    anchors = re.findall(r"\]\(#([\w-]+)\)", (project / page).read_text())
+    headings = re.findall(r"^##+ (.*)", (project / page).read_text(), re.MULTILINE)
+    assert set(anchors) <= {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def expected_files(answers):
     facts = cluster_options.site_facts(answers["site"])
     expected = FILES[facts["kind"]] | CONTAINER.get(answers["runtime"], set())
     if facts["kind"] == "slurm" and "venv" not in facts["runtimes"]:
@@ -93,7 +133,10 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
     if not cluster_options.image_source({**answers, "image": image}):  # a file that the site keeps ready
         expected -= IMAGE
     expected |= {"benchmark/published.csv"} if facts["all_reduce"] else set()
-    assert files(project) == expected | (HOROVOD if answers["launcher"] == "mpirun-ranks" else set())
+    return expected | (HOROVOD if answers["launcher"] == "mpirun-ranks" else set())
+
+
+def assert_clean(project, page):
     for path in project.rglob("*"):
         script = path.is_file() and path.read_bytes().startswith(b"#!")
         assert script <= os.access(path, os.X_OK) or path.name == "env.sh", path
@@ -103,7 +146,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
             assert not left, f"{path}: {left}"
             assert text.endswith("\n") and not text.endswith("\n\n"), path
             assert path.suffix == ".py" or "\n\n\n" not in text, path
-    readme = re.sub(r"```.*?```", "", (project / "README.md").read_text(), flags=re.DOTALL)
+    readme = re.sub(r"```.*?```", "", (project / page).read_text(), flags=re.DOTALL)
     assert not re.findall(r"[^\n]\n(?:#+ .*|\|---.*\n[^|].*)", readme), (
         "a heading or a table that Markdown does not see"
     )

@@ -115,20 +115,20 @@ def test_words_that_are_no_files(found, tmp_path):
         ("python x.py", "no program 'python': python is started by the launcher; name the program alone, as in x.py"),
         ("python3.11 -u pi/pi.py --max 3", "name the program alone, as in pi/pi.py"),
         ("/usr/bin/python3 -m package.main", "name the program alone, as in -m package.main"),
-        ("python", "name the program alone, as in pi/pi.py or -m package.module"),
+        ("python", "name the program alone, as in program.py or -m package.module"),
         (
             "accelerate launch --num_processes 4 x.py",
             "accelerate is not needed: the submit script starts the ranks; name",
         ),
         ("torchrun --nproc-per-node 2 x.py", "name the program alone, as in x.py"),
         ("srun python x.py", "name the program alone, as in x.py"),
-        ("srun -m block ./a.out", "name the program alone, as in pi/pi.py or -m package.module"),
+        ("srun -m block ./a.out", "name the program alone, as in program.py or -m package.module"),
         ("accelerate launch --config_file config.yaml x.py", "name the program alone, as in x.py"),
         ("python -m torch.distributed.run x.py", "name the program alone, as in x.py"),
         ("python -m torch.distributed.run -m package.main", "name the program alone, as in -m package.main"),
         ("pi/pi", "no program 'pi/pi' in {here} nor in {project}: its name is pi/pi.py"),
         ("/nowhere/pi/pi.py", "no program '/nowhere/pi/pi.py': there is no such file"),
-        ("python missing.py -m 5", "name the program alone, as in pi/pi.py or -m package.module"),
+        ("python missing.py -m 5", "name the program alone, as in program.py or -m package.module"),
         ("accelerate launch -m package.main", "name the program alone, as in -m package.main"),
         ("mytrain", 'to run the installed command {bin}/mytrain, name its file, as in "$(command -v mytrain)"'),
         ("other", "{bin}/other is no Python program, and the launcher starts Python"),
@@ -142,7 +142,7 @@ def test_words_that_are_no_files(found, tmp_path):
     (tmp_path / "project/.venv/bin/installed").write_text(LONG_PATH)
     named = f"to run the installed command, name its file, {tmp_path}/project/.venv/bin/installed"
     assert named in found("installed")[1]
-    assert found("") == (2, "no program '': name one, as in pi/pi.py or -m package.module\n")
+    assert found("") == (2, "no program '': name one, as in program.py or -m package.module\n")
     assert found(".venv/bin/installed") == (0, f"{tmp_path}/project/.venv/bin/installed")
 
 

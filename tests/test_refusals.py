@@ -20,6 +20,7 @@ GOOD = {
     "nodes": "2",
     "gpus_per_node": "4",
     "time_limit": "01:00:00",
+    "examples": "yes",
 }
 CLARIDEN = {"site": "clariden", "partition": "debug", "qos": "", "account": ""}
 LOCAL = {"site": "local", "runtime": "none", "account": "", "partition": "", "qos": "", "time_limit": ""}
@@ -87,6 +88,12 @@ REFUSED = [
     ({**LOCAL, "account": "abc"}, ["account 'abc' means nothing where there is no scheduler"]),
     ({**LOCAL, "time_limit": "01:00:00"}, ["time_limit '01:00:00' means nothing where"]),
     ({**LOCAL, "launcher": "srun"}, ["launcher 'srun' is for Slurm, but this machine has no scheduler"]),
+    ({"examples": "maybe"}, ["examples 'maybe' is neither yes nor no", "choose yes, or no for a project that exists"]),
+    ({"examples": ""}, ["examples '' is neither yes nor no"]),
+    (
+        {"examples": "False"},
+        ["examples 'False' is neither", 'in a YAML file, which reads no as False, write "no" in quotes'],
+    ),
 ]
 HOSTILE = [
     '4"; rm -rf ~; "',

@@ -83,9 +83,9 @@ def template(tmp_path_factory):
     return folder
 
 
-def commands(project):
+def commands(project, page="README.md"):
     """Return the blocks of commands at the end of a written README: how it is written again, how it is updated."""
-    text = (project / "README.md").read_text()
+    text = (project / page).read_text()
     return re.findall(r"```bash\n(.*?)\n```", text[text.index("\n## Written by version") :], re.DOTALL)
 
 
@@ -100,6 +100,7 @@ AGAIN = {
     "Run:ai": {"site": "rcp", "account": "mlo-jdoe", "nodes": "1"},
     "a site's file": {"site": "our 'big' $cluster.yaml", "gpus_per_node": "0"},
     "here": {"site": "here", "nodes": "1"},
+    "into a project that exists": {"site": "slurm", "nodes": "3", "examples": "no"},
 }
 
 
@@ -117,9 +118,10 @@ def test_the_readme_s_command_writes_the_same_project(case, tmp_path):
     shell(f"cookiecutter --no-input -o first {source} {' '.join(words)}", tmp_path, tmp_path)
     first = tmp_path / "first" / answers["project"]
     (tmp_path / "second").mkdir()
-    shell(commands(first)[0], tmp_path / "second", tmp_path)
+    page = "slurm/README.md" if "examples" in answers else "README.md"
+    shell(commands(first, page)[0], tmp_path / "second", tmp_path)
     assert tree(tmp_path / "second" / answers["project"]) == tree(first)
-    assert ("`site=here` is the cluster that this is typed on" in (first / "README.md").read_text()) == (case == "here")
+    assert ("`site=here` is the cluster that this is typed on" in (first / page).read_text()) == (case == "here")
 
 
 @pytest.mark.parametrize("source", ["git", "zip"])
@@ -185,7 +187,7 @@ def test_cruft_merges_a_newer_version_with_the_user_s_edits(how, template, tmp_p
 @pytest.mark.parametrize(
     "missing",
     [
-        (),
+        ("examples",),
         pytest.param(("launcher",), marks=pytest.mark.drill),
         ("image", "time_limit"),
         pytest.param(QUESTIONS[2:], marks=pytest.mark.drill),
@@ -207,7 +209,7 @@ def test_a_replay_of_an_older_version(missing, tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(command, input="\n" * 20, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"\(the\s+default\)", done.stdout)) == len(missing)
+    assert len(re.findall(r"\(the\s+default\)", done.stdout)) == len({*missing} - {"examples"})
     assert tree(tmp_path / "demo") == fresh
 
 

@@ -235,7 +235,7 @@ CONTAINER_SRUN_ARGS=()
 # container.
 CONTAINER_EXEC=()
 #? endif
-# Which program starts the ranks: {{ site.launchers | join(", ") }} (README.md compares them).
+# Which program starts the ranks: {{ site.launchers | join(", ") }} ({{ instructions(cookiecutter) }} compares them).
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 # 1: check every node before launch (a second or less); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"

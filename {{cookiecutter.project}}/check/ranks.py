@@ -30,7 +30,7 @@ SHARED = "ranks {ranks} share one GPU of {host} ({uuid}): set NPROC_PER_NODE to 
 BLIND = "rank(s) {ranks} on {host} were given GPUs ({given}), but torch {torch} sees none: install one for this driver"
 ONE_CORE = "rank(s) {ranks} on {host} may use one core of {host_cores}: pass --cpus-per-task (mpirun: --bind-to none)"
 TCP = "REQUIRE_RDMA=1, but rank(s) {ranks} on {host} talk through {network}: no RDMA device, no libibverbs or no "
-TCP += "librdmacm, or NCCL_IB_DISABLE or NCCL_NET (pi/pi.py with NCCL_DEBUG=INFO tells); REQUIRE_RDMA=0 accepts TCP"
+TCP += "librdmacm, or NCCL_IB_DISABLE or NCCL_NET (a program with NCCL_DEBUG=INFO tells); REQUIRE_RDMA=0 accepts TCP"
 
 
 def setup(timeout: float) -> tuple[int, int, torch.device]:

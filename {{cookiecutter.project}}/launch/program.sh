@@ -16,7 +16,7 @@
 # Looks for the program in the current folder, then in the project.
 find_program() {
     local name=${1-check/ranks.py} file
-    [[ -n $name ]] || die "no program '': name one, as in pi/pi.py or -m package.module"
+    [[ -n $name ]] || die "no program '': name one, as in program.py or -m package.module"
     if [[ $name == -m ]]; then
         [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module"
         echo -m
@@ -45,7 +45,7 @@ refuse_launch_command() {
     fi
     program=$(program_among "$@")
     die "no program '$1': $reason;" \
-        "name the program alone, as in ${program:-pi/pi.py or -m package.module}"
+        "name the program alone, as in ${program:-program.py or -m package.module}"
 }
 
 # Prints the program that a launch command starts: the first argument that is a Python file, else
@@ -90,7 +90,7 @@ program_not_found() {
             "$PROJECT_DIR/.venv/bin/$name"
     fi
     die "no program '$name' in $folders:" \
-        "name the program alone, as in pi/pi.py or -m package.module"
+        "name the program alone, as in program.py or -m package.module"
 }
 
 # Refuses a file that Python cannot run, which would fail only after the wait in the queue.

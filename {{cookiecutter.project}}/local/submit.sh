@@ -2,9 +2,15 @@
 # Runs a PyTorch program on this machine as if on several nodes. Each "node" is one torchrun; there
 # is no scheduler.
 #
+#? if cookiecutter.examples == "yes"
 #   bash local/submit.sh                                       check/ranks.py, then a training
 #   bash local/submit.sh pi/pi.py --intervals 1e9              any program, with its arguments
 #   NNODES=4 NPROC_PER_NODE=1 bash local/submit.sh pi/pi.py    4 nodes of one process each
+#? else
+#   bash local/submit.sh                                       check/ranks.py
+#   bash local/submit.sh program.py --lr 1e-3                  any program, with its arguments
+#   NNODES=4 NPROC_PER_NODE=1 bash local/submit.sh program.py  4 nodes of one process each
+#? endif
 #
 # The nodes share this machine's cores and GPUs, and each GPU goes to one process. If there are
 # fewer GPUs than processes, all processes run on CPUs. The program is looked up in the current
@@ -41,6 +47,8 @@ fi
 make_run_folder # logs/TIME.PROCESS
 
 launch "$program" "${@:2}"
+#? if cookiecutter.examples == "yes"
 if (($# == 0)); then # no program was named: after the check, a short training
     launch "$PROJECT_DIR/training/train_ddp.py"
 fi
+#? endif

@@ -123,7 +123,7 @@ find_client() {
     [[ $RUNAI_CLI =~ ^(v1|v2)?$ ]] || die "RUNAI_CLI='$RUNAI_CLI': expected v1 or v2, or nothing"
     if ! command -v runai >/dev/null; then
         [[ -n $dry_run && -n $RUNAI_CLI ]] ||
-            die "runai was not found; install it, see README.md;" \
+            die "runai was not found; install it, see {{ instructions(cookiecutter) }};" \
                 "--dry-run with RUNAI_CLI=v1 or v2 goes without"
     elif [[ -n $RUNAI_CLI ]]; then
         return
@@ -133,7 +133,7 @@ find_client() {
         RUNAI_CLI=v1
     else
         die "this runai knows neither 'training pytorch submit' (v2)" \
-            "nor 'submit-dist pytorch' (v1): get another version, see README.md"
+            "nor 'submit-dist pytorch' (v1): get another version, see {{ instructions(cookiecutter) }}"
     fi
 }
 
@@ -156,15 +156,24 @@ check_volumes() {
 # ---- find the program ---------------------------------------------------------------------------
 
 # Sets program to what pods run: a program's path there, or -m and a module, and the arguments.
+#? if cookiecutter.examples == "yes"
 # Without arguments program is empty, and runai/pod.sh runs check/ranks.py, then
 # training/train_ddp.py.
+#? else
+# Without arguments program is empty, and runai/pod.sh runs check/ranks.py.
+#? endif
 find_program_in_pods() {
     local word
     program=("$@")
     if (($# == 0)); then
+        #? if cookiecutter.examples == "yes"
         [[ -f $PROJECT_DIR/check/ranks.py && -f $PROJECT_DIR/training/train_ddp.py ]] ||
             die "no program given, and no check/ranks.py and training/train_ddp.py" \
                 "in $PROJECT_DIR to run instead: name one"
+        #? else
+        [[ -f $PROJECT_DIR/check/ranks.py ]] ||
+            die "no program given, and no check/ranks.py in $PROJECT_DIR to run instead: name one"
+        #? endif
         return
     fi
     for word in "$@"; do
@@ -173,7 +182,7 @@ find_program_in_pods() {
                 "leave them out"
     done
     case $1 in
-        "") die "no program '': name one, as in pi/pi.py or -m package.module" ;;
+        "") die "no program '': name one, as in program.py or -m package.module" ;;
         -m) [[ -n ${2:-} ]] || die "-m: name a module, as in -m package.module" ;;
         -*) die "'$1': options for runai go into RUNAI_OPTIONS of env.sh; name a program" ;;
         *) program[0]=$(path_in_pods "$@") || exit ;;

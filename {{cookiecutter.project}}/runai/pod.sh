@@ -2,8 +2,13 @@
 # Runs a PyTorch program in a pod. Each pod of a job runs this script: runai/submit_multinode.sh
 # tells Run:ai to start it. In pods that wait (runai/interactive.sh) you start it yourself.
 #
+#? if cookiecutter.examples == "yes"
 #   bash runai/pod.sh                              check/ranks.py, then a training
 #   bash runai/pod.sh pi/pi.py --intervals 1e9     any program, with its arguments
+#? else
+#   bash runai/pod.sh                              check/ranks.py
+#   bash runai/pod.sh program.py --lr 1e-3         any program, with its arguments
+#? endif
 #
 # It checks what the pod was given: volume, user, torch, RDMA. Then it runs launch/torchrun.sh,
 # whose exit code is its own: 0, or not 0. All output goes also to logs/JOB.UUID/podN.log on the

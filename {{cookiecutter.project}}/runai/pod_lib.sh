@@ -173,6 +173,7 @@ set_gid_index_for_old_nccl() {
 
 # ---- launch -------------------------------------------------------------------------------------
 
+#? if cookiecutter.examples == "yes"
 # Runs a program with its arguments, or, without arguments, check/ranks.py and then
 # training/train_ddp.py. Returns the exit code of the program that failed, or 0.
 launch() {
@@ -189,6 +190,17 @@ launch() {
     run_torchrun training/train_ddp.py
 }
 
+#? else
+# Runs a program with its arguments, or, without arguments, check/ranks.py. Returns its exit code.
+launch() {
+    if (($#)); then
+        run_torchrun "$@"
+    else
+        run_torchrun check/ranks.py
+    fi
+}
+
+#? endif
 # Runs a program with launch/torchrun.sh. Returns its exit code, also if a signal has interrupted
 # the wait for it.
 run_torchrun() {

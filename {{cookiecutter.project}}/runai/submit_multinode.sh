@@ -2,11 +2,16 @@
 #? set site = site_facts(cookiecutter.site)
 # Runs a PyTorch program in the pods of a Run:ai job, one pod per node: {{ site.title }}.
 #
+#? if cookiecutter.examples == "yes"
 #   bash runai/submit_multinode.sh                            check/ranks.py, then a training
 #   bash runai/submit_multinode.sh pi/pi.py --intervals 1e9   any program, with its arguments
+#? else
+#   bash runai/submit_multinode.sh                            check/ranks.py
+#   bash runai/submit_multinode.sh program.py --lr 1e-3       any program, with its arguments
+#? endif
 #   bash runai/submit_multinode.sh -m package.module          a module, with its arguments
-#   bash runai/submit_multinode.sh --dry-run pi/pi.py         prints the command for runai
-#   NNODES=4 bash runai/submit_multinode.sh pi/pi.py          another number of pods, for this job
+#   bash runai/submit_multinode.sh --dry-run program.py       prints the command for runai
+#   NNODES=4 bash runai/submit_multinode.sh program.py        another number of pods, for this job
 #
 # It looks for the program in the current folder, then in the project. Pods run it in the project's
 # folder. Settings: env.sh. It works with both generations of the client, v1 (submit-dist) and v2

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Builds Horovod for a Python that has torch, and installs it there. Only training/train_horovod.py
-# needs it.
+# Builds Horovod for a Python that has torch, and installs it there, for programs that use it.
 #
 #   PYTHON=/path/to/python bash slurm/build_horovod.sh [WHEEL_FOLDER]
 #

@@ -36,6 +36,8 @@ prepare() {
     source "$PROJECT_DIR/env.sh"
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
+    [[ -f $PROJECT_DIR/requirements.txt ]] ||
+        die "no requirements.txt in $PROJECT_DIR: name the packages of your programs in one, torch too"
     [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
     #? if site.internet is false
     compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
@@ -46,8 +48,17 @@ prepare() {
     #? endif
     #? endif
     RUNTIME=none set_up_software || exit
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || # what the torch of requirements.txt asks for
-        die "$("$PYTHON" --version) is too old, 3.10 is needed; name a module in MODULES of env.sh, or set PYTHON"
+    #? if cookiecutter.examples == "yes"
+    # The torch of requirements.txt asks for Python 3.10.
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+        die "$("$PYTHON" --version) is too old, 3.10 is needed;" \
+            "name a module in MODULES of env.sh, or set PYTHON"
+    #? else
+    # The oldest torch that works here asks for Python 3.9.
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 9))' ||
+        die "$("$PYTHON" --version) is too old, 3.9 is needed;" \
+            "name a module in MODULES of env.sh, or set PYTHON"
+    #? endif
 }
 
 # In the job this file is a copy in a spool folder, and its first argument is the project.
@@ -89,6 +100,8 @@ fi
 "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.hip is None)' ||
     die "pip took a torch that is not for AMD GPUs; name its index in PIP_EXTRA_INDEX_URL of env.sh"
 #? endif
-"$VENV/bin/python" -c 'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")'
+"$VENV/bin/python" -c \
+    'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")' ||
+    die "the new environment cannot import torch, see above: does requirements.txt name torch?"
 rm "$VENV/.unfinished"
 echo "ready: $VENV"

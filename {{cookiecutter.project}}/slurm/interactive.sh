@@ -7,7 +7,7 @@
 #   bash slurm/interactive.sh                          one node, with the options below
 #   bash slurm/interactive.sh --time=00:10:00          options of salloc win over the ones below
 #
-# In the shell:  bash launch/torchrun.sh pi/pi.py      all GPUs that the shell has
+# In the shell:  bash launch/torchrun.sh check/ranks.py  all GPUs that the shell has
 # For several nodes: salloc --nodes=2 …, then bash slurm/submit_multinode.sh PROGRAM.
 #
 #? if own_queue

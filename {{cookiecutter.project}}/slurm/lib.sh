@@ -87,7 +87,7 @@ read_arguments() {
         done
         shift ||
             die "options for sbatch end with --, as in:" \
-                "bash slurm/submit_multinode.sh --nodes=4 -- pi/pi.py"
+                "bash slurm/submit_multinode.sh --nodes=4 -- program.py"
     fi
     words=("$@")
     program=$(find_program "$@") || exit
@@ -342,7 +342,8 @@ reserve_for_saving() {
 }
 
 # Sets took[start], took[look] and took[save] to the longest times [s] that earlier attempts of this
-# job have measured. training/stop.py writes and explains them. A line that is torn does not count.
+# job have measured. The program writes them to TIMES_FILE, as lines "start SECONDS" and so on. A
+# torn line does not count.
 read_times() {
     local file name seconds
     declare -gA took=()

@@ -4,15 +4,20 @@
 #? set starters = "srun or mpirun" if "mpirun" in site.launchers else "srun"
 # Runs a PyTorch program on all nodes of a job: {{ site.title }}.
 #
+#? if cookiecutter.examples == "yes"
 #   bash slurm/submit_multinode.sh                               check/ranks.py, then a training
 #   bash slurm/submit_multinode.sh pi/pi.py --intervals 1e9      any program, with its arguments
+#? else
+#   bash slurm/submit_multinode.sh                               check/ranks.py
+#   bash slurm/submit_multinode.sh program.py --lr 1e-3          any program, with its arguments
+#? endif
 #   bash slurm/submit_multinode.sh -m package.module             a module
-#   bash slurm/submit_multinode.sh --nodes=4 -- pi/pi.py         options of sbatch end with --
+#   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch end with --
 #
 # On a login node, this script checks what would fail after hours in the queue, then submits itself.
 # In an allocation of salloc, it runs the program there. Without the checks:
 #
-#   sbatch --nodes=4 slurm/submit_multinode.sh pi/pi.py          options of sbatch come first
+#   sbatch --nodes=4 slurm/submit_multinode.sh program.py        options of sbatch come first
 #   sbatch --array=0-3 slurm/submit_multinode.sh x.py --seed %a  %a is the index of each job
 #
 # The program is looked up in the current folder, then in the project. Its exit code is the job's:
@@ -90,9 +95,11 @@ build_step               # the {{ starters }} command that starts the launcher o
 
 code=0
 launch "$program" "${words[@]:1}" || code=$?
+#? if cookiecutter.examples == "yes"
 if [[ ${#words[@]} == 0 && $code == 0 ]]; then # without a program: the check, then a training
     set_rendezvous_endpoint                    # another port: the check may still hold the first
     launch "$PROJECT_DIR/training/train_ddp.py" || code=$?
 fi
+#? endif
 requeue_or_explain "$code"
 exit "$code"

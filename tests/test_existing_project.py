@@ -1,0 +1,200 @@
+"""examples=no: the template writes into a project that exists, changes nothing of it, and its programs run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, cookiecutter
+
+# What a project may have: also under names that the template has, and a folder that the template writes into.
+THEIRS = {
+    "README.md": "# mine\n",
+    ".gitignore": "data/\n",
+    "requirements.txt": "torch\n",
+    "pyproject.toml": "[project]\nname = 'mine'\n",
+    "tests/test_project.py": "def test_mine():\n    assert True\n",
+    "training/model.py": "LAYERS = 3\n",
+    "slurm/old_job.sh": "#!/bin/bash\nsrun python train.py\n",
+    "benchmark/scaling.sh": "echo not executable\n",
+    "train.py": """\
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group()
+total = torch.ones(1)
+dist.all_reduce(total)
+# one write: of a line in pieces, torchrun's --tee may prefix each
+sys.stdout.write(f"{int(total)} ranks with {sys.argv[1:]}\\n")
+dist.destroy_process_group()
+""",
+}
+OPTIONS = ("--overwrite-if-exists", "--skip-if-file-exists")
+LONG_AGO = 1_600_000_000_123_456_789  # [ns]
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """The user's project, in git, which lists no change."""
+    folder = tmp_path_factory.mktemp("a b") / "mine"
+    for name, text in THEIRS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+        os.utime(folder / name, ns=(LONG_AGO, LONG_AGO))
+    (folder / "pi").mkdir()  # empty, and a name of the template
+    (folder / "results").mkdir()
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "mine")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slurm(before, tmp_path_factory):
+    """The user's project after the command of README.md, for a Slurm cluster; and what was printed."""
+    return written(before, tmp_path_factory.mktemp("a b"), site="slurm", nodes="2", gpus_per_node="2")
+
+
+@pytest.fixture(scope="module")
+def local(before, tmp_path_factory):
+    """The same without a scheduler."""
+    return written(before, tmp_path_factory.mktemp("a b"), site="local")
+
+
+def git(folder, *words):
+    command = ["git", "-c", "user.name=me", "-c", "user.email=me@here", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def write(project, *options, **answers):
+    """Run the command in the folder above a project, as README.md says; return what was printed."""
+    words = ("--no-input", *options, "-o", project.parent, REPOSITORY)
+    done = cookiecutter(*words, home=project.parent, project=project.name, examples="no", **answers)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def written(before, place, *options, **answers):
+    project = place / "mine"
+    shutil.copytree(before, project)
+    return project, write(project, *(options or OPTIONS), **answers)
+
+
+def state(project):
+    """Return content, mode and time of each file but git's, and every folder."""
+    paths = [path for path in project.rglob("*") if ".git" not in path.relative_to(project).parts]
+    found = {path.relative_to(project).as_posix(): path for path in paths}
+    return {
+        name: "folder" if path.is_dir() else (path.read_bytes(), path.stat().st_mode, path.stat().st_mtime_ns)
+        for name, path in found.items()
+    }
+
+
+def test_no_file_of_the_user_s_is_changed(before, slurm):
+    project, said = slurm
+    old, new = state(before), state(project)
+    assert {name: new[name] for name in old} == old
+    added = [name for name in new if name not in old]
+    assert {name.split("/")[0] for name in added} == {"env.sh", "launch", "slurm", "check"}
+    assert not git(project, "diff")
+    assert git(project, "status", "--short").split() == ["??", "check/", "??", "env.sh", "??", "launch/"] + [
+        word for name in sorted(new) if name.startswith("slurm/") and name not in old for word in ("??", name)
+    ]
+    assert "mine can run on your Slurm cluster. Next:" in said and "kept" not in said
+    assert "settings: env.sh; all else: slurm/README.md" in said
+    assert "bash slurm/submit_multinode.sh PROGRAM.py " in said and "training" not in said
+
+
+def test_a_second_run_changes_nothing(local):
+    project, _ = local
+    old = state(project)
+    said = write(project, *OPTIONS, site="local")
+    assert state(project) == old
+    assert "files were in mine before, and none was changed" in said
+
+
+def test_the_user_s_files_stay_if_one_option_was_forgotten(before, tmp_path):
+    """Without --skip-if-file-exists cookiecutter writes over what is there. The hook brings the user's files back."""
+    project, _ = written(before, tmp_path, "--overwrite-if-exists", site="local")
+    old, new = state(before), state(project)
+    assert {name: new[name] for name in old} == old
+    assert {name.split("/")[0] for name in new if name not in old} == {"env.sh", "launch", "local", "check"}
+
+
+def test_files_of_the_same_name_are_kept_and_named(before, tmp_path):
+    project = tmp_path / "mine"
+    shutil.copytree(before, project)
+    for name in ("env.sh", "launch/rank.sh"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("export MINE=1\n")
+    old = state(project)
+    said = write(project, *OPTIONS, site="slurm")
+    new = state(project)
+    assert {name: new[name] for name in old} == old  # their modes too
+    assert "These files were there before, and were kept:\n  env.sh\n  launch/rank.sh\nIf one of them is yours" in said
+
+
+def test_a_file_where_a_folder_is_needed_is_refused_before_anything_is_written(before, tmp_path):
+    project = tmp_path / "mine"
+    shutil.copytree(before, project)
+    (project / "check").write_text("#!/bin/sh\n")
+    old = state(project)
+    words = ("--no-input", *OPTIONS, "-o", tmp_path, REPOSITORY)
+    done = cookiecutter(*words, home=tmp_path, project="mine", site="local", examples="no")
+    assert done.returncode != 0 and "'check' is a file, and the template writes a folder of this name" in done.stderr
+    assert {name: what for name, what in state(project).items() if not name.startswith(".cookiecutter")} == old
+
+
+# ---- it runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_programs_run_here(local):
+    """Without an argument the check alone; a program of the user's, with its arguments."""
+    project, _ = local
+    clean = {"PATH": os.environ["PATH"], "HOME": str(project.parent), "PYTHON": sys.executable}
+    clean |= {"CUDA_VISIBLE_DEVICES": "", "NPROC_PER_NODE": "1"}
+
+    def run(*words):
+        command = ["bash", "local/submit.sh", *words]
+        return subprocess.run(command, cwd=project, env=clean, capture_output=True, text=True, check=False)
+
+    check = run()
+    assert check.returncode == 0, check.stderr
+    assert "all-reduce over 2 rank(s) on 1 host(s): right" in check.stdout
+    assert check.stdout.count("as 2 node(s) x 1 process(es)") == 1  # and no second program
+    own = run("train.py", "two words")
+    assert own.returncode == 0, own.stderr
+    assert own.stdout.count("2 ranks with ['two words']") == 2
+    assert "logs/" not in git(project, "status", "--short")
+
+
+def test_programs_run_on_slurm(cluster, slurm):
+    """Both jobs at once, on two nodes each."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    project, _ = slurm
+    environment = {"PYTHON": sys.executable, "ALLOW_CPU": "1"}
+    command = ["bash", "slurm/submit_multinode.sh", "train.py", "two words"]
+    number = int(cluster.run(*command, cwd=project, env=environment).stdout.split()[-1])
+    check = cluster.submit("slurm/submit_multinode.sh", cwd=project, env=environment)
+    own = cluster.wait(number)
+    assert (check.state, own.state) == ("COMPLETED", "COMPLETED"), check.output + own.output
+    assert "all-reduce over 4 rank(s) on 2 host(s): right" in check.output
+    assert check.output.count("meeting at") == 1  # and no second program
+    assert own.output.count("4 ranks with ['two words']") == 4
+
+
+def test_an_environment_takes_the_user_s_packages(slurm, tmp_path):
+    """No requirements.txt: refused before a job waits in the queue."""
+    project = tmp_path / "mine"
+    shutil.copytree(slurm[0], project)
+    (project / "requirements.txt").unlink()
+    command = ["bash", "slurm/build_venv.sh"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"no requirements.txt in {project}: name the packages" in done.stderr
+    said = write(project, *OPTIONS, site="slurm", runtime="venv")
+    assert "echo torch >requirements.txt " in said and not Path(project, "requirements.txt").exists()
