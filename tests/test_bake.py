@@ -114,6 +114,8 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
     assert files(project) == expected_files({**defaults, **answers}) - EXAMPLES | {page}
     assert_clean(project, page)
     for path in filter(Path.is_file, project.rglob("*")):
+        if path.name == "doctor.py":  # quotes what others' programs have printed
+            continue
         text = path.read_text()
         names = re.findall(r"(?<![\w/.-])(?:training|pi|benchmark|tests)/\w+\S*", text)
         names += re.findall(r"train_(?:ddp|fsdp|single|horovod)\S*|\bpi\.py|all_reduce\.py", text)
