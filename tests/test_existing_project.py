@@ -157,15 +157,16 @@ def test_programs_run_here(local):
     clean = {"PATH": os.environ["PATH"], "HOME": str(project.parent), "PYTHON": sys.executable}
     clean |= {"CUDA_VISIBLE_DEVICES": "", "NPROC_PER_NODE": "1"}
 
-    def run(*words):
+    def run(*words, nodes):
         command = ["bash", "local/submit.sh", *words]
-        return subprocess.run(command, cwd=project, env=clean, capture_output=True, text=True, check=False)
+        environment = {**clean, "NNODES": nodes}
+        return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
 
-    check = run()
+    check = run(nodes="1")
     assert check.returncode == 0, check.stderr
-    assert "all-reduce over 2 rank(s) on 1 host(s): right" in check.stdout
-    assert check.stdout.count("as 2 node(s) x 1 process(es)") == 1  # and no second program
-    own = run("train.py", "two words")
+    assert "all-reduce over 1 rank(s) on 1 host(s): right" in check.stdout
+    assert check.stdout.count("as 1 node(s) x 1 process(es)") == 1  # and no second program
+    own = run("train.py", "two words", nodes="2")
     assert own.returncode == 0, own.stderr
     assert own.stdout.count("2 ranks with ['two words']") == 2
     assert "logs/" not in git(project, "status", "--short")
