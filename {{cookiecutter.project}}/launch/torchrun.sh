@@ -231,7 +231,10 @@ die() {
 }
 
 host=${SLURMD_NODENAME:-$(hostname 2>/dev/null || echo "$HOSTNAME")}
-here=$(dirname "${BASH_SOURCE[0]}")
+case ${BASH_SOURCE[0]} in # the folder of this file, without the process that dirname would cost
+    */*) here=${BASH_SOURCE[0]%/*} ;;
+    *) here=. ;;
+esac
 # shellcheck source=/dev/null
 source "$here/count_gpus.sh"
 main "$@"
