@@ -405,7 +405,8 @@ def bash(code, **environment):
 
 def port(submit, job, attempt=0, port_range=None):
     library = submit.with_name("lib.sh")
-    code, in_use = function(library, "free_port"), re.search(r"^in_use\(\) {.*}$", library.read_text(), re.MULTILINE)[0]
+    code = function(library, "free_port") + "\n" + function(library, "port_range")
+    in_use = re.search(r"^in_use\(\) {.*}$", library.read_text(), re.MULTILINE)[0]
     if port_range:
         code = code.replace("/proc/sys/net/ipv4/ip_local_port_range", f"<(echo {port_range})").replace("<<(", "< <(")
     done = bash(

@@ -181,14 +181,19 @@ MODULES=()
 # install -r requirements.txt
 #? endif
 VENV="${VENV:-$PROJECT_DIR/.venv}"
-# The interpreter that has torch.
-export PYTHON="${PYTHON:-python3}"
-#? if site.internet is false
+#? if slurm and site.internet is false
 # Folder from which slurm/build_venv.sh installs, as compute nodes reach no package index.
 WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 #? endif
+#? if slurm
+# The interpreter that has torch.
+export PYTHON="${PYTHON:-python3}"
+
+#? else
+# The interpreter that has torch.
+export PYTHON="${PYTHON:-python3}"
+#? endif
 #? if container
-{{ "" }}
 # ---- container ----------------------------------------------------------------------------------
 #? if runtime == "shifter"
 # The image, as the registry names it; slurm/build_container.sh pulls it.
@@ -204,10 +209,21 @@ IMAGE="${IMAGE:-$PROJECT_DIR/container/{{ cookiecutter.project ~ "." ~ suffix }}
 IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 #? endif
 #? if runtime == "edf"
-# To change mounts, network or variables of the container, edit container/{{ cookiecutter.project }}.toml.
+# To change mounts, network or variables of the container, edit
+# container/{{ cookiecutter.project }}.toml.
+
 #? elif runtime == "shifter"
 # Programs in the container see the file systems of the site.
+
 #? else
+#? if runtime == "enroot"
+# Each node unpacks the image into a folder that the site chose. If that lies below $HOME, choose
+# one on the nodes' disks: export ENROOT_DATA_PATH=/local/$USER/enroot
+#? elif runtime == "pyxis"
+# A name under which nodes keep the unpacked image, so that the next job starts sooner. Change the
+# name with IMAGE, and remove the old one on the nodes: enroot remove pyxis_NAME
+KEEP_CONTAINER="${KEEP_CONTAINER:-}"
+#? endif
 # Folders that programs in the container see under their own names. They also see the project, the
 # folder of submission and the program's folder.
 BINDS=(
@@ -215,18 +231,10 @@ BINDS=(
     "{{ folder }}"
     #? endfor
 )
-#? endif
-#? if runtime == "enroot"
-# Each node unpacks the image into a folder that the site chose. If that lies below $HOME, choose one on the nodes' disks:
-# export ENROOT_DATA_PATH=/local/$USER/enroot
-#? elif runtime == "pyxis"
-# A name under which nodes keep the unpacked image, so that the next job starts sooner. Change the
-# name with IMAGE, and remove the old one on the nodes: enroot remove pyxis_NAME
-KEEP_CONTAINER="${KEEP_CONTAINER:-}"
+
 #? endif
 #? endif
 #? if slurm
-{{ "" }}
 # ---- launch -------------------------------------------------------------------------------------
 #? if not container
 # For a container of your own: options of srun that start tasks in it.
@@ -241,24 +249,21 @@ export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 PREFLIGHT="${PREFLIGHT:-1}"
 # How often the submit script requeues a job that saved a checkpoint before its walltime was over.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
-#? if site.host_suffix or site.environment or not (site.partitions or site.qos)
-{{ "" }}
-# ---- network and libraries ----------------------------------------------------------------------
+
+# ---- network and libraries -----------------------------------------------------------------------
 #? if not (site.partitions or site.qos)
-# If the ranks time out while connecting, name the network that all nodes share ('ip -br address' on a node lists them):
+# If the ranks time out while connecting, name the network that all nodes share. 'ip -br address' on
+# a node lists them:
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
 # If the compute nodes reach the internet through a proxy only:
 # export http_proxy=http://proxy:3128 https_proxy=http://proxy:3128
 
 #? endif
-#? if site.host_suffix or not (site.partitions or site.qos)
-# What to append to the name of the first node so that it leads to the fast network.
-export MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-{{ site.host_suffix }}}"
-#? endif
 #? for variable in site.environment
 # {{ variable.why }}
 export "{{ variable.name }}={{ overridable(variable) }}"
 #? endfor
-#? endif
+# What to append to the name of the first node so that it leads to the fast network.
+export MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-{{ site.host_suffix }}}"
 #? endif

@@ -27,7 +27,7 @@
 # Afterwards $PYTHON is the interpreter that has torch. If something is missing, set_up_software
 # says what to change and returns 2.
 #? if container
-# shellcheck disable=SC2034  # the scripts that read this file use what it sets
+# shellcheck disable=SC2034,SC2329 # the scripts that read this file use what it sets
 
 CONTAINER_SRUN_ARGS=()
 CONTAINER_EXEC=()
@@ -69,25 +69,6 @@ load_modules() {
 }
 
 #? endif
-# Activates VENV, which may be a conda environment, too.
-activate_venv() {
-    #? if slurm and not venv
-    [[ -d $VENV/bin ]] || missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
-    #? elif slurm
-    [[ -d $VENV/bin && ! -e $VENV/.unfinished ]] ||
-        missing "no virtual environment at $VENV, or it is still being built; build it with 'bash slurm/build_venv.sh'" || return
-    #? else
-    [[ -d $VENV/bin ]] ||
-        missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or RUNTIME={{ bare }}" || return
-    #? endif
-    if [[ -d $VENV/conda-meta ]]; then
-        export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV"
-    else
-        # shellcheck source=/dev/null
-        source "$VENV/bin/activate"
-    fi
-}
-
 #? if container
 #? if runtime not in ("shifter", "podman-hpc")
 # Refuses an IMAGE that is not there.
@@ -260,5 +241,24 @@ enter_container() {
 count_threads_without_enroot() {
     [[ $LAUNCHER != srun ]] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-}"
 }
+
 #? endif
 #? endif
+# Activates VENV, which may be a conda environment, too.
+activate_venv() {
+    #? if slurm and not venv
+    [[ -d $VENV/bin ]] || missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
+    #? elif slurm
+    [[ -d $VENV/bin && ! -e $VENV/.unfinished ]] ||
+        missing "no virtual environment at $VENV, or it is still being built; build it with 'bash slurm/build_venv.sh'" || return
+    #? else
+    [[ -d $VENV/bin ]] ||
+        missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or RUNTIME={{ bare }}" || return
+    #? endif
+    if [[ -d $VENV/conda-meta ]]; then
+        export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV"
+    else
+        # shellcheck source=/dev/null
+        source "$VENV/bin/activate"
+    fi
+}

@@ -176,31 +176,26 @@ set_gid_index_for_old_nccl() {
 #? if cookiecutter.examples == "yes"
 # Runs a program with its arguments, or, without arguments, check/ranks.py and then
 # training/train_ddp.py. Returns the exit code of the program that failed, or 0.
+#? else
+# Runs a program with its arguments, or, without arguments, check/ranks.py. Returns its exit code.
+#? endif
 launch() {
-    local port
     if (($#)); then
         run_torchrun "$@"
         return
     fi
+    #? if cookiecutter.examples == "yes"
     run_torchrun check/ranks.py || return
     # The next port, since other pods may still hold the first.
-    port=$((${PET_MASTER_PORT:-${MASTER_PORT:-29500}} + 1))
+    local port=$((${PET_MASTER_PORT:-${MASTER_PORT:-29500}} + 1))
     export MASTER_PORT=$port
     [[ -z ${PET_MASTER_PORT:-} ]] || export PET_MASTER_PORT=$port
     run_torchrun training/train_ddp.py
+    #? else
+    run_torchrun check/ranks.py
+    #? endif
 }
 
-#? else
-# Runs a program with its arguments, or, without arguments, check/ranks.py. Returns its exit code.
-launch() {
-    if (($#)); then
-        run_torchrun "$@"
-    else
-        run_torchrun check/ranks.py
-    fi
-}
-
-#? endif
 # Runs a program with launch/torchrun.sh. Returns its exit code, also if a signal has interrupted
 # the wait for it.
 run_torchrun() {

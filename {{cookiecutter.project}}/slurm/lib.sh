@@ -5,8 +5,6 @@
 #? set runtime = cookiecutter.runtime
 #? set container = runtime not in ("venv", "none")
 #? set mpi = "mpirun" in site.launchers
-#? set once_per_node = site.launchers | select("in", ["torchrun", "spawn", "mpirun"]) | list
-#? set once_per_rank = site.launchers | select("in", ["srun", "mpirun-ranks"]) | list
 # The steps of slurm/submit_multinode.sh as functions, in the order in which it takes them. All
 # scripts of slurm/ use the first group.
 #
@@ -118,15 +116,19 @@ set_up_run() {
 check_settings() {
     type -P srun >/dev/null ||
         die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
+    [[ " {{ site.launchers | join(' ') }} " == *" $LAUNCHER "* ]] ||
+        die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}"
+    #? if mpi
     case $LAUNCHER in
-        #? if once_per_node
-        {{ once_per_node | join(" | ") }}) tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
-        #? endif
-        #? if once_per_rank
-        {{ once_per_rank | join(" | ") }}) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
-        #? endif
-        *) die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}" ;;
+        torchrun | spawn | mpirun) tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        srun | mpirun-ranks) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
     esac
+    #? else
+    case $LAUNCHER in
+        torchrun | spawn) tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        srun) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
+    esac
+    #? endif
     #? if mpi
     if [[ $LAUNCHER == mpirun* ]]; then
         [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
@@ -152,11 +154,7 @@ check_settings() {
 # override this check, set NPROC_PER_NODE to 2 or more.
 refuse_program_with_own_ranks() {
     case ${NPROC_PER_NODE:-unset}:$LAUNCHER in
-        #? if mpi
         unset:* | 1:torchrun | 1:mpirun) ;;
-        #? else
-        unset:* | 1:torchrun) ;;
-        #? endif
         *) return ;;
     esac
     ! starts_its_own_ranks "$program" ||
@@ -249,24 +247,9 @@ set_rendezvous_endpoint() {
 # Prints a port that is free on this machine: the first node, or where salloc was called. It follows
 # from the numbers of job and attempt. So two jobs on one node have different ports, and a requeued
 # job does not meet its old ranks.
-#? if site.ports
-# This site has a range of ports for users.
 free_port() {
-    local first="{{ site.ports.first }}" count="{{ site.ports.last - site.ports.first + 1 }}"
-    local port try
-#? else
-# It lies outside the range from which the kernel takes ports of outgoing connections, if that
-# leaves room.
-free_port() {
-    local first=10000 count=20000 low high port try
-    read -r low high </proc/sys/net/ipv4/ip_local_port_range
-    if ((low < 11000 && high < 65000)); then # room above that range
-        first=$((high + 1))
-        ((count <= 65535 - high)) || count=$((65535 - high))
-    elif ((11000 <= low && low < 30000)); then # room below it
-        count=$((low - first))
-    fi
-#? endif
+    local first count port try
+    read -r first count < <(port_range)
     for ((try = 0; try < count; try++)); do
         port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
         if ! in_use "$port"; then
@@ -275,6 +258,28 @@ free_port() {
         fi
     done
     die "none of the $count ports from $first on is free"
+}
+
+#? if site.ports
+# Prints the first port of this site's range for users, and how many there are.
+#? else
+# Prints a first port and how many to choose from. They lie outside the range from which the kernel
+# takes ports of outgoing connections, if that leaves room.
+#? endif
+port_range() {
+    #? if site.ports
+    echo "{{ site.ports.first }} {{ site.ports.last - site.ports.first + 1 }}"
+    #? else
+    local first=10000 count=20000 low high
+    read -r low high </proc/sys/net/ipv4/ip_local_port_range
+    if ((low < 11000 && high < 65000)); then # room above that range
+        first=$((high + 1))
+        ((count <= 65535 - high)) || count=$((65535 - high))
+    elif ((11000 <= low && low < 30000)); then # room below it
+        count=$((low - first))
+    fi
+    echo "$first $count"
+    #? endif
 }
 
 # Whether a process on this machine uses a TCP port. The kernel's tables have it in hexadecimal.
