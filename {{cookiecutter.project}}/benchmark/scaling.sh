@@ -80,9 +80,8 @@ folder=benchmark/results/$name
 mkdir -p "$folder"
 #? if kind == "runai"
 if compgen -G "$folder/*.job" >/dev/null; then # set +u: env.sh may read what is not set
-    # shellcheck source=/dev/null disable=SC2034 # prepare reads $dry
-    jobs=$(set +u && dry='' && source runai/submit_multinode.sh && prepare &&
-        if [[ $RUNAI_CLI == v2 ]]; then runai training list -p "$RUNAI_PROJECT"; else runai list jobs -p "$RUNAI_PROJECT"; fi) || exit
+    # shellcheck source=/dev/null
+    jobs=$(set +u && export PROJECT_DIR=$PWD && source runai/lib.sh benchmark/scaling.sh && list_jobs) || exit
 fi
 #? endif
 for nodes in "${counts[@]}"; do

@@ -5,8 +5,8 @@
 #? set pools = in_quotes(site.commands.get("queues", "runai nodepool list"))
 #? set claims = in_quotes(site.commands.get("volumes", "runai pvc list"))
 # The steps of runai/submit_multinode.sh and runai/interactive.sh as functions, in the order in
-# which these scripts take them. They run where you submit a job, and work with the bash of macOS
-# (3.2).
+# which these scripts take them. benchmark/scaling.sh lists jobs with them. They run where you submit
+# a job, and work with the bash of macOS (3.2).
 #
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/runai/lib.sh" runai/NAME.sh
@@ -437,6 +437,20 @@ print_next_commands() {
 
 # Prints a line in two columns.
 print_row() { printf '%-26s%s\n' "$1" "$2"; }
+
+# ---- all jobs: benchmark/scaling.sh -------------------------------------------------------------
+
+# Prints runai's table of the project's jobs.
+list_jobs() {
+    read_settings
+    check_settings
+    find_client
+    if [[ $RUNAI_CLI == v2 ]]; then
+        runai training list -p "$RUNAI_PROJECT"
+    else
+        runai list jobs -p "$RUNAI_PROJECT"
+    fi
+}
 
 # ---- pods that wait: runai/interactive.sh -------------------------------------------------------
 
