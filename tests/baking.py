@@ -11,6 +11,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+from cookiecutter.environment import StrictEnvironment
 from cookiecutter.main import cookiecutter as write
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -21,6 +22,17 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 import cluster_options  # noqa: E402  (it lies beside cookiecutter.json, not in a package)
 
 TEMPLATE = REPOSITORY / "{{cookiecutter.project}}"
+COMPILED = {}  # templates by their text and name: compiling them anew for each project takes most of the time
+
+
+def compile_once(environment, *words, compile_anew=StrictEnvironment.compile):
+    """Stand in for jinja2's Environment.compile, whose result depends on nothing but its arguments."""
+    if words not in COMPILED:
+        COMPILED[words] = compile_anew(environment, *words)
+    return COMPILED[words]
+
+
+StrictEnvironment.compile = compile_once
 
 
 def cookiecutter(*arguments: object, home: Path, **answers: object) -> subprocess.CompletedProcess:

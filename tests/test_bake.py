@@ -213,7 +213,7 @@ SPECIFIC = [
     ),
     ("jean-zay", {"runtime": "apptainer"}, "README.md", "idrcontmgr cp container/*.sif"),
     ("jean-zay", {"runtime": "venv"}, "README.md", "On a login node, with the modules of `env.sh` loaded"),
-    ("jean-zay", {}, "slurm/lib.sh", "port_range() { echo 10001 10000; }"),
+    ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
     ("mn5", {}, "README.md", "| 128 | 512 | 633.6 | 317.4 |"),

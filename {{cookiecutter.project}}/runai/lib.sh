@@ -5,8 +5,8 @@
 #? set pools = in_quotes(site.commands.get("queues", "runai nodepool list"))
 #? set claims = in_quotes(site.commands.get("volumes", "runai pvc list"))
 # The steps of runai/submit_multinode.sh and runai/interactive.sh as functions, in the order in
-# which these scripts take them. benchmark/scaling.sh lists jobs with them. They run where you submit
-# a job, and work with the bash of macOS (3.2).
+# which these scripts take them. They run where you submit a job, and work with the bash of macOS
+# (3.2).
 #
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/runai/lib.sh" runai/NAME.sh
@@ -438,6 +438,7 @@ print_next_commands() {
 # Prints a line in two columns.
 print_row() { printf '%-26s%s\n' "$1" "$2"; }
 
+#? if cookiecutter.examples == "yes"
 # ---- all jobs: benchmark/scaling.sh -------------------------------------------------------------
 
 # Prints runai's table of the project's jobs.
@@ -452,6 +453,7 @@ list_jobs() {
     fi
 }
 
+#? endif
 # ---- pods that wait: runai/interactive.sh -------------------------------------------------------
 
 # Prints how many seconds a time [D-]HH:MM:SS is.
