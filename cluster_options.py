@@ -45,7 +45,7 @@ import click
 import yaml
 from jinja2.ext import Extension
 
-VERSION = "1.1.0"  # CHANGELOG.md begins with it
+VERSION = "1.2.0"  # CHANGELOG.md begins with it
 SITES = Path(__file__).resolve().parent / "sites"
 STARTED_IN = Path.cwd()  # cookiecutter renders from other folders
 
