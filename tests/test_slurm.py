@@ -327,16 +327,16 @@ def test_submitted_from_inside_another_job(mostly, project, tmp_path):
 
 
 def test_submitted_from_a_job_of_an_array(cluster, project, tmp_path):
-    """Slurm hands that job's SLURM_ARRAY_* on; a requeue would be of the other job."""
-    (tmp_path / "own.py").write_text("import sys\nprint('RESULT', *sys.argv[1:])\n")
+    """Slurm hands on that job's SLURM_ARRAY_* and SLURM_RESTART_COUNT; a requeue would be of the other job."""
+    (tmp_path / "own.py").write_text("import os, sys\nprint('RESULT', os.environ['RESTART_COUNT'], *sys.argv[1:])\n")
     script, outputs = project / "slurm/submit_multinode.sh", tmp_path / "inner.out"
-    inner = f"sbatch --wait --nodes=1 --output='{outputs}' '{script}' '{tmp_path}/own.py'"
+    inner = f"SLURM_RESTART_COUNT=3 sbatch --wait --nodes=1 --output='{outputs}' '{script}' '{tmp_path}/own.py'"
     (tmp_path / "outer.sh").write_text(f"#!/bin/bash\n{inner} %a\n")
     environment = {"PYTHON": sys.executable, "LAUNCHER": "srun"}
     job = cluster.submit(
         "--array=3", "--nodes=1", "--exclusive=user", tmp_path / "outer.sh", cwd=tmp_path, env=environment
     )
-    assert (job.state, "RESULT %a" in outputs.read_text()) == ("COMPLETED", True), job.output + outputs.read_text()
+    assert (job.state, "RESULT 0 %a" in outputs.read_text()) == ("COMPLETED", True), job.output + outputs.read_text()
 
 
 def test_nodes_that_differ(either, project, tmp_path):
@@ -411,7 +411,7 @@ def test_a_failing_program_fails_the_job(mostly, project, tmp_path):
 def test_help_is_the_head_of_the_file(cluster, project):
     done = cluster.run("bash", "slurm/submit_multinode.sh", "--help", cwd=project)
     assert done.stdout.startswith("Runs a PyTorch program on all nodes") and "Edit two places" in done.stdout
-    assert "#SBATCH" not in done.stdout and "die" not in done.stdout
+    assert "#SBATCH --" not in done.stdout and "find_project" not in done.stdout
 
 
 def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):

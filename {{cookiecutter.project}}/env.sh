@@ -17,7 +17,8 @@
 #? elif slurm
 # The settings of this project: software, launcher, network. Edit two places, this file and the
 # #SBATCH lines of slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
-# The scripts of slurm/ read this file when you submit a job and when it starts.
+# The scripts of slurm/ read this file when you submit a job and when it starts. A job that waits
+# sees your edits.
 #
 # To change a setting for one job: NAME=value sbatch … This does not work for the lists in
 # parentheses.
@@ -156,7 +157,8 @@ RUNTIME="${RUNTIME:-pod}"
 RUNTIME="${RUNTIME:-{{ runtime }}}"
 #? endif
 #? if slurm
-# Environment modules. Each job and slurm/build_*.sh load them in this order.
+# Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh unload all others,
+# then load these in this order.
 #? if "" not in modules
 #? if site.modules
 MODULES=("{{ site.modules | join('" "') }}")
@@ -220,12 +222,12 @@ IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 # Each node unpacks the image into a folder that the site chose. If that lies below $HOME, choose
 # one on the nodes' disks: export ENROOT_DATA_PATH=/local/$USER/enroot
 #? elif runtime == "pyxis"
-# A name under which nodes keep the unpacked image, so that the next job starts sooner. Change the
-# name with IMAGE, and remove the old one on the nodes: enroot remove pyxis_NAME
+# A name under which nodes keep the unpacked image, so that the next job starts sooner. A new or
+# rebuilt IMAGE needs a new name. Remove the old one on the nodes: enroot remove --force pyxis_NAME
 KEEP_CONTAINER="${KEEP_CONTAINER:-}"
 #? endif
-# Folders that programs in the container see under their own names. They also see the project, the
-# folder of submission and the program's folder.
+# Folders that programs in the container see, under the same names as outside. They also see the
+# project, the folder of submission and the program's folder.
 BINDS=(
     #? for folder in site.binds or ["$HOME"]
     "{{ folder }}"
@@ -247,7 +249,8 @@ CONTAINER_EXEC=()
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 # 1: check every node before launch (a second or less); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
-# How often the submit script requeues a job that saved a checkpoint before its walltime was over.
+# How often the submit script requeues a job whose program saved because the walltime was nearly
+# over. 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
 
 # ---- network and libraries -----------------------------------------------------------------------
@@ -264,6 +267,7 @@ MAX_REQUEUES="${MAX_REQUEUES:-20}"
 # {{ variable.why }}
 export "{{ variable.name }}={{ overridable(variable) }}"
 #? endfor
-# What to append to the name of the first node so that it leads to the fast network.
+# What to append to a node's name where a second name leads to the network that nodes share: -ib0
+# makes node1 node1-ib0. Ranks meet there.
 export MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-{{ site.host_suffix }}}"
 #? endif

@@ -11,13 +11,21 @@
 # Sets up the software that env.sh names. The scripts read this file after env.sh.
 #
 #? if container
-#   set_up_software [FOLDER …]     loads MODULES, then prepares what RUNTIME says: a container or a virtual environment
+#   set_up_software [FOLDER …]    loads MODULES, then prepares the container or environment of RUNTIME
 #
-# In a container, programs see the FOLDERs and the BINDS of env.sh. Afterwards these describe the
+#? if runtime == "edf"
+# FOLDERs have to be readable. Programs in the container see what container/{{ cookiecutter.project }}.toml mounts. In it
+# ${PROGRAM_DIR} is the last FOLDER. Afterwards these describe the container:
+#? elif runtime == "shifter"
+# Programs in the container see the file systems of the site. Afterwards these describe the
 # container:
+#? else
+# Programs in the container see the FOLDERs and the BINDS of env.sh. Afterwards these describe the
+# container:
+#? endif
 #   CONTAINER_SRUN_ARGS    options with which srun starts its tasks in the container
 #   CONTAINER_EXEC         a command that, put before another command, runs it in the container
-#   CONTAINER_FOLDERS      the folders that the container mounts; slurm/preflight.sh looks for them on each node
+#   CONTAINER_FOLDERS      the folders that the container mounts, for slurm/preflight.sh
 #? elif slurm
 #   set_up_software     loads MODULES, then activates the virtual environment if RUNTIME says so
 #? else
@@ -65,7 +73,7 @@ load_modules() {
     #? else
     module purge
     #? endif
-    module load "${MODULES[@]}"
+    module load "${MODULES[@]}" # the module command says what it cannot load
 }
 
 #? endif
@@ -152,6 +160,7 @@ enter_container() {
 # argument is the program's folder.
 enter_container() {
     local folder edf file template="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml"
+    [[ -r $template ]] || missing "cannot read $template" || return
     [[ $(srun --help 2>&1) == *--environment* ]] ||
         missing "srun on $(hostname) knows no --environment: the container engine is not there; set another RUNTIME" || return
     require_image_file || return
@@ -169,7 +178,8 @@ enter_container() {
         missing "cannot write $file, which srun reads" || return
     CONTAINER_SRUN_ARGS=(--environment="$file")
     # Its mounts, on one line or on several: "/FOLDER:/FOLDER"
-    mapfile -t CONTAINER_FOLDERS < <(sed -n '/^ *mounts *=/,/\]/p' "$file" | grep -oE "[\"']/[^\"':]*:" | tr -d "\"':" | sort -u)
+    mapfile -t CONTAINER_FOLDERS < <(grep -v '^ *#' "$file" |
+        sed -n '/^ *mounts *=/,/\]/p' | grep -oE "[\"']/[^\"':]*:" | tr -d "\"':" | sort -u)
     export MOUNTS_SETTING="mounts in container/{{ cookiecutter.project }}.toml"
 }
 

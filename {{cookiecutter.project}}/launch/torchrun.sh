@@ -7,7 +7,7 @@
 #   launch/torchrun.sh -m package.module [arguments]
 #
 # The number of nodes, this node's rank and the endpoint come from the variables of the launcher
-# that started this script. The first of these rows with a variable that is set decides:
+# that started this script. The first of these launchers whose variables are set decides:
 #   OMPI_COMM_WORLD_*          mpirun, one copy per node
 #   SLURM_STEP_*               srun, one task per node
 #? if kind == "local"
@@ -28,7 +28,7 @@
 #   OMP_NUM_THREADS      threads of each process    (the node's usable cores / processes)
 #   RDZV_BACKEND         static: node 0 has rank 0, and one port is enough (default)
 #                        c10d: torch orders the nodes by address, and needs a second, random port
-#   RDZV_TIMEOUT         seconds to wait for all nodes           (600)
+#   RDZV_TIMEOUT         seconds that several nodes wait for each other   (600)
 #   NODE_ADDR            c10d: the name at which other nodes reach this one
 #                        (its name in Slurm or its hostname, with MASTER_ADDR_SUFFIX)
 #   RUN_DIR              folder for each rank's log and each node's error file
@@ -42,7 +42,7 @@ main() {
     (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
-    # torchrun reads each option that is not on its command line from PET_*.
+    # torchrun would read each option that is not on its command line from PET_*.
     unset "${!PET_@}"
     check_settings
     set_threads
@@ -183,8 +183,8 @@ choose_rendezvous() {
         options+=(--node-rank="$node_rank" --rdzv-conf="timeout=$timeout")
         return
     fi
-    # Without is_host torch would guess from host names which node hosts the store. The node of rank
-    # 0 tells its local-addr to the others.
+    # Without is_host torch would guess from host names which node hosts the store. torch may give
+    # rank 0 to any node, which then tells its local-addr to the others.
     if ((node_rank == 0)); then
         is_host=1
     fi

@@ -5,8 +5,8 @@
 #? set runtime = cookiecutter.runtime
 #? set container = runtime not in ("venv", "none")
 #? set mpi = "mpirun" in site.launchers
-# The steps of slurm/submit_multinode.sh as functions, in the order in which it takes them. All
-# scripts of slurm/ use the first group.
+# The steps of slurm/submit_multinode.sh as functions, in the order in which it takes them. From
+# look_at_allocation on they run under set -euo pipefail. All scripts of slurm/ use the first group.
 #
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/slurm/lib.sh" slurm/NAME.sh
@@ -29,14 +29,14 @@ say() { printf '%(%F %T)T %s\n' -1 "$*"; }
 # Prints options of the #SBATCH lines of slurm/submit_multinode.sh, one per line. Arguments:
 # account, partition, qos.
 options_of_jobs() {
-    local name short script="$PROJECT_DIR/slurm/submit_multinode.sh"
+    local name short header="$PROJECT_DIR/slurm/submit_multinode.sh"
     for name in "$@"; do
         case $name in
             account) short=A ;;
             partition) short=p ;;
             qos) short=q ;;
         esac
-        sed -nE "s/^#SBATCH +(--${name}[= ]+|-$short *)([^ #]+).*/--$name=\2/p" "$script"
+        sed -nE "s/^#SBATCH +(--${name}[= ]+|-$short *)([^ #]+).*/--$name=\2/p" "$header"
     done
 }
 
@@ -56,6 +56,7 @@ submit_build() {
 # Unsets variables of the submitting shell, which the launchers would take for this run's.
 unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+    unset CDPATH # with it, cd could go to another folder and print it
     unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}" "${!SLURM_CPU_BIND@}"
     #? if mpi
     # In a step, mpirun would take itself for one of the step's tasks. PMIX_MCA_* are settings.
@@ -63,10 +64,24 @@ unset_stale_variables() {
     mapfile -t left_by_mpi < <(compgen -e PMIX_ | grep -v ^PMIX_MCA_)
     unset "${left_by_mpi[@]}"
     #? endif
-    # A job that a job of an array has submitted inherits these, but it is in no array.
-    if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} ]] &&
-        [[ $(scontrol show job "$SLURM_JOB_ID") != *ArrayTaskId=* ]]; then
-        unset "${!SLURM_ARRAY_@}"
+    unset_variables_of_another_job
+}
+
+# Unsets variables of the job from which this one was submitted. Slurm sets them only in jobs of an
+# array, and in jobs that were restarted.
+unset_variables_of_another_job() {
+    local job=${SLURM_JOB_ID:-} record
+    if [[ -n $job && -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+        if record=$(scontrol show job "$job") && [[ $record != *ArrayTaskId=* ]]; then
+            unset "${!SLURM_ARRAY_@}"
+        else
+            job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+        fi
+    fi
+    if [[ -n $job && -n ${SLURM_RESTART_COUNT:-} ]]; then
+        if record=$(scontrol show job "$job") && [[ $record == *Restarts=0* ]]; then
+            unset SLURM_RESTART_COUNT
+        fi
     fi
 }
 
@@ -111,8 +126,8 @@ set_up_run() {
     check_settings
 }
 
-# Refuses settings that cannot work. Sets tasks (of the step on each node: 1, or ranks) and wrapper
-# (what they run).
+# Refuses settings that cannot work. Sets wrapper, the script that becomes the launcher, and tasks,
+# how often srun starts it on each node: 1, or the word "ranks" for once per rank.
 check_settings() {
     type -P srun >/dev/null ||
         die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
@@ -194,7 +209,7 @@ submit() {
 # ---- look at the allocation ----------------------------------------------------------------------
 
 # Sets what Slurm has given to this job:
-#   batch    this job's number for scontrol; '' in a shell of salloc
+#   batch    in a batch job its number for scontrol, N or ARRAY_TASK; '' in a shell of salloc
 #   hosts    its nodes
 #   cores    of each node
 #   gpus     of each node; '' if it has none
@@ -236,8 +251,8 @@ make_run_folder() {
 
 # ---- rendezvous endpoint -------------------------------------------------------------------------
 
-# Exports MASTER_ADDR and MASTER_PORT, where rank 0 listens: the first node, and a port that is free
-# there.
+# Exports MASTER_ADDR and MASTER_PORT, where rank 0 listens: the first node, and the port that
+# free_port prints.
 set_rendezvous_endpoint() {
     export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
     MASTER_PORT=$(free_port)
@@ -290,7 +305,7 @@ in_use() { grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") " /proc/net/tcp /
 # Arranges that the program saves before the time limit, in two ways. Slurm warns this script
 # (--signal), which creates STOP_FILE. And programs stop by themselves at STOP_TIME, as a site may
 # not send the warning and a shell gets none. Exports STOP_TIME and START_TIME [seconds since 1970].
-# Sets left, the seconds of this attempt.
+# Sets left, the seconds from now to the end of the job.
 arrange_stop_request() {
     local now end reserve
     now=$(date +%s)
@@ -302,9 +317,9 @@ arrange_stop_request() {
     warning='' cancelled=''
     if [[ -n $batch ]]; then
         trap on_warning USR1
-        trap 'cancelled=1 && touch "$STOP_FILE"' TERM # scancel, or a preemption
+        trap 'cancelled=1 && touch "$STOP_FILE" || true' TERM # scancel, or a preemption
     else
-        trap - USR1
+        trap - USR1 # which slurm/submit_multinode.sh ignores until here
     fi
 }
 
@@ -317,7 +332,7 @@ end_of_job() {
         return
     fi
     text=$(squeue --noheader --jobs="${batch:-$SLURM_JOB_ID}" --format=%e || echo unknown)
-    date -d "$text" +%s 2>/dev/null || date -d "1 year" +%s
+    date -d "${text:-unknown}" +%s 2>/dev/null || date -d "1 year" +%s
 }
 
 # Prints how many seconds before the end of the job the program has to stop.
@@ -372,7 +387,7 @@ on_warning() {
         say "warned early: the program will be asked to save at $(date -d "@$STOP_TIME" +%T)"
     else
         warning=passed-on
-        touch "$STOP_FILE"
+        touch "$STOP_FILE" || true
         say "warned: the program is asked to save and to end"
     fi
 }
@@ -543,12 +558,12 @@ wants_requeue() {
         # Slurm requeues a job by itself only if it still runs when its grace time is over.
         *JobState=RUNNING*PreemptTime=[0-9]*) return 0 ;;
         # The program ended when it was asked to. After scancel the job is not RUNNING.
-        *JobState=RUNNING*) [[ $code == 0 && -z $cancelled ]] && stop_was_due ;;
+        *JobState=RUNNING*) [[ $code == 0 && -z $cancelled ]] && stop_was_due && return 0 ;;
         # The program saved in time, but the launcher ended too late. Slurm leaves this script
         # seconds (KillWait).
         *Reason=TimeLimit*) return 0 ;;
-        *) return 1 ;;
     esac
+    return 1
 }
 
 # Whether the program was asked to stop, or stopped by itself at STOP_TIME.

@@ -15,31 +15,34 @@
 #   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch end with --
 #
 # On a login node, this script checks what would fail after hours in the queue, then submits itself.
-# In an allocation of salloc, it runs the program there. Without the checks:
+# In an allocation of salloc, it runs the program there: salloc takes none of the lines below.
+#
+# To submit without the checks:
 #
 #   sbatch --nodes=4 slurm/submit_multinode.sh program.py        options of sbatch come first
 #   sbatch --array=0-3 slurm/submit_multinode.sh x.py --seed %a  %a is the index of each job
 #
-# The program is looked up in the current folder, then in the project. Its exit code is the job's:
-# 0, or not 0. Logs: logs/JOBID.ATTEMPT/ in the project.
+# The program is looked up in the current folder, then in the project. The job ends with its exit
+# code. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
 #
-# Edit two places: the #SBATCH lines below, and env.sh, which has software, launcher and network.
-# To change a setting of env.sh for one job: LAUNCHER=srun sbatch …
+# Edit two places: the #SBATCH lines below, and env.sh in the project's folder. It has {{ "container" if software == "container" else "Python" }},
+# launcher and network variables. To change a setting of env.sh for one job: LAUNCHER=srun sbatch …
+# The rules for port, stop request and requeue are functions in slurm/lib.sh.
 #
 # Before the walltime is over, this script asks the program to save and to end: it creates the file
-# STOP_FILE. If the program then creates REQUEUE_FILE and ends with exit code 0, this script
-# requeues the job, and Slurm starts it again with RESTART_COUNT=1, 2, … A job that you cancel is
-# not requeued. To ask a program at any time: scancel --signal=USR1 --batch JOBID
+# that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
+# and ends with exit code 0, this script requeues the job. The next attempt has RESTART_COUNT=1, 2, …
+# A job that you cancel is not requeued. To ask at any time: scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
-#SBATCH {{ pad("--ntasks-per-node=1") }} # one launcher on each; it starts one process per GPU
+#SBATCH {{ pad("--ntasks-per-node=1") }} # leave it at 1: the launcher starts one process per GPU
 #? for option, why in resources(cookiecutter)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
-#SBATCH {{ pad("--requeue") }} # back into the queue after the failure of a node, a preemption, or the warning
-#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # this warning, so many seconds (or a minute more) before the walltime is over
-#SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission: into one that does not exist, all output is lost
+#SBATCH {{ pad("--requeue") }} # allows to requeue it: after a node's failure, a preemption, the warning
+#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # the warning: so many seconds (or a minute more) before the end, to save
+#SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
 
@@ -69,19 +72,19 @@ trap '' USR1 # Slurm may warn of the time limit at once, which would end this sh
 PROJECT_DIR=$(find_project) || exit
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/submit_multinode.sh # the functions below
+source "$PROJECT_DIR/slurm/lib.sh" slurm/submit_multinode.sh # the functions that are called below
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"
     exit
 fi
 unset_stale_variables
-program='' words=() # the program's path, and the words after the name of this script
-read_arguments "$@"
+program='' words=()
+read_arguments "$@" # sets program (its path), words (program and arguments) and options of sbatch
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then # on a login node
     check_submission                # refuses what would fail after hours in the queue
-    submit "${BASH_SOURCE[0]}"
+    submit "${BASH_SOURCE[0]}"      # and ends
 fi
 
 set_up_run               # env.sh, {{ software }}
@@ -90,7 +93,7 @@ look_at_allocation       # nodes, cores, GPUs
 make_run_folder          # logs/JOBID.ATTEMPT
 set_rendezvous_endpoint  # MASTER_ADDR, MASTER_PORT
 arrange_stop_request     # so that the program saves before the time limit
-check_nodes              # names those that would fail the ranks
+check_nodes              # ends the job if a node would fail the ranks
 build_step               # the {{ starters }} command that starts the launcher on all nodes
 
 code=0
