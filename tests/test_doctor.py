@@ -298,6 +298,17 @@ def test_what_doctor_said_before_is_no_proof(read):
     assert read(log + report)[1] == report
 
 
+@pytest.mark.parametrize("label", ["", "0: ", "[node1:0] "])
+def test_what_doctor_quoted_from_a_rank_s_log_is_no_proof(label):
+    """torch writes [rank0]: into the log. The output has that behind the label of srun or torchrun."""
+    error = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "[rank0]: ")
+    output = GOOD + labelled(label, error)
+    report = "cause: the memory of a GPU was not enough\nproof: logs/12.0/node0-node1/0/stderr.log:6: [rank0]: torch\n"
+    report += "fix: Use a smaller --micro-batch\nfirst failure: rank 0 on node1 (logs/12.0/node0-node1/0/stderr.log)\n"
+    lines = lines_of(*(output + report + error).splitlines())
+    assert DOCTOR.without_own_report(lines) == lines[: output.count("\n")]
+
+
 def test_long_and_strange_logs(read):
     bar = b"".join(b"\r%3d%%|##\xff\xe2\x96| step" % (n % 100) for n in range(1000)) + b"\n"
     proof = b"\x1b[31m  9%|#\rOSError: [Errno 28] No space left on device\x1b[0m\r\n"
@@ -683,6 +694,34 @@ def test_logs_without_an_output(doctor, project, tmp_path, words, cause):
     assert lines[1].startswith(f"proof: 900016.0/node0-node1/1/stderr.log:{number}: RuntimeError: "), lines
 
 
+def test_a_command_that_a_rank_ran_is_no_launcher(doctor, tmp_path):
+    """A CUDA extension that torch cannot build. A launcher's traceback comes after that of a rank."""
+    ninja = "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."
+    build = "RuntimeError: Error building extension 'fused_adam'"
+    direct = "\nThe above exception was the direct cause of the following exception:\n\n"
+    run = tmp_path / "900018.0"
+    for rank in range(2):
+        (run / f"node0-node1/{rank}").mkdir(parents=True)
+        (run / f"node0-node1/{rank}/stderr.log").write_text(traceback(PEER))
+    for words in (traceback(ninja), traceback(ninja) + direct + traceback(build), traceback("KeyError: 'x'") * 2):
+        (run / "node0-node1/1/stderr.log").write_text(words)
+        done = doctor("900018.0")
+        said = "first failure: rank 1 on node1 (900018.0/node0-node1/1/stderr.log): the program failed by itself; its"
+        assert done.returncode == 1 and done.stdout.decode().startswith(said), done.stdout
+        assert done.stdout.decode().endswith(f"\n{words.splitlines()[-1]}\n"), done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_rank_that_starts_a_launcher(launcher):
+    """That launcher's traceback, in the log of the rank, is not what failed."""
+    child = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    command = "subprocess.CalledProcessError: Command '['x.py']' returned non-zero exit status 1."
+    words = {"torchrun": traceback(child), "accelerate": traceback("KeyError: 'x'") + traceback(command)}[launcher]
+    log = DOCTOR.RankLog("f", 0.0, 0, "node1", 3, lines_of(*words.splitlines()))
+    ways = {"torchrun": ["silent", "launcher"], "accelerate": ["silent", "error", "launcher"]}[launcher]
+    assert [failure.way for failure in DOCTOR.failures_in_logs([log])] == ways
+
+
 def test_a_proof_names_the_file_that_it_stands_in(doctor, project):
     log = project / "logs/77771.0/node0-node1/0/stderr.log"
     log.parent.mkdir(parents=True)
@@ -822,6 +861,24 @@ def test_a_heterogeneous_job_is_no_array(doctor):
     assert done.returncode == 0 and b"\nproof: scontrol show job 88: JobState=FAILED" in done.stdout, done
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("COMPLETED|0:0|12_1\nFAILED|1:0|12_2\n", "an array: name one of it, as 12_1"),
+        ("COMPLETED|0:0|12_1\nPENDING|0:0|12_[2-9]\n", "an array: name one of it, as 12_1"),
+        ("COMPLETED|0:0|12+0\nFAILED|1:0|12+1\n", "heterogeneous: name one of it, as 12+0"),
+    ],
+)
+def test_several_jobs_that_scontrol_has_forgotten(doctor, rows, said):
+    done = doctor("12", sacct=rows)
+    assert (done.returncode, done.stdout) == (2, b""), done
+    assert done.stderr.decode() == f"slurm/doctor.py: job 12 is {said}\n"
+    one = rows.splitlines()[0].split("|")[-1]
+    done = doctor(one, sacct=rows.splitlines()[0])
+    expected = f"job {one} did not fail: JobState=COMPLETED ExitCode=0:0\n"
+    assert (done.returncode, done.stdout.decode()) == (0, expected), done
+
+
 def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, project):
     """It says so of itself: the other one returned early."""
     words = traceback(PEER) + "terminate called without an active exception\n"
@@ -866,6 +923,22 @@ def test_who_said_a_line(label, rank, host):
     (line,) = lines_of(f"{label}words: 3: more")
     assert (line.label, line.text) == (label, "words: 3: more")
     assert DOCTOR.rank_of(label) == (rank, host)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[WARNING|trainer.py:906] 2025-11-26 12:43:53,007 >> The model is already on multiple devices.",  # transformers
+        "[INFO|tokenization_utils_base.py:2060] 2025-11-26 12:43:30,112 >> loading file tokenizer.json",
+        "[train.py:30] step 100 loss 2.31",
+        "[pair.cc:553] Connection closed by peer [10.77.0.12]:23942",
+    ],
+)
+def test_the_place_in_a_source_file_is_no_label(line):
+    for label in ("", "3: ", "[node2:3] ", "[node2.site.org:3] "):
+        (found,) = lines_of(label + line)
+        assert (found.label, found.text) == (label, line)
+    assert bool(DOCTOR.HARMLESS.search(found.text)) is ("|" in line)  # the level of a logger is seen
 
 
 @pytest.mark.parametrize(
@@ -920,6 +993,9 @@ def test_reports_end_where_srun_ends_the_others():
         ("a1,node[1-2,5]", "node3", False),
         ("rack[1-2]n[01-10].site.org", "rack2n07", True),
         ("node[x]", "node1", False),
+        ("10.0.0.2", "10.0.0.2", True),
+        ("10.0.0.2", "10.0.0.1", False),
+        ("10.0.0.[1-2]", "10.0.0.2", True),
     ],
 )
 def test_a_host_and_its_names(reported, host, same):
@@ -989,6 +1065,24 @@ def test_a_progress_bar_as_a_terminal_shows_it():
     )
     assert DOCTOR.shown("100 it/s") == "100 it/s"
     assert DOCTOR.shown("7it [00:01,  4.00it/s]words") == DOCTOR.shown("0%| | 0/9 [00:00<?, ?s/it]words") == "words"
+
+
+@pytest.mark.parametrize("label", ["3: ", "[node2:3] ", "[node2:3] [rank3]: "])
+def test_a_progress_bar_does_not_hide_a_label(read, label):
+    """srun writes its label where the line begins, and tqdm a carriage return behind it."""
+    bars = "\r  0%|          | 0/100 [00:00<?, ?it/s]\r 10%|#         | 10/100 [00:01<00:10,  4.0it/s]"
+    outer, space, inner = label.partition(" ")
+    for bar in (bars, bars.lstrip("\r")):
+        text = outer + space + bar + inner + traceback("KeyError: 'lr'", label)[len(label) :]
+        code, report = read(GOOD + text)
+        said = f"first failure: {label.strip(': ')} (my job-12.out:7): the program failed by itself; its own words:\n"
+        assert code == 1 and report == said + traceback("KeyError: 'lr'", label), report
+
+
+def test_a_progress_bar_may_begin_with_a_number_that_is_no_label():
+    """tqdm(desc="3"), of an output without labels."""
+    (line,) = lines_of("\r3:  10%|#         | 10/100 [00:01<00:10,  4.0it/s]Traceback (most recent call last):")
+    assert (line.label, line.text) == ("", "Traceback (most recent call last):")
 
 
 @pytest.mark.parametrize("path", ["git/src/m.pt", "units/items", "100it/s"])

@@ -6,19 +6,15 @@
   python3 slurm/doctor.py logs/123.0          the rank logs of one attempt
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's stderr.log, and Slurm's record of the job.
-The output does not tell attempts apart: for an attempt before the newest one it reads the logs of that attempt alone.
+Of an output with several attempts it reads the newest one. Of an older attempt, or one that still runs, it reads
+the rank logs alone, as the output does not say which attempt is which.
 It runs on login nodes: Python 3.6, standard library only.
 
 Exit code 0: it found a cause, or Slurm's record says that the job did not fail, or has not ended.
 Exit code 1: it knows no cause. That is also the answer to the output alone of a job that did not fail.
 Exit code 2: there is nothing to read, or the arguments are wrong.
 
-To teach it a cause, add a row to CAUSES. A new message may need a pattern in one of these, too:
-  HARMLESS_LINES   good runs print it as well
-  NO_FAILURE       a library prints it before a traceback, and goes on
-  PEER, WAITED     a rank prints it because another rank failed first
-  NATIVE           compiled code prints it as it goes down, without a traceback
-  SLURM_SAYS       Slurm or the kernel prints it, which counts beside a rank's own error
+To teach it a cause, add a row to CAUSES: the comment above the table says how.
 """
 
 import glob
@@ -58,19 +54,18 @@ def main():
     mark_own_hits(hits, first, lines)
     causes, others = weigh(hits, first, heard_launchers=bool(output))
 
-    report = cause_lines(causes, others)
-    report += failure_lines(first, causes, lines, job)
-    return show(report, code=0 if causes else 1)
+    answer = cause_lines(causes, others) + failure_lines(first, causes, lines, job)
+    return show(answer, code=0 if causes else 1)
 
 
 # ---- what is known: the causes ---------------------------------------------------------------------------------------
 
-# What a line tells, from the strongest evidence to the weakest.
+# What a line tells, from the strongest evidence to the weakest. The report names the stronger of several causes first.
 TELLS_WHY = "says by itself why the run failed"
-SLURM_ACTED = "what Slurm or the network did to the run, which may follow from a stronger cause"
-LAST_SIGN = "all that is left of a rank that could not say why"
-LOST_PEER = "a rank complains that it lost another one"
-STRENGTH = (TELLS_WHY, SLURM_ACTED, LAST_SIGN, LOST_PEER)
+MAY_FOLLOW = "says what stopped the run (Slurm, network, file), which may follow from a cause that TELLS_WHY"
+LAST_SIGN = "all that is left of a rank that could not say why; counts where no stronger line does"
+LOST_PEER = "a rank complains that it lost another one; counts where no stronger line does"
+STRENGTH = (TELLS_WHY, MAY_FOLLOW, LAST_SIGN, LOST_PEER)
 
 
 class Cause(NamedTuple):
@@ -85,6 +80,20 @@ class Cause(NamedTuple):
     examples: tuple  # real lines, for the tests
 
 
+# To teach doctor.py a cause, add a row. Its `tells`, one of STRENGTH, says how much its lines prove beside other rows.
+# A pattern sees one line at a time, without its label. In "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
+# In the repository of the template, tests/test_doctor.py runs each example: the report has to begin with its row.
+#
+# A new message may need a pattern in another list, too:
+#   HARMLESS_LINES   good runs print the line as well
+#   NO_FAILURE       a library prints it before a traceback, and goes on
+#   PEER             a rank ends with it because it lost another rank
+#   WAITED           a rank ends with it because it waited in vain for another rank
+#   OTHER_PEER       it matches PEER or WAITED, but speaks of a web server or a command
+#   LAUNCHER_ERROR   the traceback of a launcher ends with it
+#   NATIVE           compiled code prints it as it goes down, without a traceback
+#   UNSAID           a launcher or a library prints it, and it is no part of a rank's error message
+#   SLURM_SAYS       Slurm or the kernel prints it, and it counts beside a rank's own error
 CAUSES = (
     Cause(
         name="project",
@@ -414,7 +423,7 @@ CAUSES = (
     ),
     Cause(
         name="time limit",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"DUE TO TIME LIMIT", r"JobState=(?:TIMEOUT|DEADLINE)"),
         says="the walltime was over",
         fix="Ask for more --time, or --resume from what was saved. If the output stops long before, a rank hung.",
@@ -423,7 +432,7 @@ CAUSES = (
     ),
     Cause(
         name="preemption",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"DUE TO PREEMPTION", r"JobState=PREEMPTED"),
         says="a job of higher priority took the nodes",
         fix="Submit with --requeue, save often, and --resume.",
@@ -432,7 +441,7 @@ CAUSES = (
     ),
     Cause(
         name="node failure",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"DUE TO NODE FAILURE", r"JobState=(?:NODE_FAIL|BOOT_FAIL)", r"error: Node failure on \S"),
         says="a node failed",
         fix="Submit with --requeue, save often, and --resume. If the node fails again, submit with --exclude=NODE.",
@@ -447,7 +456,7 @@ CAUSES = (
     ),
     Cause(
         name="cancelled",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"JobState=CANCELLED"),
         says="the job was cancelled",
         fix="To see who cancelled it, run sacct -X -o state%30 -j JOBID.",
@@ -456,7 +465,7 @@ CAUSES = (
     ),
     Cause(
         name="output folder",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"ExitCode=0:53",),
         says="Slurm could not write the job's output",
         fix="ExitCode 0:53: the folder of --output has to exist, and be yours, before the job starts.",
@@ -465,7 +474,7 @@ CAUSES = (
     ),
     Cause(
         name="container start",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"pyxis: container start failed", r"pyxis: child \d+ failed with error code", r"pyxis: couldn't \S"),
         says="the container image is not there, or does not start",
         fix="Read the lines around the proof, which say why. Make the image with slurm/build_container.sh, and name it"
@@ -478,7 +487,7 @@ CAUSES = (
     ),
     Cause(
         name="download",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(
             r"Max retries exceeded with url",
             r"onnect to 'http",
@@ -498,7 +507,7 @@ CAUSES = (
     ),
     Cause(
         name="name or route",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"ame or service not known", r"name resolution", r"is unreachable", r"No route to host"),
         says="a host has no address, or cannot be reached",
         fix="For a node's name, set MASTER_ADDR_SUFFIX in env.sh. From the internet, download on a login node first.",
@@ -512,7 +521,7 @@ CAUSES = (
     ),
     Cause(
         name="rendezvous",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(
             r"client socket has timed out",
             r"seconds waiting for clients",
@@ -528,7 +537,7 @@ CAUSES = (
     ),
     Cause(
         name="missing file",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(
             r"FileNotFoundError: \S",
             r"can't open file '",
@@ -545,7 +554,7 @@ CAUSES = (
     ),
     Cause(
         name="permission",
-        tells=SLURM_ACTED,
+        tells=MAY_FOLLOW,
         patterns=(r"Permission denied(?! \((?:publickey|gssapi|password|keyboard|hostbased))",),  # which ssh says
         says="a file or folder is not yours to read or write",
         fix="Run ls -ld PATH on a compute node, also for the folders above it.",
@@ -723,11 +732,8 @@ def find_job(arguments):
 def ask_slurm(number, asked_run):
     """Return the job that Slurm knows under this number; of an attempt that is past, or still runs, the logs alone."""
     record = answer_of("scontrol", "show", "job", number)
-    several = len(re.findall(r"(?m)^JobId=", record)) > 1
-    if several and "HetJobOffset=" in record:
-        die(f"job {number} is heterogeneous: name one of it, as {number}+0")
-    if several:
-        die(f"job {number} is an array: name one of it, as {number}_1")
+    if len(re.findall(r"(?m)^JobId=", record)) > 1:
+        die_of_several(number, heterogeneous="HetJobOffset=" in record)
     identity = re.search(r"JobId=(\d+)", record)
     job_id = identity.group(1) if identity else number  # that of 12_3 is another number
     state, command = state_of(job_id, record)
@@ -749,10 +755,21 @@ def state_of(job_id, record):
     state = " ".join(re.findall(r"\b(?:JobState|Reason|ExitCode)=\S+", record))
     if state:
         return state, f"scontrol show job {job_id}"
-    first = answer_of("sacct", "-nPX", "-j", job_id, "-o", "State,ExitCode").partition("\n")[0]
-    if "|" not in first:
+    # scontrol has forgotten the job. sacct prints a line for each job of an array.
+    answer = answer_of("sacct", "-nPX", "-j", job_id, "-o", "State,ExitCode,JobID")
+    rows = [line.split("|") for line in answer.splitlines() if "|" in line]
+    if len(rows) > 1 and job_id.isdigit():
+        die_of_several(job_id, heterogeneous="+" in rows[0][-1])
+    if not rows:
         return "", ""
-    return "JobState={} ExitCode={}".format(*first.rsplit("|", 1)), f"sacct -X -j {job_id}"  # scontrol has forgotten it
+    return "JobState={} ExitCode={}".format(*rows[0]), f"sacct -X -j {job_id}"
+
+
+def die_of_several(number, heterogeneous):
+    """End with an error, as this number stands for several jobs."""
+    if heterogeneous:
+        die(f"job {number} is heterogeneous: name one of it, as {number}+0")
+    die(f"job {number} is an array: name one of it, as {number}_1")
 
 
 def find_output(record, project, numbers):
@@ -778,7 +795,7 @@ def attempt_of(run):
 
 
 def answer_of(*command):
-    """Return what a command prints, or '' if it fails."""
+    """Return what a command prints to stdout, also if it fails; '' if it cannot start or takes too long."""
     try:
         answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -799,8 +816,11 @@ def short(path):
 
 # ---- reading: lines, and who said them -------------------------------------------------------------------------------
 
-# A line of a rank begins with [HOST:RANK], RANK: or [rankRANK]: or several of these.
-LABEL = re.compile(r"(?:\[[^] :]+:\d+\] ?|\[(?:default|rank)\d+\]: ?| *\d+: )*")
+# A line of a rank begins with its labels. A label is [HOST:RANK] or [rankRANK]: or RANK:
+# [train.py:30] is none: a logger names a source file there. transformers has [WARNING|trainer.py:906] (2026-11-22).
+SOURCE_FILE = r"[^] ]*(?:\||\.(?:py|cc|cpp|cu|h|hpp):)"
+ONE_LABEL = re.compile(rf"\[(?!{SOURCE_FILE})[^] :]+:\d+\] ?|\[(?:default|rank)\d+\]: ?| *\d+: ")
+LABEL = re.compile(f"(?:{ONE_LABEL.pattern})*")
 LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<rank>\d+)")
 
 
@@ -835,7 +855,7 @@ class RankLog(NamedTuple):
 
 
 def read_end(path, size):
-    """Return the lines of a file's end as a terminal would show them."""
+    """Return the lines of a file's end, without colours."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - size))
@@ -845,7 +865,7 @@ def read_end(path, size):
     text = text.replace("\0", "").replace("\t", " ")
     if "\x1b" in text:
         text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)  # colours
-    return [shown(line) for line in text.rstrip("\n").split("\n")] if text else []
+    return text.rstrip("\n").split("\n") if text else []
 
 
 def labelled_lines(path, size):
@@ -881,9 +901,19 @@ def read_output(path):
 
 
 def labelled(number, line, file):
-    """Return a line apart from its label."""
+    """Return a line as a terminal shows it, apart from its labels: one may stand on each side of a progress bar."""
+    label, words = cut_label(line)
+    after_bar = shown(words)
+    if after_bar != words:
+        inner_label, words = cut_label(after_bar)
+        label += inner_label
+    return Line(file, number, label, words)
+
+
+def cut_label(line):
+    """Return the label of a line, and what follows it."""
     end = LABEL.match(line).end() if line[:1] in "[ 0123456789" else 0
-    return Line(file, number, line[:end], line[end:])
+    return line[:end], line[end:]
 
 
 def without_own_report(lines):
@@ -896,8 +926,14 @@ def without_own_report(lines):
         inside = bool(begins) or (inside and line.quoted in seen)  # it quotes
         if not inside:
             kept.append(line)
-            seen.update((line.quoted, line.text[:QUOTED_WIDTH]))
+            seen.update(quotes_of(line))
     return kept
+
+
+def quotes_of(line):
+    """Return a line as a report may quote it: with all its labels, or as in a rank's log, where the outer ones lack."""
+    begins = [0] + [label.end() for label in ONE_LABEL.finditer(line.label)]
+    return [(line.label + line.text)[begin:][:QUOTED_WIDTH] for begin in begins]
 
 
 def read_rank_logs(run):
@@ -925,6 +961,7 @@ def log_lines(logs, failure):
 # ---- failures: what each rank said last ------------------------------------------------------------------------------
 
 # How a rank may fail. Of several ranks, the one whose way stands first here failed first: the others follow from it.
+# The ways below "none" are never chosen as the first failure.
 WAYS = {
     "killed": "a launcher reports that signal 9 ended it",
     "crashed": "a launcher reports that another signal ended it",
@@ -1005,6 +1042,7 @@ class Speaker:
     def __init__(self, new_failure, logs_all=False):
         """Begin to listen; with `logs_all` a rank that tells of no failure has one that is silent."""
         self.new_failure = new_failure  # makes a Failure that begins in a line
+        self.logs_all = logs_all  # it hears a rank's log, and not an output
         self.failures = [new_failure(None)] if logs_all else []
         self.last = self.failures[0] if logs_all else None  # the failure that it told of last
         self.inside = False  # a traceback
@@ -1052,12 +1090,20 @@ class Speaker:
                 failure.way = "peer"
         elif not text.startswith((" ", "Traceback")):
             failure.error = text
-            if not line.label and len(self.failures) > 1 and LAUNCHER_ERROR.search(text):
-                failure.way = "launcher"  # a rank has spoken before
+            if self.is_of_launcher(line):
+                failure.way = "launcher"
             elif failure.way == "cut":  # of a chain of exceptions the first one decides
                 failure.way = way_of(text)
             if failure.first_error is None:
                 failure.first_error = len(failure.words) - 1
+
+    def is_of_launcher(self, line):
+        """Tell whether a launcher's traceback ends in this line, and not one of a rank."""
+        if line.label or not LAUNCHER_ERROR.search(line.text):
+            return False
+        if self.logs_all and "ChildFailedError" in line.text:
+            return True  # the rank of this log has started torchrun
+        return any(failure.way != "silent" for failure in self.failures[:-1])  # a rank has spoken before
 
 
 def failures_in_logs(logs):
@@ -1124,6 +1170,7 @@ MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
 MPIRUN_CODE = re.compile(r" +Exit code: +(?P<code>\d+)$")
 TORCHRUN = re.compile(r" +(?P<key>host|rank|exitcode) +: (?P<value>\S+)")  # a row of its table
 NUMBER = re.compile(r"-?\d+$")
+IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.")  # how it begins
 
 
 class Report(NamedTuple):
@@ -1279,10 +1326,15 @@ def same_host(reported, host):
 
 def names_host(name, host):
     """Tell whether a name, in which [1-2,5] stands for numbers, is that of a host; both may have a domain."""
-    parts = re.split(r"\[([0-9,-]+)\]", name.partition(".")[0])
+    parts = re.split(r"\[([0-9,-]+)\]", without_domain(name))
     texts, ranges = parts[::2], parts[1::2]
-    match = re.match(r"(\d+)".join(re.escape(text) for text in texts) + "$", host.partition(".")[0])
+    match = re.match(r"(\d+)".join(re.escape(text) for text in texts) + "$", without_domain(host))
     return bool(match) and all(map(in_ranges, match.groups(), ranges))
+
+
+def without_domain(name):
+    """Return a host's name without its domain; an IP address has none."""
+    return name if IP_ADDRESS.match(name) else name.partition(".")[0]
 
 
 def in_ranges(number, ranges):
@@ -1384,7 +1436,7 @@ class Hit:
         self.at = at  # which of the lines that were searched
         self.own = False  # the first failing rank said it
         self.by_slurm = bool(SLURM_SAYS.search(line.text))
-        self.strong = cause.tells in (TELLS_WHY, SLURM_ACTED)  # it is more than a sign of a rank that says nothing
+        self.strong = cause.tells in (TELLS_WHY, MAY_FOLLOW)  # it is more than a sign of a rank that says nothing
 
 
 def find_hits(lines, job, most=200):
@@ -1400,7 +1452,7 @@ def find_hits(lines, job, most=200):
         starts.append(starts[-1] + len(line.text) + 1)
     hits = []
     for cause in CAUSES:
-        for pattern in cause.patterns:  # which never match the end of a line
+        for pattern in cause.patterns:  # which never match a newline
             matches = re.finditer(pattern, text, re.MULTILINE)
             places = (bisect_right(starts, match.start()) - 1 for match in matches)
             hits += [Hit(cause, lines[at], at) for at in islice(filter(is_proof, places), most)]
@@ -1592,7 +1644,7 @@ def words_on_stdout(failure, most=10):
     file = re.sub(r"stderr\.log$", "stdout.log", failure.file)
     if file == failure.file or not os.path.isfile(file):
         return []
-    return [line[:QUOTED_WIDTH] for line in read_end(file, LOG_BYTES)[-most:]]
+    return [shown(line)[:QUOTED_WIDTH] for line in read_end(file, LOG_BYTES)[-most:]]
 
 
 def show(lines, code):
