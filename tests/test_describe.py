@@ -78,8 +78,10 @@ def suits(cluster, tmp_path, user=""):
     """Check that Slurm takes the jobs of a project written with what described() found last, all defaults accepted."""
     site = max(tmp_path.glob("*.yaml"), key=lambda path: int(path.stem))
     project = bake(cluster.home / site.stem, site=site)
-    for script in (project / "slurm/submit_multinode.sh", project / "slurm/build_venv.sh"):
-        done = cluster.run(*become(user), "sbatch", "--test-only", script, cwd="/tmp", check=False)
+    submit = project / "slurm/submit_multinode.sh"
+    queue = re.findall(r"^#SBATCH (--(?:account|partition|qos)=\S+)", submit.read_text(), re.MULTILINE)
+    for script, options in ((submit, []), (project / "slurm/build_venv.sh", queue)):  # as submit_build adds them
+        done = cluster.run(*become(user), "sbatch", "--test-only", *options, script, cwd="/tmp", check=False)
         assert done.returncode == 0 and " to start at " in done.stderr, f"{script.read_text()}\n{done.stderr}"
 
 

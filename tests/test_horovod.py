@@ -131,6 +131,7 @@ def solo(modules, monkeypatch, tmp_path):
 
     def run(name, *flags, hvd=None):
         module, figures = getattr(modules, name), tmp_path / "figures.json"
+        figures.unlink(missing_ok=True)  # a run that has nothing left to do keeps it
         if name == "train_horovod":
             monkeypatch.setattr(module, "hvd", hvd)
             monkeypatch.setattr(module, "why_not", "No module named 'horovod'", raising=False)
@@ -194,7 +195,7 @@ def test_without_mpi_every_process_would_be_alone(solo, capsys, monkeypatch, tmp
 
 
 def test_horovod_is_missing(tmp_path):
-    """As every user meets it: the program itself, and of two ranks on a node one speaks."""
+    """As every user meets it: the program itself, and another rank that no launcher ends meanwhile."""
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod/__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'horovod'\")\n")
     environment = {**CLEAN, "PYTHONPATH": str(tmp_path)}
@@ -208,12 +209,15 @@ def test_horovod_is_missing(tmp_path):
     ]  # fmt: skip
     outputs = [rank.communicate(timeout=PATIENCE) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2]
-    assert outputs[0] == (
-        "",
-        "train_horovod.py: error: Horovod cannot be used (No module named 'horovod'): build it with "
-        "'INSTALL_HOROVOD=1 bash slurm/build_venv.sh'\n",
+    assert (
+        outputs[0]
+        == outputs[1]
+        == (
+            "",
+            "train_horovod.py: error: Horovod cannot be used (No module named 'horovod'): build it with "
+            "'INSTALL_HOROVOD=1 bash slurm/build_venv.sh'\n",
+        )
     )
-    assert outputs[1] == ("", "")
 
 
 # ---- the build, with tools that only pretend -------------------------------------------------------------------------

@@ -21,6 +21,7 @@
 #? else
 # Account and queue are those of slurm/submit_multinode.sh.
 #? endif
+#
 #SBATCH {{ pad("--job-name=build-venv") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # pip is one process
