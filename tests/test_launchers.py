@@ -296,8 +296,20 @@ def build_image(cluster, project, environment):
     return output
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_every_launcher_with_every_runtime(container_cluster, runtime, everywhere, surroundings, tmp_path, matrix):
+def cells():
+    """Rows of the matrix. In every run: without a container all launchers, else two and those that are refused."""
+    for runtime in RUNTIMES:
+        refused = [name for name in cluster_options.LAUNCHERS if runtime in cluster_options.IN_SRUN and "mpi" in name]
+        quick = cluster_options.LAUNCHERS if runtime == "none" else ["torchrun", "srun", *refused]
+        yield pytest.param(runtime, quick, id=runtime)
+        if rest := [name for name in cluster_options.LAUNCHERS if name not in quick]:
+            yield pytest.param(runtime, rest, id=f"{runtime}-rest", marks=pytest.mark.drill)
+
+
+@pytest.mark.parametrize(("runtime", "launchers"), cells())
+def test_every_launcher_with_every_runtime(
+    container_cluster, runtime, launchers, everywhere, surroundings, tmp_path, matrix
+):
     """Each cell of the matrix runs on two nodes of two ranks, or is refused with its reason.
 
     The project, the program and where it is started from are three folders, with spaces in their names, but for edf.
@@ -313,7 +325,7 @@ def test_every_launcher_with_every_runtime(container_cluster, runtime, everywher
     there.mkdir()
     (there / "own.py").write_text(OWN_PROGRAM)
     command = ["bash", project / "slurm/submit_multinode.sh", there / "own.py", *ARGUMENTS]
-    for launcher in cluster_options.LAUNCHERS:
+    for launcher in launchers:
         allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
         done = cluster.run(*allocation, *command, cwd=here, env={**environment, "LAUNCHER": launcher}, check=False)
         if runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"):
@@ -722,7 +734,7 @@ def matrix(request):
     lines = ["", "launcher x runtime, 2 nodes x 2 ranks; Slurm and Open MPI are real in every cell"]
     lines.append(" " * width + "".join(f"{launcher:14}" for launcher in cluster_options.LAUNCHERS))
     for runtime in RUNTIMES:
-        row = [cells.get((runtime, launcher), "not run") for launcher in cluster_options.LAUNCHERS]
+        row = [cells.get((runtime, launcher), "drill") for launcher in cluster_options.LAUNCHERS]
         lines.append(f"{runtime:{width}}" + "".join(f"{cell:14}" for cell in row).rstrip())
     with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
         print("\n".join(lines))

@@ -41,9 +41,13 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+FEW = [*range(2, 66), 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024]
+
+
 @pytest.mark.usefixtures("one_thread")
-def test_every_pair_meets_exactly_once():
-    for nodes in range(2, 1025):
+@pytest.mark.parametrize("numbers", [FEW, pytest.param(range(2, 1025), marks=pytest.mark.drill)], ids=["few", "all"])
+def test_every_pair_meets_exactly_once(numbers):
+    for nodes in numbers:
         table = pairs.tournament(nodes)
         node = torch.arange(nodes)
         assert table.shape == (nodes - 1 + nodes % 2, nodes)
@@ -84,7 +88,7 @@ def judge(rates):
     return [medians[node] for node in range(len(medians))], sorted(found["slow_nodes"]), sorted(found["slow_links"])
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 6, 7, 8, 9, 16, 64, 1024])
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 6, 7, 8, 9, 16, 64, pytest.param(1024, marks=pytest.mark.drill)])
 def test_noise_names_nobody(nodes):
     for seed in range(1 if nodes > 100 else 200):
         assert judge(figures(nodes, seed=seed))[1:] == ([], []), seed
