@@ -152,12 +152,12 @@ LIMITS = {"short": 5, "long": 60}  # minutes
     ],
 )
 def test_a_later_attempt_knows_what_the_first_one_took(limit, times, reserve, cluster, project, tmp_path):
-    """In an allocation, which runs the script as a second attempt of its job."""
+    """In an allocation, where another attempt of its job has left its times."""
     (tmp_path / "told.py").write_text("import os\nprint('STOP_TIME', os.environ['STOP_TIME'], flush=True)\n")
     if times is not None:
         (tmp_path / "times").write_text(times)
-    script = f"logs='{project}/logs'; mkdir -p $logs/$SLURM_JOB_ID.0; cp times $logs/$SLURM_JOB_ID.0/ 2>/dev/null; "
-    script += f"SLURM_RESTART_COUNT=1 bash '{project}/slurm/submit_multinode.sh' told.py; "
+    script = f"logs='{project}/logs'; mkdir -p $logs/$SLURM_JOB_ID.7; cp times $logs/$SLURM_JOB_ID.7/ 2>/dev/null; "
+    script += f"bash '{project}/slurm/submit_multinode.sh' told.py; "
     script += "squeue --noheader --job=$SLURM_JOB_ID --format=%e"
     environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PREFLIGHT": "0"}
     command = ["salloc", f"--time={LIMITS[limit]}", "--nodes=1", "--gpus-per-node=1", "bash", "-c", script]

@@ -308,11 +308,11 @@ in_use() { grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") " /proc/net/tcp /
 # Sets left, the seconds from now to the end of the job.
 arrange_stop_request() {
     local now end reserve
-    now=$(date +%s)
-    end=$(end_of_job)
+    printf -v now '%(%s)T' -1
+    find_end_of_job
     left=$((end - now))
     read_times
-    reserve=$(reserve_for_saving)
+    choose_reserve
     export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
     warning='' cancelled=''
     if [[ -n $batch ]]; then
@@ -323,21 +323,21 @@ arrange_stop_request() {
     fi
 }
 
-# Prints when Slurm ends this job [seconds since 1970]; in a year if it has no time limit, or none
+# Sets end, when Slurm ends this job [seconds since 1970]; in a year if it has no time limit, or none
 # that is known.
-end_of_job() {
+find_end_of_job() {
     local text
     if [[ -n ${SLURM_JOB_END_TIME:-} ]]; then # Slurm 23.02 or later
-        echo "$SLURM_JOB_END_TIME"
+        end=$SLURM_JOB_END_TIME
         return
     fi
     text=$(squeue --noheader --jobs="${batch:-$SLURM_JOB_ID}" --format=%e || echo unknown)
-    date -d "${text:-unknown}" +%s 2>/dev/null || date -d "1 year" +%s
+    end=$(date -d "${text:-unknown}" +%s 2>/dev/null || date -d "1 year" +%s)
 }
 
-# Prints how many seconds before the end of the job the program has to stop.
-reserve_for_saving() {
-    local reserve measured
+# Sets reserve, how many seconds before the end of the job the program has to stop.
+choose_reserve() {
+    local measured
     # Without a measurement: 30 s of a short job, 150 s of a long one. The warning of --signal comes
     # earlier.
     if ((left < 600)); then
@@ -358,7 +358,6 @@ reserve_for_saving() {
             reserve=$measured
         fi
     fi
-    echo "$reserve"
 }
 
 # Sets took[start], took[look] and took[save] to the longest times [s] that earlier attempts of this
