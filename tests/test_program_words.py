@@ -27,7 +27,7 @@ def found(tmp_path):
     (tmp_path / "bin").mkdir()
 
     def call(*words, cwd="here", function="find_program"):
-        code = 'die() { echo "$*" >&2; exit 2; }; source "$0"; "$@"'
+        code = 'source "$0"; die() { echo "$*" >&2; exit 2; }; "$@"'
         path = f"{tmp_path}/bin:{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-c", code, TEMPLATE / "launch/program.sh", function, *words],

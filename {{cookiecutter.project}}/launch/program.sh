@@ -7,11 +7,23 @@
 #   starts_its_own_ranks FILE          whether the program calls torch.multiprocessing.spawn itself
 #   make_logs_folder                   makes logs/, which git does not list
 #   print_usage FILE                   prints the comment at the top of a script
+#   die MESSAGE                        prints a message and ends the script with exit code 2
+#   say MESSAGE                        prints a message with the time
 #
-# The submit scripts source this file. Each has a function `die`, which prints a sentence and exits
-# with code 2. A program is a Python file, since torchrun and the other launchers start Python.
-# Console scripts, as pip writes them, are Python files too: their first line names a Python. This
-# file runs with the bash of macOS (3.2).
+# A script reads this file with its own name, which stands in front of its messages. With the bash
+# of macOS (3.2) all functions but say work.
+#
+# A program is a Python file, since torchrun and the other launchers start Python. Console scripts,
+# as pip writes them, are Python files too: their first line names a Python.
+script=$1
+
+die() {
+    echo "$script: $*" >&2
+    exit 2
+}
+
+# It starts no process: while a requeue ends slurm/submit_multinode.sh, none can start.
+say() { printf '%(%F %T)T %s\n' -1 "$*"; }
 
 # Looks for the program in the current folder, then in the project.
 find_program() {

@@ -3,18 +3,8 @@
 #
 # local/submit.sh reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/local/lib.sh" local/submit.sh
-script=$1
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh"
-
-# Prints a message and ends the script with exit code 2.
-die() {
-    echo "$script: $*" >&2
-    exit 2
-}
-
-# Prints a message with the time.
-say() { printf '%(%F %T)T %s\n' -1 "$*"; }
+source "$PROJECT_DIR/launch/program.sh" "$1"
 
 # Unsets variables of the calling shell, which the launcher would take for this run's.
 unset_stale_variables() {

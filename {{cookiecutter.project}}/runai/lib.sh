@@ -11,18 +11,11 @@
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/runai/lib.sh" runai/NAME.sh
 # shellcheck disable=SC2034,SC2153 # env.sh has the settings; the scripts use what functions set
-script=$1
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh"
+source "$PROJECT_DIR/launch/program.sh" "$1"
 
 # Words that need no quotes: they reach a pod unchanged through every client and shell.
 PLAIN='^[A-Za-z0-9._/:=@%+,-]+$'
-
-# Prints a message and ends the script with exit code 2.
-die() {
-    echo "$script: $*" >&2
-    exit 2
-}
 
 # ---- read and check the settings ----------------------------------------------------------------
 

@@ -1,19 +1,12 @@
 #!/usr/bin/env bash
 # The steps of runai/pod.sh as functions, in the order in which it takes them. They run in the pods.
 
-# Prints a message and ends the script with exit code 2.
-die() {
-    echo "runai/pod.sh in $HOSTNAME: $*" >&2
+if [[ ! -f $PROJECT_DIR/launch/torchrun.sh ]]; then
+    echo "runai/pod.sh in $HOSTNAME: there is no launch/ in $PROJECT_DIR: copy the whole project to the volume" >&2
     exit 2
-}
-
-# Prints a message with the time.
-say() { printf '%(%F %T)T %s\n' -1 "$*"; }
-
-[[ -f $PROJECT_DIR/launch/torchrun.sh ]] ||
-    die "there is no launch/ in $PROJECT_DIR: copy the whole project to the volume"
+fi
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh"
+source "$PROJECT_DIR/launch/program.sh" "runai/pod.sh in $HOSTNAME"
 
 # ---- look at the volume, keep a log -------------------------------------------------------------
 

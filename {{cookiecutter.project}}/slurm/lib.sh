@@ -10,21 +10,10 @@
 #
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/slurm/lib.sh" slurm/NAME.sh
-script=$1
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh"
+source "$PROJECT_DIR/launch/program.sh" "$1"
 
 # ---- all scripts ---------------------------------------------------------------------------------
-
-# Prints a message and ends the script with exit code 2.
-die() {
-    echo "$script: $*" >&2
-    exit 2
-}
-
-# Prints a message with the time. It starts no process: while a requeue ends this script, none can
-# start.
-say() { printf '%(%F %T)T %s\n' -1 "$*"; }
 
 # Prints options of the #SBATCH lines of slurm/submit_multinode.sh, one per line. Arguments:
 # account, partition, qos.
