@@ -1099,18 +1099,26 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
     gpus, partition, qos = int(answers["gpus_per_node"]), answers["partition"], answers["qos"]
     shared = builds and _exclusive(facts)
     memory = "" if shared else _memory(node, gpus)
-    share = "all cores of a node" if cores == node["cores"] else "the cores that come with these GPUs"
+    about_partition = _queue_reason(facts["partitions"].get(partition, _LIMIT), "which nodes")
+    about_qos = _queue_reason(facts["qos"].get(qos, _LIMIT), "which limits and priority")
+    share = "all cores of a node, as Slurm counts" if cores == node["cores"] else "the cores that come with these GPUs"
     options = [
         (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus),
         (f"--cpus-per-task={cores}", f"{share}; without it, one", cores),
         (f"--mem={memory}", "of each node" + "; 0 means all" * (memory == "0"), memory),
         *((one["option"], one["why"], not shared or one["option"] != "--exclusive") for one in facts["directives"]),
         (f"--time={answers['time_limit']}", "walltime; a shorter job starts sooner", True),
-        (f"--partition={partition}", facts["partitions"].get(partition, _LIMIT)["about"] or "which nodes", partition),
-        (f"--qos={qos}", facts["qos"].get(qos, _LIMIT)["about"] or "which limits and priority", qos),
+        (f"--partition={partition}", about_partition, partition),
+        (f"--qos={qos}", about_qos, qos),
         (f"--account={answers['account']}", "who is charged", answers["account"]),
     ]
     return [(option, why) for option, why, wanted in options if wanted]
+
+
+def _queue_reason(limits, otherwise: str) -> str:
+    """Return what stands beside the option that names a queue: what it is for, and its longest walltime if known."""
+    known = limits["max_time"] and limits["confirmed"] and not limits["tiers"]
+    return (limits["about"] or otherwise) + f"; walltime up to {limits['max_time']}" * bool(known)
 
 
 def has_own_queue(job, answers) -> bool:

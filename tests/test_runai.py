@@ -307,7 +307,7 @@ def test_the_gid_index_is_each_pod_s_own_and_for_old_nccl_alone(version, given, 
                 settings.write(f"export NCCL_IB_GID_INDEX={given}\n")
         asks_for_rdma(site)
         job = show(site, GPUS_PER_NODE="1")
-        assert "RDMA: mlx5_bond_0, GID index 3, locked memory" in job.output
+        assert "RDMA of the node: mlx5_bond_0, GID index 3, locked memory" in job.output
         assert "".join(shown(site, rank)["environ"].get("NCCL_IB_GID_INDEX", "-") for rank in (0, 1)) == expected
 
 
@@ -363,7 +363,7 @@ def test_an_image_without_torch(tmp_path):
     with Site(tmp_path, image=Image(torch=False)) as site:
         job = site.run("pi/pi.py")
         assert job.state == "Failed" and 2 in job.exit_codes.values()
-        assert "python3 of this image has no torch; set another IMAGE" in job.output
+        assert "python3 does not start here, or has no torch; set another IMAGE" in job.output
 
 
 def test_gpus_that_torch_does_not_see(tmp_path):

@@ -32,7 +32,7 @@ share_gpus() {
     fi
     export NPROC_PER_NODE
     if ((${#gpus[@]} > 0 && ${#gpus[@]} < NNODES * NPROC_PER_NODE)); then
-        echo "$script: ${#gpus[@]} GPU(s) for $NNODES x $NPROC_PER_NODE processes are too few:" \
+        echo "local/submit.sh: ${#gpus[@]} GPU(s) for $NNODES x $NPROC_PER_NODE processes are too few:" \
             "running on CPUs, with gloo" >&2
         gpus=()
     fi

@@ -6,7 +6,7 @@
 #? set claims = in_quotes(site.commands.get("volumes", "runai pvc list"))
 # The steps of runai/submit_multinode.sh and runai/interactive.sh as functions, in the order in
 # which these scripts take them. They run where you submit a job, and work with the bash of macOS
-# (3.2).
+# (3.2). That bash takes an empty list for a variable that is not set, hence no "set -u".
 #
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/runai/lib.sh" runai/NAME.sh
@@ -19,8 +19,8 @@ PLAIN='^[A-Za-z0-9._/:=@%+,-]+$'
 
 # ---- read and check the settings ----------------------------------------------------------------
 
-# Reads env.sh. Sets pod_variables to NAME=VALUE for each variable of FORWARD that you set for this
-# job alone.
+# Reads env.sh. Sets pod_variables to NAME=VALUE for each variable of FORWARD that the
+# calling shell exports.
 read_settings() {
     local name given
     given=$(compgen -e) # the names of your environment, before env.sh adds its own
@@ -35,8 +35,8 @@ read_settings() {
 # Refuses settings that cannot work.
 check_settings() {
     local name secret volume
-    [[ -n $RUNAI_PROJECT ]] ||
-        die "RUNAI_PROJECT is empty; set it in env.sh ({{ projects }} lists yours)"
+    require_project
+    [[ -n $IMAGE ]] || die "IMAGE is empty; set it in env.sh"
     [[ $NNODES =~ ^[1-9][0-9]*$ ]] || die "NNODES='$NNODES': expected a whole number of at least 1"
     for name in GPUS_PER_NODE RETRIES; do
         [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] ||
@@ -59,6 +59,12 @@ check_settings() {
     done
 }
 
+# Refuses a job that no project is charged for.
+require_project() {
+    [[ -n $RUNAI_PROJECT ]] ||
+        die "RUNAI_PROJECT is empty; set it in env.sh ({{ projects }} lists yours)"
+}
+
 # Sets POD_PROJECT_DIR, unless env.sh does, to the project's folder here. Refuses a folder that pods
 # do not see.
 find_project_in_pods() {
@@ -77,7 +83,8 @@ find_project_in_pods() {
         die "there is no runai/pod.sh in POD_PROJECT_DIR='$POD_PROJECT_DIR': copy the project there"
 }
 
-# Whether pods see a path: it lies below one of VOLUMES.
+# Whether pods see a path: its name lies below one of VOLUMES. Whether the volume is mounted here is
+# not looked at.
 on_volume() {
     local volume
     for volume in "${VOLUMES[@]}"; do
@@ -171,8 +178,8 @@ find_program_in_pods() {
     fi
     for word in "$@"; do
         [[ $word != "#" ]] ||
-            die "'#' is an argument: your shell takes comments for a part of the command," \
-                "leave them out"
+            die "'#' is an argument: your shell takes comments for a part of the command;" \
+                "leave out # and what follows it"
     done
     case $1 in
         "") die "no program '': name one, as in program.py or -m package.module" ;;
@@ -310,8 +317,8 @@ add_resources() {
     fi
 }
 
-# RDMA between pods. One pod alone, and pods without GPUs, need none. With REQUIRE_RDMA=1,
-# runai/pod.sh refuses a pod without it.
+# RDMA between pods. One pod alone, and pods without GPUs, need none. If there are RDMA_RESOURCES,
+# and REQUIRE_RDMA is 1, runai/pod.sh refuses a pod without RDMA.
 add_rdma() {
     local word
     ((RDMA && NNODES > 1 && GPUS_PER_NODE > 0)) || return 0
@@ -340,6 +347,7 @@ add_restarts() {
     # The operator adds up the restarts of all pods, and fails the job once they reach the limit
     # (PastBackoffLimit in https://github.com/kubeflow/trainer, release-1.9,
     # pkg/controller.v1/common/job.go; 2026-11-21).
+    # Each failure restarts all pods, so RETRIES failures are RETRIES * NNODES restarts.
     ((RETRIES == 0 || NNODES == 1)) || limit=$((RETRIES * NNODES + 1))
     runai_command+=(--backoff-limit "$limit")
     # The policy Never would turn a job that is preempted into one that failed.
@@ -354,7 +362,8 @@ add_restarts() {
     esac
 }
 
-# Adds an option and its value. CLI v2 wants the option once more for the master.
+# Adds an option and its value. CLI v2 takes some options for the workers alone, and wants them once
+# more for the master.
 add_for_each_pod() {
     runai_command+=("--$1" "$2")
     [[ $RUNAI_CLI == v1 || $NNODES == 1 ]] || runai_command+=("--master-$1" "$2")
@@ -384,7 +393,7 @@ add_command_of_pods() {
 # runai/pod.sh decodes it.
 encode() {
     if [[ $1 =~ $PLAIN && $1 != base64:* ]]; then
-        echo "$1"
+        printf '%s\n' "$1" # echo would take -n for an option of its own
     else
         echo "base64:$(printf %s "$1" | base64 | tr -d '\n')"
     fi
@@ -437,7 +446,7 @@ print_row() { printf '%-26s%s\n' "$1" "$2"; }
 # Prints runai's table of the project's jobs.
 list_jobs() {
     read_settings
-    check_settings
+    require_project
     find_client
     if [[ $RUNAI_CLI == v2 ]]; then
         runai training list -p "$RUNAI_PROJECT"
@@ -462,6 +471,7 @@ seconds_of() {
 # Deletes a job and ends the script with runai's exit code. Argument: the job's name.
 delete_job() {
     read_settings
+    require_project
     find_client
     [[ $RUNAI_CLI == v2 ]] || exec runai delete job "$1" -p "$RUNAI_PROJECT"
     exec runai workload delete "$1" -y -p "$RUNAI_PROJECT"

@@ -2,7 +2,8 @@
 # The steps of runai/pod.sh as functions, in the order in which it takes them. They run in the pods.
 
 if [[ ! -f $PROJECT_DIR/launch/torchrun.sh ]]; then
-    echo "runai/pod.sh in $HOSTNAME: there is no launch/ in $PROJECT_DIR: copy the whole project to the volume" >&2
+    echo "runai/pod.sh in $HOSTNAME: there is no launch/ in $PROJECT_DIR:" \
+        "copy the whole project to the volume" >&2
     exit 2
 fi
 # shellcheck source=/dev/null
@@ -17,7 +18,8 @@ require_volume() {
             "see VOLUMES in env.sh"
 }
 
-# Whether a folder lies on a volume that was mounted into the pod.
+# Whether a folder lies on a volume that was mounted into the pod: on any file system but the
+# image's.
 mounted() {
     local point
     while read -r _ _ _ _ point _; do
@@ -97,14 +99,14 @@ decode_arguments() {
 # Prints where the program runs.
 describe_pod() {
     say "pod $pod: $HOSTNAME on ${NODE_NAME:-a node}, user $(id -u)," \
-        "${RUNAI_NUM_OF_GPUS:-no} GPU(s), job ${RUN_DIR##*/}"
+        "${RUNAI_NUM_OF_GPUS:-?} GPU(s), job ${RUN_DIR##*/}"
 }
 
 # Refuses a Python without torch. It imports nothing: importing torch takes a second.
 require_torch() {
     "$PYTHON" -c \
         'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
-        die "$PYTHON of this image has no torch; set another IMAGE," \
+        die "$PYTHON does not start here, or has no torch; set another IMAGE," \
             "or RUNTIME=venv with a VENV on the volume (env.sh)"
 }
 
@@ -119,12 +121,13 @@ set_up_rdma() {
         return 0
     fi
     index=$(roce_gid_index "$devices")
-    echo "RDMA: $(cd "$devices" && echo *), GID index ${index:--}, locked memory $(ulimit -l)"
+    echo "RDMA of the node: $(cd "$devices" && echo *), GID index ${index:--}," \
+        "locked memory $(ulimit -l)"
     set_gid_index_for_old_nccl "$index"
 }
 
-# Prints the GID index of RoCE v2 over IPv4 that all active RDMA ports of a folder share. Prints
-# nothing if there is none, or if the ports have different ones.
+# Prints the GID index of RoCE v2 over IPv4 that the active Ethernet ports of a folder share; ports
+# without one do not count. Prints nothing if there is none, or if the ports have different ones.
 roce_gid_index() {
     local port gid index lowest common=
     for port in "$1"/*/ports/*; do
@@ -179,7 +182,7 @@ launch() {
     fi
     #? if cookiecutter.examples == "yes"
     run_torchrun check/ranks.py || return
-    # The next port, since other pods may still hold the first.
+    # The next port, since other pods may still use the first one for check/ranks.py.
     local port=$((${PET_MASTER_PORT:-${MASTER_PORT:-29500}} + 1))
     export MASTER_PORT=$port
     [[ -z ${PET_MASTER_PORT:-} ]] || export PET_MASTER_PORT=$port

@@ -5,8 +5,11 @@
 #? set runtime = cookiecutter.runtime
 #? set container = runtime not in ("venv", "none")
 #? set mpi = "mpirun" in site.launchers
+#? set once_per_node = site.launchers | select("in", ["torchrun", "spawn", "mpirun"]) | join('" | "')
+#? set once_per_rank = site.launchers | select("in", ["srun", "mpirun-ranks"]) | join('" | "')
 # The steps of slurm/submit_multinode.sh as functions, in the order in which it takes them. From
 # look_at_allocation on they run under set -euo pipefail. All scripts of slurm/ use the first group.
+# launch/program.sh adds die, say, find_program and others, which its first lines list.
 #
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/slurm/lib.sh" slurm/NAME.sh
@@ -29,13 +32,23 @@ options_of_jobs() {
     done
 }
 
+# Prints Slurm's record of a job. A busy controller may not answer at once: it is asked three times.
+job_record() {
+    local pause
+    for pause in 1 2 0; do
+        scontrol --details show job "$1" && return
+        sleep "$pause"
+    done
+    return 1
+}
+
 # Submits a script that builds something and ends this one. Arguments: the script, then options of
 # sbatch. Slurm runs a copy of the script from a spool folder, so the job gets the project's folder
 # as its argument.
 submit_build() {
     local names=(account) options
     # A script that has a queue of its own keeps it.
-    grep -qE '^#SBATCH +--(partition|qos)=' "$1" || names+=(partition qos)
+    grep -qE '^#SBATCH +(--(partition|qos)[= ]|-[pq])' "$1" || names+=(partition qos)
     mapfile -t options < <(options_of_jobs "${names[@]}")
     exec sbatch --export=ALL "${options[@]}" "${@:2}" "$1" "$PROJECT_DIR"
 }
@@ -56,19 +69,22 @@ unset_stale_variables() {
     unset_variables_of_another_job
 }
 
-# Unsets variables of the job from which this one was submitted. Slurm sets them only in jobs of an
-# array, and in jobs that were restarted.
+# Unsets the variables of arrays and restarts, if they belong to the job from which this one was
+# submitted. Slurm sets them only in jobs of an array, and in jobs that were restarted.
 unset_variables_of_another_job() {
     local job=${SLURM_JOB_ID:-} record
     if [[ -n $job && -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
-        if record=$(scontrol show job "$job") && [[ $record != *ArrayTaskId=* ]]; then
-            unset "${!SLURM_ARRAY_@}"
-        else
+        record=$(job_record "$job") ||
+            die "Slurm does not answer 'scontrol show job $job', which says whether this job" \
+                "belongs to an array: submit again"
+        if [[ $record == *ArrayTaskId=* ]]; then
             job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+        else
+            unset "${!SLURM_ARRAY_@}"
         fi
     fi
     if [[ -n $job && -n ${SLURM_RESTART_COUNT:-} ]]; then
-        if record=$(scontrol show job "$job") && [[ $record == *Restarts=0* ]]; then
+        if record=$(job_record "$job") && [[ $record == *Restarts=0* ]]; then
             unset SLURM_RESTART_COUNT
         fi
     fi
@@ -94,7 +110,7 @@ read_arguments() {
     words=("$@")
     program=$(find_program "$@") || exit
     if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
-        words=("${words[@]//%a/$SLURM_ARRAY_TASK_ID}") # %a is the index of a job in its array
+        words=("${words[@]//"%a"/$SLURM_ARRAY_TASK_ID}") # %a is the index of a job in its array
     fi
 }
 
@@ -120,19 +136,11 @@ set_up_run() {
 check_settings() {
     type -P srun >/dev/null ||
         die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
-    [[ " {{ site.launchers | join(' ') }} " == *" $LAUNCHER "* ]] ||
-        die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}"
-    #? if mpi
     case $LAUNCHER in
-        torchrun | spawn | mpirun) tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
-        srun | mpirun-ranks) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
+        "{{ once_per_node }}") tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
+        "{{ once_per_rank }}") tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
+        *) die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}" ;;
     esac
-    #? else
-    case $LAUNCHER in
-        torchrun | spawn) tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
-        srun) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
-    esac
-    #? endif
     #? if mpi
     if [[ $LAUNCHER == mpirun* ]]; then
         [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
@@ -154,13 +162,21 @@ check_settings() {
     make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
 }
 
-# Refuses a program that starts its own ranks, unless the launcher starts it once per node. To
-# override this check, set NPROC_PER_NODE to 2 or more.
+# Refuses a program that starts its own ranks, unless it is started once per node, and not by
+# torchrun, whose variables would keep its ranks waiting. To override this check, set NPROC_PER_NODE
+# to 2 or more.
 refuse_program_with_own_ranks() {
+    #? if mpi
     case ${NPROC_PER_NODE:-unset}:$LAUNCHER in
-        unset:* | 1:torchrun | 1:mpirun) ;;
+        unset:* | 1:torchrun | 1:mpirun) ;; # mpirun starts one torchrun per node
         *) return ;;
     esac
+    #? else
+    case ${NPROC_PER_NODE:-unset}:$LAUNCHER in
+        unset:* | 1:torchrun) ;;
+        *) return ;;
+    esac
+    #? endif
     ! starts_its_own_ranks "$program" ||
         die "$program starts its own ranks, so it has to be started once per node, and not by" \
             "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh $program"
@@ -201,24 +217,32 @@ submit() {
 #   batch    in a batch job its number for scontrol, N or ARRAY_TASK; '' in a shell of salloc
 #   hosts    its nodes
 #   cores    of each node
-#   gpus     of each node; '' if it has none
+#   gpus     of each node; '' if it has none, "unknown" if Slurm does not answer
 look_at_allocation() {
+    local record
     batch=''
     if [[ ${0##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
+        batch=$SLURM_JOB_ID
         # The last job of an array has the array's own number, which scontrol takes for all of its
         # jobs.
-        batch=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}
+        [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || batch=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     fi
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     #? if cores
     # salloc may have been called without --cpus-per-task.
-    cores=${SLURM_CPUS_PER_TASK:-$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")}
+    if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
+        cores=$((SLURM_CPUS_PER_TASK * $(smallest <<<"${SLURM_TASKS_PER_NODE:-1}")))
+    else
+        cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")
+    fi
     #? else
     cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")
     #? endif
     # Slurm's own record names the GPUs in a shell of salloc, too, where no variable does.
-    gpus=$(scontrol --details show job "$SLURM_JOB_ID" |
-        grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' | smallest) || true
+    gpus=unknown
+    if record=$(job_record "$SLURM_JOB_ID"); then
+        gpus=$(grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' <<<"$record" | smallest) || true
+    fi
     # A job without GPUs inherits these from a shell that has some.
     [[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES
 }
@@ -249,8 +273,8 @@ set_rendezvous_endpoint() {
 }
 
 # Prints a port that is free on this machine: the first node, or where salloc was called. It follows
-# from the numbers of job and attempt. So two jobs on one node have different ports, and a requeued
-# job does not meet its old ranks.
+# from the numbers of job and attempt. So two jobs on one node hardly try the same port, and a
+# requeued job does not meet its old ranks.
 free_port() {
     local first count port try
     read -r first count < <(port_range)
@@ -312,7 +336,7 @@ arrange_stop_request() {
     fi
 }
 
-# Sets end, when Slurm ends this job [seconds since 1970]; in a year if it has no time limit, or none
+# Sets end, when Slurm ends this job [seconds since 1970]: in a year if it has no time limit, or none
 # that is known.
 find_end_of_job() {
     local text
@@ -327,8 +351,8 @@ find_end_of_job() {
 # Sets reserve, how many seconds before the end of the job the program has to stop.
 choose_reserve() {
     local measured
-    # Without a measurement: 30 s of a short job, 150 s of a long one. The warning of --signal comes
-    # earlier.
+    # Without a measurement: 30 s of a short job, 150 s of a long one, a twentieth of the time in
+    # between. The warning of --signal comes earlier.
     if ((left < 600)); then
         reserve=30
     elif ((left > 3000)); then
@@ -405,18 +429,17 @@ check_nodes() {
 # Sets step, the command that starts the wrapper on all nodes: once per node or once per rank.
 build_step() {
     local per_node=1
+    #? if mpi
     # torchrun counts the GPUs of its node itself. srun and mpirun have to be told how many ranks to
     # start, and mpirun runs outside of a step, where it may see other GPUs than a step gets.
-    #? if mpi
     if [[ $tasks == ranks || $LAUNCHER == mpirun ]]; then
-        set_ranks_per_node
-    fi
-    #? else
-    if [[ $tasks == ranks ]]; then
         set_ranks_per_node
     fi
     #? endif
     if [[ $tasks == ranks ]]; then
+        #? if not mpi
+        set_ranks_per_node # torchrun counts the GPUs of its node itself, srun has to be told
+        #? endif
         per_node=$NPROC_PER_NODE
         ((per_node <= cores)) ||
             die "NPROC_PER_NODE=$per_node: there are $cores core(s) on each node:" \
@@ -489,7 +512,7 @@ gpus_of_a_step() {
 
 # Runs a program on all nodes. Arguments: the program and its arguments. Returns its exit code.
 launch() {
-    running=$1 launched=$SECONDS # for requeue_or_explain
+    running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     ${batch:+wait_and_hear_signals} "${step[@]}" "${CONTAINER_EXEC[@]}" "${wrapper[@]}" "$@"
 }
@@ -520,10 +543,13 @@ requeue_or_explain() {
     local code=$1 limit record=''
     # Slurm's record says why a job ends.
     if [[ -n $batch && (-e $REQUEUE_FILE || -n $cancelled) ]]; then
-        record=$(scontrol show job "$batch") || true
+        record=$(job_record "$batch") || true
     fi
     if wants_requeue "$code" "$record"; then
         requeue
+    elif [[ -n $batch && -e $REQUEUE_FILE && -z $record ]]; then
+        say "saved, but not done, and Slurm does not answer, so this job is not requeued:" \
+            "the next job with --resume goes on"
     elif [[ $record == *Reason=TimeLimit* && ! -e $TIMES_FILE ]] && tells_of_steps; then
         limit=${record#*TimeLimit=}
         say "the time limit of ${limit%%[[:space:]]*} was over $((SECONDS - launched)) s into the" \
@@ -557,12 +583,13 @@ wants_requeue() {
 # Whether the program was asked to stop, or stopped by itself at STOP_TIME.
 stop_was_due() { [[ $warning == passed-on ]] || (($(date +%s) >= STOP_TIME)); }
 
-# Puts this job back into the queue, up to MAX_REQUEUES times.
+# Puts this job back into the queue, unless it was restarted MAX_REQUEUES times. Restarts by Slurm
+# itself, as after a node's failure, count too.
 requeue() {
     if ((RESTART_COUNT >= MAX_REQUEUES)); then
         say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached:" \
             "the next job with --resume goes on"
-    elif scontrol requeue "$batch" || (($? > 128)); then # by a signal: the requeue ended scontrol, too
+    elif scontrol requeue "$batch" || (($? > 128)); then # > 128: the requeue ended scontrol, too
         say "saved, but not done: back into the queue as attempt $((RESTART_COUNT + 1))," \
             "which will go on"
     else

@@ -15,24 +15,28 @@
 #   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch end with --
 #
 # On a login node, this script checks what would fail after hours in the queue, then submits itself.
-# In an allocation of salloc, it runs the program there: salloc takes none of the lines below.
+# Inside a job, as in a shell of salloc, it runs the program there: salloc takes none of the #SBATCH
+# lines below.
 #
-# To submit without the checks:
+# To submit without these checks, call sbatch. Its options come first, and this script replaces %a by
+# the job's index in an array:
 #
-#   sbatch --nodes=4 slurm/submit_multinode.sh program.py        options of sbatch come first
-#   sbatch --array=0-3 slurm/submit_multinode.sh x.py --seed %a  %a is the index of each job
+#   sbatch --nodes=4 slurm/submit_multinode.sh program.py
+#   sbatch --array=0-3 slurm/submit_multinode.sh program.py --seed %a
 #
-# The program is looked up in the current folder, then in the project. The job ends with its exit
-# code. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
+# The program is looked up in the current folder, then in the project. The job ends with the exit code
+# of the program. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
 #
-# Edit two places: the #SBATCH lines below, and env.sh in the project's folder. It has {{ "container" if software == "container" else "Python" }},
-# launcher and network variables. To change a setting of env.sh for one job: LAUNCHER=srun sbatch …
+# Edit two places: the #SBATCH lines below, and env.sh in the project's folder, which sets {{ "the container" if software == "container" else "Python" }},
+# modules, the launcher and variables of the network. Put "export NAME=value" there, too. To change a
+# setting of env.sh for one job, write it before the command: LAUNCHER=srun sbatch …
 # The rules for port, stop request and requeue are functions in slurm/lib.sh.
 #
 # Before the walltime is over, this script asks the program to save and to end: it creates the file
 # that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
-# and ends with exit code 0, this script requeues the job. The next attempt has RESTART_COUNT=1, 2, …
-# A job that you cancel is not requeued. To ask at any time: scancel --signal=USR1 --batch JOBID
+# and ends with exit code 0, this script puts the job back into the queue. ATTEMPT and the variable
+# RESTART_COUNT are 0 at first, then 1, 2, … A job that you cancel is not put back. To ask the program
+# yourself, with the same effect: scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -40,8 +44,8 @@
 #? for option, why in resources(cookiecutter)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
-#SBATCH {{ pad("--requeue") }} # allows to requeue it: after a node's failure, a preemption, the warning
-#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # the warning: so many seconds (or a minute more) before the end, to save
+#SBATCH {{ pad("--requeue") }} # the job may go back into the queue: after a preemption, a node's failure, the warning
+#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # the warning, so many seconds (or a minute more) before the end: time to save
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
@@ -68,7 +72,7 @@ find_project() {
     return 2
 }
 
-trap '' USR1 # Slurm may warn of the time limit at once, which would end this shell
+trap '' USR1 # in a short job Slurm may warn at the start, which would end this shell
 PROJECT_DIR=$(find_project) || exit
 export PROJECT_DIR
 # shellcheck source=/dev/null
@@ -80,15 +84,15 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 unset_stale_variables
 program='' words=()
-read_arguments "$@" # sets program (its path), words (program and arguments) and options of sbatch
+read_arguments "$@" # program: what runs; words: what you typed; and the options of sbatch
 
-if [[ -z ${SLURM_JOB_ID:-} ]]; then # on a login node
+if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
     check_submission                # refuses what would fail after hours in the queue
-    submit "${BASH_SOURCE[0]}"      # and ends
+    submit "${BASH_SOURCE[0]}"      # calls sbatch and ends this script: the job takes the steps below
 fi
 
 set_up_run               # env.sh, {{ software }}
-set -euo pipefail        # not before: modules and environments read variables that are not set
+set -euo pipefail        # only now: modules and environments read variables that are not set
 look_at_allocation       # nodes, cores, GPUs
 make_run_folder          # logs/JOBID.ATTEMPT
 set_rendezvous_endpoint  # MASTER_ADDR, MASTER_PORT
