@@ -49,6 +49,18 @@ CASES = [
     ("of a host", "--mem", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to"),
     ("of a host", "--mem", TRACEBACK + "MemoryError"),
     ("of a host", "--mem", TRACEBACK + "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for"),
+    ("of a GPU", "--micro", TRACEBACK + "RuntimeError: Triton Error [CUDA]: out of memory"),
+    ("locked memory", "ulimit -l", TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled"
+     " system error\nncclSystemError: System call failed.\nLast error:\n"
+     "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"),
+    ("/dev/shm is full", "df -h", TRACEBACK + "RuntimeError: unable to write to file </torch_1_2_3>: No space left on"
+     " device (28)"),
+    ("worker that reads data crashed", "PYTHONFAULTHANDLER", TRACEBACK + "RuntimeError: DataLoader worker (pid 7) is"
+     " killed by signal: Segmentation fault. "),
+    ("another process uses the GPU", "LOCAL_RANK", TRACEBACK + "RuntimeError: CUDA error: all CUDA-capable devices are"
+     " busy or unavailable"),
+    ("was requeued", "sacct -D", CANCELLED + " DUE TO JOB REQUEUE ***"),
+    ("waited in vain", "--timeout", TRACEBACK + "RuntimeError: Rank 1 failed to pass monitoredBarrier in 8000 ms"),
     ("of a GPU", "--micro", "[node2:3] [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
     ("does not support", "nvidia-smi", "RuntimeError: The NVIDIA driver on your system is too old (found version 1"),
     ("does not support", "get_arch_list", "CUDA error: no kernel image is available for execution on the device"),
@@ -362,6 +374,40 @@ ModuleNotFoundError: No module named 'triton'
 torchvision's image.so
 /x/torchvision/io/image.py:13: UserWarning: Failed to load image Python extension: '/x/image.so: undefined symbol: _ZN3c1017RegisterOperatorsD1Ev'If you don't plan on using image functionality from `torchvision.io`, you can ignore this warning.
 
+rizsotto/Bear #582, xalt/xalt #58
+ERROR: ld.so: object '/N/soft/xalt/lib64/libxalt_init.so' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.
+
+BirolLab/abyss #175, conda-forge/fenics-feedstock #211
+[xanadu-20.cam.uchc.edu:23503] mca_base_component_repository_open: unable to open mca_plm_tm: libtorque.so.2: cannot open shared object file: No such file or directory (ignored)
+
+CPython's logging
+--- Logging error ---
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/logging/__init__.py", line 1110, in emit
+    msg = self.format(record)
+PermissionError: [Errno 13] Permission denied: '/x'
+Call stack:
+  File "/x/own.py", line 3, in <module>
+    logging.warning("%d")
+Message: '%d'
+Arguments: ()
+
+CPython's asyncio, of a task
+Task exception was never retrieved
+future: <Task finished name='Task-2' coro=<f() done, defined at /x/own.py:2> exception=FileNotFoundError(2)>
+Traceback (most recent call last):
+  File "/x/own.py", line 3, in f
+    open("/nosuch")
+FileNotFoundError: [Errno 2] No such file or directory: '/nosuch'
+
+CPython's asyncio, of a callback
+Exception in callback g() at /x/own.py:4
+handle: <Handle g() at /x/own.py:4>
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/asyncio/events.py", line 80, in _run
+    self._context.run(self._callback, *self._args)
+PermissionError: [Errno 13] Permission denied: '/x'
+
 wandb/server #83
 Retry attempt failed:
 Traceback (most recent call last):
@@ -519,6 +565,10 @@ def test_a_rank_that_exited_and_said_why(read, launcher):
     assert re.match(r"first failure: rank 3 on node2 \(my job-12.out:\d+\); ", lines[0]), report
     assert lines[1] == "the program ended with exit code 3; its last words:", report
     assert lines[-1].endswith("config error: no key 'lr' in x.yaml") and "no cause known" not in report, report
+    noise = (
+        "\n[W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [node1]:10002"  # old torch
+    )
+    assert read(EXITS[launcher]("no key lr" + noise))[1].endswith("no key lr\n")
     code, report = read(EXITS[launcher]("FileNotFoundError: [Errno 2] No such file or directory: 'x.yaml'"))
     assert code == 0 and report.startswith("cause: a file or command is not there\n"), report
 
@@ -1158,6 +1208,8 @@ def test_of_a_chain_the_first_exception_decides(read):
 BAR = "  0%|   | 0/100 [00:00<?, ?it/s] 10%|#  | 10/100 [00:01<00:10,  4.0it/s, loss=2]"
 IN_A_THREAD = "Exception in thread Thread-2 (_pin_memory_loop):\n"
 IN_DEL = "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>\n"
+IN_FLUSH = "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w' encoding='utf-8'>\n"
+IN_FLUSH += "BrokenPipeError: [Errno 32] Broken pipe\n"
 TERMINATE = "{0}terminate called after throwing an instance of 'c10::Error'\n{0}  what():  Connection reset by peer\n"
 ABORTED = "srun: error: node2: task 1: Aborted (core dumped)\n"
 
@@ -1212,6 +1264,129 @@ def test_who_ended_first_as_the_launchers_say(read, who, lines):
     assert re.search(rf"^first failure: {who} {re.escape(f'{where}; {said}')}$", read(f"{log}{lines}\n{told}")[1], re.M)
     report = read(log + told)[1]  # the others were told to end
     assert "\nfirst failure: 0 (" in report and "was killed" not in report
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 1.12 GiB is free. Including non-PyTorch memory, this process has 77.98 GiB memory in use. Of the "
+    "allocated memory 76.50 GiB is allocated by PyTorch, and 500.00 MiB is reserved by PyTorch but unallocated. If "
+    "reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+    "fragmentation."
+)
+
+
+@pytest.mark.parametrize("label", ["", "3: ", "[node2:3] "])
+def test_a_line_longer_than_what_is_quoted_is_the_rank_s_own(doctor, project, label):
+    """The log has it with the label of torch, the output with one more: both are cut, at different words."""
+    error = traceback(OOM, "[rank3]: ")
+    for rank in range(4):
+        log = project / f"logs/60.0/node{rank // 2}-node{rank // 2 + 1}/{rank % 2}/stderr.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(error if rank == 3 else "")
+    (project / "demo-60.out").write_text(GOOD + labelled(label, error))
+    report = doctor("60", cwd=project).stdout.decode()
+    assert report.startswith("cause: the memory of a GPU was not enough\nproof: demo-60.out:"), report
+    assert "\nfirst failure: rank 3 on node2 (logs/60.0/" in report, report
+
+
+def test_a_file_of_errors_is_read_too(doctor, project):
+    """#SBATCH --error: Slurm, srun and the tracebacks write there. Of several attempts nobody knows which one wrote."""
+    (project / "demo-61.out").write_text(GOOD)
+    (project / "demo-61.err").write_text(traceback("OSError: [Errno 28] No space left on device"))
+    record = f"JobId=61\n JobState=FAILED ExitCode=1:0\n StdErr={project}/demo-61.err\n StdOut={project}/demo-61.out\n"
+    report = doctor("61", cwd=project, scontrol=record).stdout.decode()
+    assert report.startswith("cause: a disk is full") and "\nproof: demo-61.err:6: OSError" in report, report
+    report = doctor("61", cwd=project, scontrol=record.replace("61.err", "61.out")).stdout.decode()
+    assert report.endswith(GOOD) and report.count("step 100/200") == 1, report
+    (project / "demo-61.out").write_text(GOOD + GOOD)
+    assert "cause: " not in doctor("61", cwd=project, scontrol=record).stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [
+        ("ValueError: bad", IN_FLUSH),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", ""),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", ""),
+    ],
+)
+def test_an_error_that_is_of_no_other_rank(read, error, after):
+    """The other side is a pipe that was closed, or Redis, S3, MLflow."""
+    code, report = read(GOOD + traceback(error) + after)
+    assert code == 1 and report.startswith("first failure: (my job-12.out:7): the program failed by itself"), report
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        traceback("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, NCCL version 2.2\n")
+        + "ncclRemoteError: x\n",
+        traceback(
+            "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send"
+        ),
+        traceback("ConnectionResetError: [Errno 104] Connection reset by peer").replace(
+            "x.py", "/x/torch/distributed/y.py"
+        ),
+    ],
+    ids=["of several lines", "monitored barrier", "a frame of torch.distributed"],
+)
+def test_an_error_that_another_rank_was_lost(error):
+    log = DOCTOR.RankLog("f", 0.0, 0, "node1", 3, lines_of(*error.splitlines()))
+    assert DOCTOR.failures_in_logs([log])[-1].way == "peer"
+
+
+def test_a_watchdog_that_got_stuck(read):
+    error = (
+        "[rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 5 Rank 0] Heartbeat monitor timed out! Process will be terminated\n"
+    )
+    error += "[rank1]:[E ProcessGroupNCCL.cpp:1153] [PG 5 Rank 0] ProcessGroupNCCL preparing to dump debug info.\n"
+    error += (
+        "[rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 5 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 seconds\n"
+    )
+    code, report = read(GOOD + labelled("1: ", error))
+    assert code == 0 and report.startswith("cause: ranks waited in vain for one that hung"), report
+    assert "\nfirst failure: 1: [rank1] (" in report and "preparing" not in report, report
+
+
+@pytest.mark.parametrize("label", ["[node1:4242] ", "[step:3] ", "[step:100] "])
+def test_a_label_is_that_of_a_rank_of_the_job(doctor, project, label):
+    """Open MPI names a process there, and a program what it likes."""
+    logs = [DOCTOR.RankLog("f", 0.0, rank, f"node{rank // 2 + 1}", 3, []) for rank in range(4)]
+    is_rank = DOCTOR.rank_test("node[1-2]", logs)
+    for outer in ("", "2: ", "[node2:3] ", "[node2.site.org:3] "):
+        line = DOCTOR.labelled(1, f"{outer}{label}words", "x.out", is_rank)
+        assert (line.label, line.text) == (outer, f"{label}words")
+    assert DOCTOR.rank_test("", [])("step", "100")  # of an output alone nothing is known
+    assert DOCTOR.rank_test("", logs)("node7", "9")  # whose logs may lack
+    record = f"JobId=62\n JobState=FAILED ExitCode=1:0\n NodeList=node[1-2]\n StdOut={project}/demo-62.out\n"
+    (project / "demo-62.out").write_text(GOOD + labelled("[step:100] ", traceback("KeyError: 'x'")))
+    report = doctor("62", cwd=project, scontrol=record).stdout.decode()
+    assert "Traceback" in report and not report.startswith("first failure: "), report
+
+
+def test_who_waited_in_an_output_without_labels(read):
+    """srun reports the exit of each task: that is the traceback's end, and no rank that failed before."""
+    wait = traceback("RuntimeError: Timed out waiting 8000ms for recv operation to complete")
+    code, report = read(GOOD + wait + "srun: error: node2: task 1: Exited with exit code 1\n")
+    assert code == 0 and report.startswith("cause: ranks waited in vain for one that hung"), report
+    code, report = read(GOOD + wait + "srun: error: node2: task 1: Exited with exit code 3\n")
+    assert "the program ended with exit code 3" in report, report
+
+
+def test_a_second_step_after_one_that_was_ended(read):
+    first = "srun: error: node1: task 0: Exited with exit code 2\nsrun: Terminating StepId=12.0\n"
+    first += "srun: error: node[1-2]: tasks 1-3: Killed\n"
+    second = (
+        "launch/spawn.py on node2: rank 3 was ended by signal 11\nsrun: error: node2: task 1: Exited with exit code 139"
+    )
+    for text in ("srun: error: node2: task 3: Segmentation fault", second):
+        lines = lines_of(
+            *(first + text + "\nsrun: Terminating StepId=12.1\nsrun: error: node1: task 0: Killed").splitlines()
+        )
+        reports = DOCTOR.launcher_reports(lines)
+        assert [report.code for report in reports] == [2, *[-11] * (text.count("\n") + 1)]
+    _, report = read(GOOD + first + "srun: error: node2: task 3: Segmentation fault\nsrun: Terminating StepId=12.1\n")
+    assert report.startswith("cause: a process crashed in compiled code\n"), report
 
 
 def test_logs_of_ranks(doctor, project, tmp_path):

@@ -8,6 +8,8 @@
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's stderr.log, and Slurm's record of the job.
 Of an output with several attempts it reads the newest one. Of an older attempt, or one that still runs, it reads
 the rank logs alone, as the output does not say which attempt is which.
+If the job had #SBATCH --error=FILE, it reads that file too, unless the job had several attempts. If you name the
+output file of such a job, name that of --error instead: it has the errors.
 It runs on login nodes: Python 3.6, standard library only.
 
 Exit code 0: it found a cause, or Slurm's record says that the job did not fail, or has not ended.
@@ -27,6 +29,7 @@ from itertools import islice
 from typing import NamedTuple
 
 OUTPUT_BYTES, LOG_BYTES = 20_000_000, 16_384  # how much of the ends is read
+ATTEMPT_BEGINS = " node(s), meeting at "  # the submit script prints a line with these words before it starts the ranks
 MOST_CAUSES = 3
 QUOTED_LINES, QUOTED_WIDTH, PROOF_WIDTH = 30, 240, 300
 
@@ -39,10 +42,10 @@ def main():
     if not job.has_ended:
         return show([f"job {job.id} has not ended: {job.state}"], code=0)
 
-    output = read_output(job.output)
     logs = read_rank_logs(job.run)
+    output = read_output(job, logs)
     if not (output or any(log.lines for log in logs) or job.state):
-        die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.run) if path))
+        die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.errors, job.run) if path))
 
     failures = failures_in_logs(logs) if logs else failures_in_output(output)
     for report in launcher_reports(output):
@@ -81,6 +84,7 @@ class Cause(NamedTuple):
 
 
 # To teach doctor.py a cause, add a row. Its `tells`, one of STRENGTH, says how much its lines prove beside other rows.
+# Of two rows that match the same line, with as much strength, the one that stands first in the table counts.
 # A pattern sees one line at a time, without its label. In "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
 # In the repository of the template, tests/test_doctor.py runs each example: the report has to begin with its row.
 #
@@ -123,12 +127,27 @@ CAUSES = (
         ),
     ),
     Cause(
+        name="locked memory",
+        tells=TELLS_WHY,
+        patterns=(
+            r"ibv_\S*reg_mr\S* failed(?: with error|:) Cannot allocate memory",
+            r"ibv_\S*reg_mr\(.*failed: Cannot allocate memory",
+        ),
+        says="the limit of locked memory is too low for the network",
+        fix="Put ulimit -l unlimited into env.sh. If a node refuses that, ask your site to raise the limit of jobs.",
+        source="NVIDIA/nccl-tests #206; openucx/ucx #6264 #2712 (2026-11-22)",
+        examples=(
+            "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+            "UCX ERROR ibv_reg_mr failed: Cannot allocate memory",
+        ),
+    ),
+    Cause(
         name="host memory",
         tells=TELLS_WHY,
         patterns=(
             r"oom[-_]kill",
             r": Out Of Memory",
-            r"OUT_OF_MEMORY",
+            r"JobState=OUT_OF_MEMORY",
             r"MemoryError: Unable to allocate",
             r"^MemoryError$",
             r"std::bad_alloc",
@@ -140,6 +159,8 @@ CAUSES = (
         source="Slurm 22.05 and 24.11; torch 2.13; nextflow-io/nextflow #5932, lanl/PyBNF #118 (2026-11-21)",
         examples=(
             "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM",
+            "JobState=OUT_OF_MEMORY Reason=OutOfMemory ExitCode=0:125",
+            "OSError: [Errno 12] Cannot allocate memory",
             "RuntimeError: [enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory",
         ),
     ),
@@ -154,11 +175,19 @@ CAUSES = (
             r"HIP error: out of memory",
             r"CUBLAS_STATUS_ALLOC_FAILED",
             r"Cuda failure.*out of memory",
+            r"CUDA_ERROR_OUT_OF_MEMORY",
+            r"CUDA driver error: out of memory",
+            r"Triton Error \[CUDA\]: out of memory",
         ),
         says="the memory of a GPU was not enough",
         fix="Use a smaller --micro-batch, which keeps the global batch, or shard the model as train_fsdp.py does.",
-        source="torch 2.13; NVIDIA/nccl #1948 (2026-11-21)",
-        examples=("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",),
+        source="torch 2.13, ATen/cuda/Exceptions.h; NVIDIA/nccl #1948; CUDA's driver API (2026-11-22)",
+        examples=(
+            "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "RuntimeError: CUDA driver error: out of memory",
+            "RuntimeError: Triton Error [CUDA]: out of memory",
+            "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        ),
     ),
     Cause(
         name="GPU driver",
@@ -183,7 +212,7 @@ CAUSES = (
         tells=TELLS_WHY,
         patterns=(
             r"No (?:CUDA|HIP) GPUs are available",
-            r"CUDA-capable device",
+            r"no CUDA-capable device",
             r"Found no NVIDIA",
             r"not compiled with CUDA",
             r"is only supported with GPUs",
@@ -196,8 +225,22 @@ CAUSES = (
         source="torch 2.13; meta-llama/codellama #125, NVIDIA/nccl #861 (2026-11-22)",
         examples=(
             "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: CUDA error: no CUDA-capable device is detected",
             "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
             "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 4000",
+        ),
+    ),
+    Cause(
+        name="busy GPU",
+        tells=TELLS_WHY,
+        patterns=(r"CUDA-capable device.* busy or unavailable",),
+        says="another process uses the GPU alone, or the GPU does not answer",
+        fix="Use the device cuda:LOCAL_RANK in the program, so that each rank has a GPU of its own. If that is so,"
+        " submit with --exclude=NODE, and tell your site.",
+        source="NVIDIA/DIGITS #2005, facebookresearch/detectron2 #2580, ggml-org/llama.cpp #11841 (2026-11-22)",
+        examples=(
+            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         ),
     ),
     Cause(
@@ -222,11 +265,35 @@ CAUSES = (
             r"GPU is lost",
             r"fallen off the bus",
             r"determine the device handle",
+            r"system not yet initialized",  # NVIDIA's fabric manager does not run
         ),
         says="a GPU or a node is broken",
         fix="Submit again with --exclude=NODE, and tell your site.",
-        source="torch 2.13; NVIDIA's driver messages (2026-11-21)",
-        examples=("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",),
+        source="torch 2.13; NVIDIA's driver messages; pytorch/pytorch #35710 (2026-11-22)",
+        examples=(
+            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        ),
+    ),
+    Cause(
+        name="shared memory",
+        tells=TELLS_WHY,
+        patterns=(
+            r"unable to write to file </torch_",
+            r"failed to extend /dev/shm/nccl-",
+            r"Error while creating shared memory segment",
+            r"posix_fallocate failed : No space left",
+        ),
+        says="/dev/shm is full, or too small",
+        fix="Use fewer --workers, and see on the node with df -h /dev/shm who fills it. If a container has a"
+        " /dev/shm of its own, make that larger.",
+        source="idiap/ESLAM #20, MIC-DKFZ/nnUNet #2162; deepseek-ai/DeepEP #53, NVIDIA/nccl #290 #525 (2026-11-22)",
+        examples=(
+            "RuntimeError: unable to write to file </torch_31911_952036340_6686>: No space left on device (28)",
+            "NCCL WARN Error: failed to extend /dev/shm/nccl-nyj24T to 10486116 bytes, error: No space left on device",
+            "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space left on",
+            "[3] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+        ),
     ),
     Cause(
         name="disk",
@@ -252,7 +319,7 @@ CAUSES = (
         name="data loader",
         tells=TELLS_WHY,
         patterns=(
-            r"DataLoader worker \(pid.*(?:signal: [^T]|unexpectedly)",
+            r"DataLoader worker \(pid.*(?:signal: (?:Bus|Killed)|unexpectedly)",
             r"insufficient shared memory",
             r": Bus error",
             r"Too many open files",
@@ -266,7 +333,23 @@ CAUSES = (
         source="torch 2.13; pytorch/pytorch #5040 #73656 #108861 (2026-11-21)",
         examples=(
             "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's",
+            "RuntimeError: DataLoader worker (pid 2287) is killed by signal: Killed.",
             "OSError: [Errno 24] Too many open files",
+        ),
+    ),
+    Cause(
+        name="data loader crash",
+        tells=TELLS_WHY,
+        patterns=(
+            r"DataLoader worker \(pid.*signal: (?:Segmentation|Aborted|Floating)",
+            r"Unexpected (?:segmentation fault|floating-point exception) encountered in worker",
+        ),
+        says="a worker that reads data crashed in compiled code",
+        fix="Use --workers 0 with PYTHONFAULTHANDLER=1: then the rank itself reads, and Python shows where it crashes.",
+        source="torch 2.13; harshatejas/pytorch_custom_object_detection #1, STVIR/pysot #140 (2026-11-22)",
+        examples=(
+            "RuntimeError: DataLoader worker (pid 4487) is killed by signal: Segmentation fault.",
+            "ERROR: Unexpected segmentation fault encountered in worker.",
         ),
     ),
     Cause(
@@ -296,7 +379,7 @@ CAUSES = (
         name="library",
         tells=TELLS_WHY,
         patterns=(
-            r"GLIBC(?:XX)?_[0-9.]+' not found",
+            r"(?:GLIBC(?:XX)?|CXXABI)_[0-9.]+' not found",
             r"static TLS block",
             r"cannot open shared",
             r": undefined symbol: \S",
@@ -310,6 +393,7 @@ CAUSES = (
         source="glibc; NVIDIA/nccl #96 (2026-11-22)",
         examples=(
             "ImportError: /lib64/libc.so.6: version `GLIBC_2.34' not found (required by /a/x.so)",
+            "ImportError: /lib64/libstdc++.so.6: version `CXXABI_1.3.15' not found (required by /a/x.so)",
             "error while loading shared libraries: libcudart.so.11.0: cannot open shared object file: No such file or",
             "srun: error: node2: task 3: Illegal instruction (core dumped)",
         ),
@@ -327,7 +411,7 @@ CAUSES = (
         name="refused by Slurm",
         tells=TELLS_WHY,
         patterns=(
-            r"Invalid (?:account|qos)",
+            r"Invalid (?:account|qos|generic resource)",
             r"nvalid partition",
             r"Requested (?:node con|time li)",
             r"violates accounting",
@@ -340,6 +424,7 @@ CAUSES = (
         source="Slurm 22.05 and 24.11; Open MPI 4.1 (2026-11-21)",
         examples=(
             "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification",
             "There are not enough slots available in the system to satisfy the 4",
         ),
     ),
@@ -455,6 +540,28 @@ CAUSES = (
         ),
     ),
     Cause(
+        name="requeued",
+        tells=MAY_FOLLOW,
+        patterns=(r"DUE TO JOB REQUEUE",),
+        says="the job was requeued: Slurm starts it again",
+        fix="Wait for its next attempt. To see its attempts, run sacct -D -X -j JOBID.",
+        source="Slurm 22.05 (2026-11-22)",
+        examples=("slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO JOB REQUEUE ***",),
+    ),
+    Cause(
+        name="step launch",
+        tells=MAY_FOLLOW,
+        patterns=(r"Task launch for \S+ failed on node", r"Application launch failed: \S"),
+        says="srun could not start the program on a node",
+        fix="If the proof ends with a network error, submit again with --exclude=NODE, and tell your site. Else change"
+        " the option that it speaks of.",
+        source="Slurm 22.05; aws/aws-parallelcluster #4179, snakemake-executor-plugin-slurm #225 (2026-11-22)",
+        examples=(
+            "srun: error: Task launch for StepId=20.0 failed on node node2: Socket timed out on send/recv operation",
+            "srun: error: Application launch failed: Communication connection failure",
+        ),
+    ),
+    Cause(
         name="cancelled",
         tells=MAY_FOLLOW,
         patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"JobState=CANCELLED"),
@@ -566,14 +673,26 @@ CAUSES = (
         tells=LAST_SIGN,
         patterns=(
             r"Watchdog caught collective operation timeout",
+            r"Heartbeat monitor timed out",
+            r"watchdog got stuck for \d+ seconds",
+            r"failed to pass monitoredBarrier",
             r"Timed out waiting \d+ms for (?:send|recv) operation",
             r"Monitored barrier",
         ),
         says="ranks waited in vain for one that hung, or was busy",
         fix="If the rank was busy, raise --timeout (in a program of your own: timeout of init_process_group). If it had"
         " returned, correct the program: all ranks need the same number of steps.",
-        source="torch 2.13; hiyouga/LlamaFactory #7396 (2026-11-21)",
+        source="torch 2.13; hiyouga/LlamaFactory #7396 #8549, xdit-project/xDiT #147 (2026-11-22)",
         examples=(
+            "RuntimeError: Rank 2 failed to pass monitoredBarrier in 8000 ms",
+            (
+                "[rank0]:[E ProcessGroupNCCL.cpp:1316] [PG 5 Rank 0] Heartbeat monitor timed out! Process will be "
+                "terminated after dumping debug info. workMetaList_.size()=3"
+            ),
+            (
+                "[rank1]:[E704 13:48:58.260509461 ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+                "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued"
+            ),
             "[rank0]:[E321 NCCL.cpp:607] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5,",
             "RuntimeError: Timed out waiting 8000ms for recv operation to complete",
         ),
@@ -674,6 +793,8 @@ HARMLESS_LINES = (
     r"(?:^|[\s\[(|:])(?:INFO|WARNING)(?:[\s\])|:]|$)",  # the level of a message, as loggers print it
     r"Warning: ",
     r"Error caught was: ",  # xformers without triton; oobabooga/textgen #1086 (2026-11-22)
+    r": ignored\.?$",  # ld.so, of a library in LD_PRELOAD; rizsotto/Bear #582 (2026-11-22)
+    r"\(ignored\)$",  # Open MPI, of a plugin; BirolLab/abyss #175 (2026-11-22)
     r"\bRetrying\b|thrown while requesting|entering retry loop",  # huggingface_hub, urllib3, wandb (2026-11-22)
 )
 HARMLESS = re.compile("|".join(HARMLESS_LINES))
@@ -683,7 +804,7 @@ OWN_REPORT = re.compile(  # how lines of a report of this program begin
 )
 # What Slurm or the kernel says: it counts also where a rank has spoken for itself.
 SLURM_SAYS = re.compile(
-    r"^(?:slurmstepd|srun|sbatch|salloc): |JobState=|oom[-_]kill|Out Of Memory|OUT_OF_ME|DUE TO [A-Z]|Xid \("
+    r"^(?:slurmstepd|srun|sbatch|salloc): |JobState=|oom[-_]kill|Out Of Memory|DUE TO [A-Z]|Xid \("
     r"|\*\*\* (?:JOB|STEP) "
 )
 
@@ -698,7 +819,9 @@ class Job(NamedTuple):
     state: str  # as "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
     record: str  # the command that prints the state
     output: str  # a file
+    errors: str  # the file of --error, if it is another one
     run: str  # a folder logs/JOBID.ATTEMPT
+    hosts: str  # of its nodes, as "node[1-2]"
 
     @property
     def has_ended(self):
@@ -720,7 +843,7 @@ def find_job(arguments):
         sys.exit(0)
     given = arguments[0] if len(arguments) == 1 else ""
     if os.path.isfile(given):  # alone: a number in its name may be a date, or a job of another cluster
-        return Job("", "", "", given, "")
+        return Job("", "", "", given, "", "", "")
     run = os.path.realpath(given) if os.path.isdir(given) else ""  # logs/latest is a link
     number = os.path.splitext(os.path.basename(run))[0] if run else given
     if not re.match(r"[1-9]\d*([_+]\d+)?$", number):  # 12_3 is of an array, 12+3 of a heterogeneous job
@@ -741,9 +864,11 @@ def ask_slurm(number, asked_run):
     project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     output = find_output(record, project, (job_id, number))
     newest_run = find_newest_run(record, project, job_id)
-    job = Job(job_id, state, command, output, asked_run or newest_run)
+    hosts = re.search(r"(?m)^ *NodeList=([^(\s]+)", record)  # (null) while it waits
+    hosts = hosts.group(1) if hosts else ""
+    job = Job(job_id, state, command, output, find_errors(record, output), asked_run or newest_run, hosts)
     if asked_run and (not job.has_ended or attempt_of(asked_run) != attempt_of(newest_run or asked_run)):
-        return Job(job_id, "", "", "", asked_run)
+        return Job(job_id, "", "", "", "", asked_run, hosts)
     if not (job.output or job.run or job.state):
         searched = f"there is no *-{job_id}.out in {here()} or {project}"
         die(f"Slurm does not know a job {job_id}, and {searched}: name its output file")
@@ -774,11 +899,23 @@ def die_of_several(number, heterogeneous):
 
 def find_output(record, project, numbers):
     """Return the output file that the record names, or one that has a number of the job in its name."""
-    named = re.search(r"(?m)^ *StdOut=(.*)", record)
-    if named and os.path.isfile(named.group(1)):
-        return named.group(1)
+    named = file_in(record, "StdOut")
+    if named:
+        return named
     patterns = [f"{glob.escape(folder)}/*-{number}.out" for folder in (here(), project) for number in numbers]
     return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), "")
+
+
+def find_errors(record, output):
+    """Return the file of --error that the record names, if it is not the output."""
+    named = file_in(record, "StdErr")
+    return "" if named and output and os.path.samefile(named, output) else named
+
+
+def file_in(record, key):
+    """Return the file that stands in a line of Slurm's record, as StdOut=FILE, if it is there."""
+    named = re.search(rf"(?m)^ *{key}=(.*)", record)
+    return named.group(1) if named and os.path.isfile(named.group(1)) else ""
 
 
 def find_newest_run(record, project, job_id):
@@ -821,6 +958,7 @@ def short(path):
 SOURCE_FILE = r"[^] ]*(?:\||\.(?:py|cc|cpp|cu|h|hpp):)"
 ONE_LABEL = re.compile(rf"\[(?!{SOURCE_FILE})[^] :]+:\d+\] ?|\[(?:default|rank)\d+\]: ?| *\d+: ")
 LABEL = re.compile(f"(?:{ONE_LABEL.pattern})*")
+HOST_LABEL = re.compile(r"\[([^] :]+):(\d+)\]")
 LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<rank>\d+)")
 
 
@@ -868,13 +1006,13 @@ def read_end(path, size):
     return text.rstrip("\n").split("\n") if text else []
 
 
-def labelled_lines(path, size):
+def labelled_lines(path, size, is_rank=None):
     """Return the lines of a file's end, with their labels and places."""
     name = short(path)
     lines = read_end(path, size)
     if os.path.getsize(path) > size:
         name += f" (its last {size // 1_000_000} MB)" if size > 1_000_000 else f" (its last {size // 1024} KB)"
-    return [labelled(number, line, name) for number, line in enumerate(lines, 1)]
+    return [labelled(number, line, name, is_rank) for number, line in enumerate(lines, 1)]
 
 
 # A progress bar of tqdm ends with times and a rate: [00:01<00:10,  4.0it/s, loss=2]
@@ -891,28 +1029,52 @@ def shown(line):
     return line[bar_ends:] or line
 
 
-def read_output(path):
+def read_output(job, logs):
     """Return the lines of the newest attempt in a job's output, without an earlier report of this program."""
-    if not path or not os.path.isfile(path):
-        return []
-    lines = labelled_lines(path, OUTPUT_BYTES)
-    begins = [at for at, line in enumerate(lines) if " node(s), meeting at " in line.text]
-    return without_own_report(lines[begins[-1] :] if begins else lines)
+    is_rank = rank_test(job.hosts, logs)
+    lines = labelled_lines(job.output, OUTPUT_BYTES, is_rank) if os.path.isfile(job.output) else []
+    attempts = [at for at, line in enumerate(lines) if ATTEMPT_BEGINS in line.text]
+    lines = without_own_report(lines[attempts[-1] :] if attempts else lines)
+    if job.errors and len(attempts) < 2:  # where an attempt begins does not stand in the file of --error
+        lines += labelled_lines(job.errors, OUTPUT_BYTES, is_rank)
+    return lines
 
 
-def labelled(number, line, file):
+def rank_test(hosts, logs):
+    """Return a function that tells whether a label [HOST:NUMBER] may be that of a rank of this job.
+
+    It may also be [step:100], or the process id in Open MPI's [node1:4242]. Without a list of hosts, and without logs,
+    as of an output alone, nothing is known, and every label counts.
+    """
+    known = {}
+
+    def is_rank(host, number):
+        if (host, number) not in known:
+            ranks_of_host = [log.rank for log in logs if same_host(log.host, host)]
+            is_host = ranks_of_host or not hosts or same_host(hosts, host)
+            known[host, number] = bool(is_host) and (not ranks_of_host or int(number) in ranks_of_host)
+        return known[host, number]
+
+    return is_rank
+
+
+def labelled(number, line, file, is_rank=None):
     """Return a line as a terminal shows it, apart from its labels: one may stand on each side of a progress bar."""
-    label, words = cut_label(line)
+    label, words = cut_label(line, is_rank)
     after_bar = shown(words)
     if after_bar != words:
-        inner_label, words = cut_label(after_bar)
+        inner_label, words = cut_label(after_bar, is_rank)
         label += inner_label
     return Line(file, number, label, words)
 
 
-def cut_label(line):
+def cut_label(line, is_rank=None):
     """Return the label of a line, and what follows it."""
     end = LABEL.match(line).end() if line[:1] in "[ 0123456789" else 0
+    for match in HOST_LABEL.finditer(line, 0, end) if is_rank else ():
+        if not is_rank(*match.groups()):
+            end = match.start()
+            break
     return line[:end], line[end:]
 
 
@@ -978,10 +1140,18 @@ WAYS = {
 PEER = re.compile(  # the last words of a rank that ended because of another one
     r"Connection (?:closed|reset) by peer|Connection refused|Broken pipe|(?:recvVector|sendBytes) failed|got 0 bytes"
     r"|remote process exited|ncclRemoteError|communicator was aborted|HorovodInternalError|ChildFailedError"
-    r"|SignalException|KeyboardInterrupt"
+    r"|SignalException|KeyboardInterrupt|reached monitoredBarrier, but received errors"
 )
-WAITED = re.compile(r"[Tt]imed out (?:waiting|after)|Watchdog caught|[Ww]ait timeout|client socket has timed out")
+NCCL_WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
+WAITED = re.compile(
+    r"[Tt]imed out (?:waiting|after)|[Ww]ait timeout|client socket has timed out|failed to pass monitoredBarrier"
+    "|" + NCCL_WATCHDOG.pattern
+)
+# Errors of several lines, of which a later one may say that another rank was lost.
+OF_COMMUNICATION = re.compile(r"CCL|[Gg]loo|c10|torch\.distributed|terminate called")
 OTHER_PEER = re.compile(r"[a-z]*(?:requests|urllib|http)|subprocess\.")  # the peer in these errors is no rank
+SOCKET_ERROR = re.compile(r"Connection(?:Reset|Refused)Error\b")  # of Redis, S3, MLflow, too; torch mostly says more
+BETWEEN_RANKS = re.compile(r'File ".*\b(?:torch/distributed|horovod|deepspeed|mpi4py)/')
 LAUNCHER_ERROR = re.compile(r"ChildFailedError|CalledProcessError")
 
 TRACEBACK = re.compile(r"Traceback \(most")
@@ -992,9 +1162,12 @@ NATIVE = re.compile(  # compiled code says that it goes down
 )
 BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE)))
 # Lines of launchers and libraries, which are no words of a rank.
-UNSAID = re.compile(r"\[?[WIE]\d+ |srun: |slurmstepd|-----|[ ]*$")
+UNSAID = re.compile(r"\[?[WIE]\d+ |\[[WIE] \S+\.cpp:\d+\]|srun: |slurmstepd|-----|[ ]*$")
 # The traceback after such a line is no failure of its own: Python tidies up, or a library goes on without something …
-NO_FAILURE = re.compile(r"Exception ignored|Error in atexit|Retry attempt failed|Triton is not available")
+NO_FAILURE = re.compile(
+    r"Exception ignored|Error in atexit|Retry attempt failed|Triton is not available|--- Logging error ---"
+    r"|Exception in callback|exception was never retrieved|^(?:future|handle|task|protocol|transport): <"  # asyncio
+)
 # … or it belongs to one that has begun: a chain of exceptions, a thread that goes down too.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
 CONTINUES = re.compile(r" |frame #")  # a message of several lines, the calls in compiled code
@@ -1022,9 +1195,11 @@ class Failure:
         return self.way not in ("silent", "launcher")
 
 
-def way_of(text):
-    """Return how a rank failed whose error message this is."""
+def way_of(text, traceback=()):
+    """Return how a rank failed whose error message this is, the last line of a traceback or a message without one."""
     if OTHER_PEER.match(text):
+        return "error"
+    if SOCKET_ERROR.match(text) and not any(BETWEEN_RANKS.search(line) for line in traceback):
         return "error"
     if PEER.search(text):
         return "peer"
@@ -1033,7 +1208,7 @@ def way_of(text):
 
 def begins_error(text):
     """Tell whether an error message begins in this line."""
-    return bool(BEGINNING.match(text)) or "Watchdog caught" in text or ".py: error: " in text
+    return bool(BEGINNING.match(text) or NCCL_WATCHDOG.search(text)) or ".py: error: " in text
 
 
 class Speaker:
@@ -1053,7 +1228,7 @@ class Speaker:
     def hear(self, line):
         """Take in one more line."""
         text = line.text
-        if UNSAID.match(text) and "Watchdog caught" not in text:
+        if UNSAID.match(text) and not NCCL_WATCHDOG.search(text):
             return
         if not self.inside and begins_error(text):
             self.begin(line)
@@ -1086,14 +1261,14 @@ class Speaker:
         failure.words.append(line.quoted)
         if not self.inside:
             self.room -= 1
-            if failure.way == "error" and way_of(text) == "peer":
-                failure.way = "peer"
+            if failure.way == "error" and OF_COMMUNICATION.search(failure.error) and way_of(text) == "peer":
+                failure.way = "peer"  # a message of several lines: the first one says less
         elif not text.startswith((" ", "Traceback")):
             failure.error = text
             if self.is_of_launcher(line):
                 failure.way = "launcher"
             elif failure.way == "cut":  # of a chain of exceptions the first one decides
-                failure.way = way_of(text)
+                failure.way = way_of(text, failure.words)
             if failure.first_error is None:
                 failure.first_error = len(failure.words) - 1
 
@@ -1161,9 +1336,11 @@ SIGNALS = {  # as srun names them
     "Interrupt": 2,
 }
 ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with signals 15 and 2
-STEP_ENDED = re.compile(r" (?:STEP|JOB) [0-9.]+ ON .* CANCELLED AT |Terminating (?:StepId|job step)")
-SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<end>.*)")
-TERMINATED = re.compile(r"srun: error: \S+: tasks? (?P<tasks>[\d,-]+): Terminated")
+STEP_ENDED = re.compile(
+    r" (?:STEP|JOB) (?P<cancelled>[0-9.+]+) ON .* CANCELLED AT "
+    r"|Terminating (?:StepId=|job step )(?P<terminated>[0-9.+]+)"
+)
+SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<tasks>(?P<rank>\d+)\S*): (?P<end>.*)")
 SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<rank>\d+) (?P<end>.*)")
 MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
 MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
@@ -1209,15 +1386,15 @@ def signal_or_code(code):
 
 def launcher_reports(output):
     """Return what launchers say of ranks that ended by themselves: not of those that srun ended after the first."""
-    reports, step_ended, table, name = [], False, {}, None
-    for line in output:
+    reports, table, name = [], {}, None
+    clean_up = clean_up_reports(output)
+    for at, line in enumerate(output):
         text = line.text
         if line.label:
             continue
-        step_ended = step_ended or bool(STEP_ENDED.search(text))
         for launcher, sentence in (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN)):
             match = sentence.match(text)
-            if match and not (step_ended and launcher != "mpirun"):
+            if match and at not in clean_up:
                 code = code_in(match.group("end"))
                 reports.append(Report(line, launcher, int(match.group("rank")), match.group("host"), code))
         if not text.startswith(" "):
@@ -1237,16 +1414,45 @@ def launcher_reports(output):
     return [report for report in reports if report.code and report.code not in ENDED_BY_OTHERS]
 
 
+def clean_up_reports(lines):
+    """Return in which lines srun or spawn.py reports a rank that srun ended, as another one of its step had failed.
+
+    These are the reports after the end of a step. But a job may have a later step, and a report does not name its step.
+    srun says that it terminates a step right after it has reported the task that failed: that report is of this step.
+    """
+    clean_up, ended = [], set()
+    for at, line in enumerate(lines):
+        end = STEP_ENDED.search(line.text)
+        if end:
+            step = end.group("terminated")
+            is_later_step = step and ended and not {step, step.partition(".")[0]} & ended
+            if is_later_step and clean_up:
+                clean_up.pop()
+                if clean_up and SPAWN.match(lines[clean_up[-1]].text):  # spawn.py, whose task ended as its rank did
+                    clean_up.pop()
+            ended.add(step or end.group("cancelled"))
+        elif ended and not line.label and (SRUN.match(line.text) or SPAWN.match(line.text)):
+            clean_up.append(at)
+    return frozenset(clean_up)
+
+
+def task_numbers(ranges):
+    """Return the numbers in ranges as 0,5-6."""
+    numbers = set()
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges):
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
 def ranks_ended_by_srun(logs, output):
     """Return the ranks that srun ended because another one had failed, where srun started the ranks themselves."""
     if tasks_are_nodes(logs):
         return frozenset()
     tasks = set()
     for line in output:
-        match = TERMINATED.match(line.text)
-        for part in match.group("tasks").split(",") if match else ():
-            first, _, last = part.partition("-")
-            tasks.update(range(int(first), int(last or first) + 1))
+        match = SRUN.match(line.text)
+        if match and match.group("end").startswith("Terminated"):
+            tasks |= task_numbers(match.group("tasks"))
     return tasks
 
 
@@ -1305,12 +1511,19 @@ def failure_of_rank(report, failures, has_logs):
     """Return the failure of the rank that a report names."""
     if report.launcher == "srun" and not has_logs:  # its task is a rank where it gives a label to each line
         by_label = last_of(failure for failure in failures if re.match(rf"{report.rank}(?::|$)", failure.who))
-        return by_label or failure_on_node(report, failures)
+        return by_label or failure_on_node(report, failures) or unlabelled_wait(report, failures)
     return last_of(
         failure
         for failure in failures
         if failure.rank == report.rank and (not failure.host or not report.host or same_host(report.host, failure.host))
     )
+
+
+def unlabelled_wait(report, failures):
+    """Return the failure of ranks that waited in vain, of an output without labels, where srun reports their exit."""
+    if report.code != 1:  # with which Python ends after a traceback
+        return None
+    return last_of(failure for failure in failures if failure.way == "waited" and not failure.who)
 
 
 def last_of(failures):
@@ -1456,8 +1669,8 @@ def find_hits(lines, job, most=200):
             matches = re.finditer(pattern, text, re.MULTILINE)
             places = (bisect_right(starts, match.start()) - 1 for match in matches)
             hits += [Hit(cause, lines[at], at) for at in islice(filter(is_proof, places), most)]
-    step_ended = next((at for at, line in enumerate(lines) if STEP_ENDED.search(line.text)), None)
-    return [hit for hit in hits if step_ended is None or hit.at <= step_ended or not is_clean_up(hit)]
+    clean_up = clean_up_reports(lines)
+    return [hit for hit in hits if hit.at not in clean_up or not is_clean_up(hit)]
 
 
 def read_tracebacks(lines):
@@ -1495,14 +1708,13 @@ def mark_own_hits(hits, first, lines):
     """Mark what the first failing rank said itself."""
     concerned = [failure for failure in (first.failed, first.hung) if failure]
     words = {word for failure in concerned for word in failure.words}
-    words |= {LABEL.sub("", word, count=1) for word in words}
     speakers = []  # of whom other lines count, too
     if first.way == "exited":
         speakers = concerned
     elif first.way == "peer":  # a rank that lost another one may crash as it goes down: that says nothing of the other
         speakers = [first.hung or first.failed]
     for hit in hits:
-        in_last_words = hit.line.quoted in words or hit.line.text[:QUOTED_WIDTH] in words
+        in_last_words = not words.isdisjoint(quotes_of(hit.line))
         hit.own = in_last_words or any(is_speaker(failure, hit.line.label) for failure in speakers)
     if first.way == "exited" and not any(is_speaker(first.failed, label) for label in {line.label for line in lines}):
         for hit in hits:  # the rank has no label: what no rank said may be its own
@@ -1542,8 +1754,9 @@ def weigh(hits, first, heard_launchers):
     else:
         # Ranks lost another one, of which nothing is known: every line counts.
         causes = strongest(hits)
-    known = {hit.cause.name for hit in causes}
-    return causes, strongest(hit for hit in hits if hit.strong and hit.cause.name not in known)
+    names, proofs = {hit.cause.name for hit in causes}, [hit.line for hit in causes]
+    others = (hit for hit in hits if hit.strong and hit.cause.name not in names and hit.line not in proofs)
+    return causes, strongest(others)
 
 
 def strongest(hits):
