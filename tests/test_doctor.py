@@ -185,7 +185,7 @@ def test_the_table():
     names = [cause.name for cause in DOCTOR.CAUSES]
     assert len(set(names)) == len(names)
     for cause in DOCTOR.CAUSES:
-        assert cause.tells in DOCTOR.STRENGTH and cause.examples, cause.name
+        assert cause.strength in DOCTOR.STRENGTHS and cause.examples, cause.name
         assert re.search(r"\(2026-\d\d-\d\d\)", cause.source) or cause.name == "project", cause.source
         for pattern in cause.patterns:
             assert not re.search(pattern, "\n"), pattern
@@ -1358,6 +1358,7 @@ def test_a_label_is_that_of_a_rank_of_the_job(doctor, project, label):
         assert (line.label, line.text) == (outer, f"{label}words")
     assert DOCTOR.rank_test("", [])("step", "100")  # of an output alone nothing is known
     assert DOCTOR.rank_test("", logs)("node7", "9")  # whose logs may lack
+    assert is_rank("node1", "3")  # torchrun may number the nodes in another order than the folders of the logs
     record = f"JobId=62\n JobState=FAILED ExitCode=1:0\n NodeList=node[1-2]\n StdOut={project}/demo-62.out\n"
     (project / "demo-62.out").write_text(GOOD + labelled("[step:100] ", traceback("KeyError: 'x'")))
     report = doctor("62", cwd=project, scontrol=record).stdout.decode()

@@ -49,13 +49,13 @@ def main():
 
     failures = failures_in_logs(logs) if logs else failures_in_output(output)
     for report in launcher_reports(output):
-        attach(report, failures, logs, output)
+        match_report(report, failures, logs, output)
     first = first_failure(failures, logs, ranks_ended_by_srun(logs, output))
 
     lines = output or log_lines(logs, first.failed)  # the output alone is enough: it holds the stderr of all ranks
     hits = find_hits(lines, job)
-    mark_own_hits(hits, first, lines)
-    causes, others = weigh(hits, first, heard_launchers=bool(output))
+    mark_what_first_said(hits, first, lines)
+    causes, others = weigh(hits, first, has_output=bool(output))
 
     answer = cause_lines(causes, others) + failure_lines(first, causes, lines, job)
     return show(answer, code=0 if causes else 1)
@@ -63,19 +63,19 @@ def main():
 
 # ---- what is known: the causes ---------------------------------------------------------------------------------------
 
-# What a line tells, from the strongest evidence to the weakest. The report names the stronger of several causes first.
+# How much a line proves, from the strongest evidence to the weakest. The report names the stronger causes first.
 TELLS_WHY = "says by itself why the run failed"
 MAY_FOLLOW = "says what stopped the run (Slurm, network, file), which may follow from a cause that TELLS_WHY"
 LAST_SIGN = "all that is left of a rank that could not say why; counts where no stronger line does"
 LOST_PEER = "a rank complains that it lost another one; counts where no stronger line does"
-STRENGTH = (TELLS_WHY, MAY_FOLLOW, LAST_SIGN, LOST_PEER)
+STRENGTHS = (TELLS_WHY, MAY_FOLLOW, LAST_SIGN, LOST_PEER)
 
 
 class Cause(NamedTuple):
     """One row of the table. `says` is printed after "cause:"; empty: the line that was found says it."""
 
     name: str
-    tells: str
+    strength: str  # one of STRENGTHS
     patterns: tuple  # regular expressions; one that begins with plain letters is found fastest
     says: str
     fix: str
@@ -83,7 +83,7 @@ class Cause(NamedTuple):
     examples: tuple  # real lines, for the tests
 
 
-# To teach doctor.py a cause, add a row. Its `tells`, one of STRENGTH, says how much its lines prove beside other rows.
+# To teach doctor.py a cause, add a row. Its `strength` says how much its lines prove beside those of other rows.
 # Of two rows that match the same line, with as much strength, the one that stands first in the table counts.
 # A pattern sees one line at a time, without its label. In "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
 # In the repository of the template, tests/test_doctor.py runs each example: the report has to begin with its row.
@@ -93,15 +93,17 @@ class Cause(NamedTuple):
 #   NO_FAILURE       a library prints it before a traceback, and goes on
 #   PEER             a rank ends with it because it lost another rank
 #   WAITED           a rank ends with it because it waited in vain for another rank
+#   NCCL_WATCHDOG    WAITED, and torch prints it without a traceback
+#   OF_COMMUNICATION an error of several lines begins with it, and a later line matches PEER
 #   OTHER_PEER       it matches PEER or WAITED, but speaks of a web server or a command
 #   LAUNCHER_ERROR   the traceback of a launcher ends with it
 #   NATIVE           compiled code prints it as it goes down, without a traceback
-#   UNSAID           a launcher or a library prints it, and it is no part of a rank's error message
+#   LAUNCHER_NOISE   a launcher or a library prints it, and it is no part of a rank's error message
 #   SLURM_SAYS       Slurm or the kernel prints it, and it counts beside a rank's own error
 CAUSES = (
     Cause(
         name="project",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"launch/[a-z_]+\.(?:sh|py)(?: on \S+)?: (?!rank )\S",
             r"slurm/[a-z_]+\.(?:sh|py): \S",
@@ -128,7 +130,7 @@ CAUSES = (
     ),
     Cause(
         name="locked memory",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"ibv_\S*reg_mr\S* failed(?: with error|:) Cannot allocate memory",
             r"ibv_\S*reg_mr\(.*failed: Cannot allocate memory",
@@ -143,7 +145,7 @@ CAUSES = (
     ),
     Cause(
         name="host memory",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"oom[-_]kill",
             r": Out Of Memory",
@@ -166,7 +168,7 @@ CAUSES = (
     ),
     Cause(
         name="GPU memory",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"CUDA out of memory",
             r"HIP out of memory",
@@ -191,7 +193,7 @@ CAUSES = (
     ),
     Cause(
         name="GPU driver",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"on your system is too old",
             r"forward compatibility",
@@ -209,7 +211,7 @@ CAUSES = (
     ),
     Cause(
         name="no GPU",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"No (?:CUDA|HIP) GPUs are available",
             r"no CUDA-capable device",
@@ -232,7 +234,7 @@ CAUSES = (
     ),
     Cause(
         name="busy GPU",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(r"CUDA-capable device.* busy or unavailable",),
         says="another process uses the GPU alone, or the GPU does not answer",
         fix="Use the device cuda:LOCAL_RANK in the program, so that each rank has a GPU of its own. If that is so,"
@@ -245,7 +247,7 @@ CAUSES = (
     ),
     Cause(
         name="GPU program",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(r"device-side assert", r"illegal memory access"),
         says="a kernel on a GPU read or wrote where it may not",
         fix="Set CUDA_LAUNCH_BLOCKING=1 to see the line. Mostly an index or a label is out of range.",
@@ -257,7 +259,7 @@ CAUSES = (
     ),
     Cause(
         name="broken node",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"Xid \(PCI",
             r"uncorrectable (?:NVLink|ECC)",
@@ -277,7 +279,7 @@ CAUSES = (
     ),
     Cause(
         name="shared memory",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"unable to write to file </torch_",
             r"failed to extend /dev/shm/nccl-",
@@ -297,7 +299,7 @@ CAUSES = (
     ),
     Cause(
         name="disk",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"Disk quota exceeded",
             r"No space left on device",
@@ -317,7 +319,7 @@ CAUSES = (
     ),
     Cause(
         name="data loader",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"DataLoader worker \(pid.*(?:signal: (?:Bus|Killed)|unexpectedly)",
             r"insufficient shared memory",
@@ -339,7 +341,7 @@ CAUSES = (
     ),
     Cause(
         name="data loader crash",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"DataLoader worker \(pid.*signal: (?:Segmentation|Aborted|Floating)",
             r"Unexpected (?:segmentation fault|floating-point exception) encountered in worker",
@@ -354,7 +356,7 @@ CAUSES = (
     ),
     Cause(
         name="module",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"ModuleNotFoundError: \S",
             r"python[0-9.]*: No module named \S",
@@ -377,9 +379,10 @@ CAUSES = (
     ),
     Cause(
         name="library",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
-            r"(?:GLIBC(?:XX)?|CXXABI)_[0-9.]+' not found",
+            r"GLIBC(?:XX)?_[0-9.]+' not found",
+            r"CXXABI_[0-9.]+' not found",
             r"static TLS block",
             r"cannot open shared",
             r": undefined symbol: \S",
@@ -400,7 +403,7 @@ CAUSES = (
     ),
     Cause(
         name="process group",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(r"terminate called without an active exception",),
         says="a rank ended while its process group was still at work",
         fix="First look at the program: all ranks need the same number of steps, then destroy_process_group().",
@@ -409,7 +412,7 @@ CAUSES = (
     ),
     Cause(
         name="refused by Slurm",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"Invalid (?:account|qos|generic resource)",
             r"nvalid partition",
@@ -430,7 +433,7 @@ CAUSES = (
     ),
     Cause(
         name="container folder",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"--container-mounts: source path does not exist",
             r"enroot-mount: failed to (?:re)?mount",
@@ -454,7 +457,7 @@ CAUSES = (
     ),
     Cause(
         name="container image",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"pyxis: failed to \S",
             r"\[ERROR\] (?:No such file|URL )",
@@ -472,7 +475,7 @@ CAUSES = (
     ),
     Cause(
         name="port",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(r"EADDRINUSE", r"ddress already in use"),
         says="the port is taken",
         fix="To get another port, submit again. Do not set MASTER_PORT, and start torchrun once on a node.",
@@ -483,7 +486,7 @@ CAUSES = (
     ),
     Cause(
         name="network interface",
-        tells=TELLS_WHY,
+        strength=TELLS_WHY,
         patterns=(
             r"Unable to find address for: ",
             r"o socket interface found",
@@ -508,7 +511,7 @@ CAUSES = (
     ),
     Cause(
         name="time limit",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"DUE TO TIME LIMIT", r"JobState=(?:TIMEOUT|DEADLINE)"),
         says="the walltime was over",
         fix="Ask for more --time, or --resume from what was saved. If the output stops long before, a rank hung.",
@@ -517,7 +520,7 @@ CAUSES = (
     ),
     Cause(
         name="preemption",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"DUE TO PREEMPTION", r"JobState=PREEMPTED"),
         says="a job of higher priority took the nodes",
         fix="Submit with --requeue, save often, and --resume.",
@@ -526,7 +529,7 @@ CAUSES = (
     ),
     Cause(
         name="node failure",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"DUE TO NODE FAILURE", r"JobState=(?:NODE_FAIL|BOOT_FAIL)", r"error: Node failure on \S"),
         says="a node failed",
         fix="Submit with --requeue, save often, and --resume. If the node fails again, submit with --exclude=NODE.",
@@ -541,7 +544,7 @@ CAUSES = (
     ),
     Cause(
         name="requeued",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"DUE TO JOB REQUEUE",),
         says="the job was requeued: Slurm starts it again",
         fix="Wait for its next attempt. To see its attempts, run sacct -D -X -j JOBID.",
@@ -550,7 +553,7 @@ CAUSES = (
     ),
     Cause(
         name="step launch",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"Task launch for \S+ failed on node", r"Application launch failed: \S"),
         says="srun could not start the program on a node",
         fix="If the proof ends with a network error, submit again with --exclude=NODE, and tell your site. Else change"
@@ -563,7 +566,7 @@ CAUSES = (
     ),
     Cause(
         name="cancelled",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"JobState=CANCELLED"),
         says="the job was cancelled",
         fix="To see who cancelled it, run sacct -X -o state%30 -j JOBID.",
@@ -572,7 +575,7 @@ CAUSES = (
     ),
     Cause(
         name="output folder",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"ExitCode=0:53",),
         says="Slurm could not write the job's output",
         fix="ExitCode 0:53: the folder of --output has to exist, and be yours, before the job starts.",
@@ -581,7 +584,7 @@ CAUSES = (
     ),
     Cause(
         name="container start",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"pyxis: container start failed", r"pyxis: child \d+ failed with error code", r"pyxis: couldn't \S"),
         says="the container image is not there, or does not start",
         fix="Read the lines around the proof, which say why. Make the image with slurm/build_container.sh, and name it"
@@ -594,7 +597,7 @@ CAUSES = (
     ),
     Cause(
         name="download",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(
             r"Max retries exceeded with url",
             r"onnect to 'http",
@@ -614,7 +617,7 @@ CAUSES = (
     ),
     Cause(
         name="name or route",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"ame or service not known", r"name resolution", r"is unreachable", r"No route to host"),
         says="a host has no address, or cannot be reached",
         fix="For a node's name, set MASTER_ADDR_SUFFIX in env.sh. From the internet, download on a login node first.",
@@ -628,7 +631,7 @@ CAUSES = (
     ),
     Cause(
         name="rendezvous",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(
             r"client socket has timed out",
             r"seconds waiting for clients",
@@ -644,7 +647,7 @@ CAUSES = (
     ),
     Cause(
         name="missing file",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(
             r"FileNotFoundError: \S",
             r"can't open file '",
@@ -661,7 +664,7 @@ CAUSES = (
     ),
     Cause(
         name="permission",
-        tells=MAY_FOLLOW,
+        strength=MAY_FOLLOW,
         patterns=(r"Permission denied(?! \((?:publickey|gssapi|password|keyboard|hostbased))",),  # which ssh says
         says="a file or folder is not yours to read or write",
         fix="Run ls -ld PATH on a compute node, also for the folders above it.",
@@ -670,7 +673,7 @@ CAUSES = (
     ),
     Cause(
         name="waited in vain",
-        tells=LAST_SIGN,
+        strength=LAST_SIGN,
         patterns=(
             r"Watchdog caught collective operation timeout",
             r"Heartbeat monitor timed out",
@@ -699,7 +702,7 @@ CAUSES = (
     ),
     Cause(
         name="returned early",
-        tells=LAST_SIGN,
+        strength=LAST_SIGN,
         patterns=(r"srun: First task exited \d+s ago",),
         says="a rank ended, without an error, while others still waited for it",
         fix="First look at the program: a rank that returns early, or skips a collective operation that the others"
@@ -709,7 +712,7 @@ CAUSES = (
     ),
     Cause(
         name="killed",
-        tells=LAST_SIGN,
+        strength=LAST_SIGN,
         patterns=(
             r"tasks? [0-9,-]+: Killed",
             r"line \d+: +\d+ Killed",
@@ -729,7 +732,7 @@ CAUSES = (
     ),
     Cause(
         name="crashed",
-        tells=LAST_SIGN,
+        strength=LAST_SIGN,
         patterns=(
             r"Segmentation fault",
             r"exitcode +: -11 ",
@@ -750,7 +753,7 @@ CAUSES = (
     ),
     Cause(
         name="unexpected signal",
-        tells=LAST_SIGN,
+        strength=LAST_SIGN,
         patterns=(
             r"tasks? [0-9,-]+: (?:User defined signal|Hangup)",
             r"exitcode +: -(?:1|10|12) ",
@@ -766,7 +769,7 @@ CAUSES = (
     ),
     Cause(
         name="lost another rank",
-        tells=LOST_PEER,
+        strength=LOST_PEER,
         patterns=(r"ncclRemoteError", r"Connection (?:closed|reset) by peer", r"HorovodInternalError"),
         says="a rank lost another one that printed no error",
         fix="See whether a rank returns early, then look at the other node: the logs of its ranks, sinfo -N -l.",
@@ -1043,17 +1046,17 @@ def read_output(job, logs):
 def rank_test(hosts, logs):
     """Return a function that tells whether a label [HOST:NUMBER] may be that of a rank of this job.
 
-    It may also be [step:100], or the process id in Open MPI's [node1:4242]. Without a list of hosts, and without logs,
-    as of an output alone, nothing is known, and every label counts.
+    It may also be [step:100], or the process id in Open MPI's [node1:4242]. Of an output alone nothing is known, and
+    every label counts. Which ranks a host has is not asked: torchrun may number the nodes in another order.
     """
-    known = {}
+    ranks, answers = 1 + max((log.rank for log in logs), default=0), {}
 
     def is_rank(host, number):
-        if (host, number) not in known:
-            ranks_of_host = [log.rank for log in logs if same_host(log.host, host)]
-            is_host = ranks_of_host or not hosts or same_host(hosts, host)
-            known[host, number] = bool(is_host) and (not ranks_of_host or int(number) in ranks_of_host)
-        return known[host, number]
+        if (host, number) not in answers:
+            has_log = any(same_host(log.host, host) for log in logs)
+            is_host = has_log or not hosts or same_host(hosts, host)
+            answers[host, number] = is_host and (not has_log or int(number) < ranks)
+        return answers[host, number]
 
     return is_rank
 
@@ -1122,8 +1125,8 @@ def log_lines(logs, failure):
 
 # ---- failures: what each rank said last ------------------------------------------------------------------------------
 
-# How a rank may fail. Of several ranks, the one whose way stands first here failed first: the others follow from it.
-# The ways below "none" are never chosen as the first failure.
+# How a rank may fail. The order matters: of several ranks, the one whose way stands first here failed first, and the
+# others follow from it. The ways below "none" are never chosen as the first failure.
 WAYS = {
     "killed": "a launcher reports that signal 9 ended it",
     "crashed": "a launcher reports that another signal ended it",
@@ -1162,7 +1165,7 @@ NATIVE = re.compile(  # compiled code says that it goes down
 )
 BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE)))
 # Lines of launchers and libraries, which are no words of a rank.
-UNSAID = re.compile(r"\[?[WIE]\d+ |\[[WIE] \S+\.cpp:\d+\]|srun: |slurmstepd|-----|[ ]*$")
+LAUNCHER_NOISE = re.compile(r"\[?[WIE]\d+ |\[[WIE] \S+\.cpp:\d+\]|srun: |slurmstepd|-----|[ ]*$")
 # The traceback after such a line is no failure of its own: Python tidies up, or a library goes on without something …
 NO_FAILURE = re.compile(
     r"Exception ignored|Error in atexit|Retry attempt failed|Triton is not available|--- Logging error ---"
@@ -1212,30 +1215,38 @@ def begins_error(text):
 
 
 class Speaker:
-    """Follows the lines of one rank, and keeps the failures that they tell of."""
+    """Follows the lines of one rank, and keeps the failures that they tell of.
+
+    A failure begins with a traceback, or with a message of compiled code; its words are that and some lines behind it.
+    A traceback that Python or a library survived, or that goes on with an earlier one, begins no failure.
+    """
 
     def __init__(self, new_failure, logs_all=False):
         """Begin to listen; with `logs_all` a rank that tells of no failure has one that is silent."""
         self.new_failure = new_failure  # makes a Failure that begins in a line
-        self.logs_all = logs_all  # it hears a rank's log, and not an output
+        self.logs_all = logs_all  # it reads a rank's log, and not an output
         self.failures = [new_failure(None)] if logs_all else []
         self.last = self.failures[0] if logs_all else None  # the failure that it told of last
         self.inside = False  # a traceback
-        self.chained = False  # the next traceback is no failure of its own
-        self.skips = False  # the last traceback was none
-        self.room = 0  # for so many more lines of a message
+        self.next_traceback_belongs_here = False  # to what has begun, or to a line that announces no failure
+        self.in_survived_traceback = False  # the traceback that began last is no failure
+        self.message_lines_left = 0  # so many more lines may belong to the last message
 
-    def hear(self, line):
-        """Take in one more line."""
+    def feed(self, line):
+        """Take in one more line.
+
+        A line may end up in the words of the last failure: of a silent rank each line does, of a traceback those up to
+        its error, and of a message, or behind a traceback, MESSAGE_LINES.
+        """
         text = line.text
-        if UNSAID.match(text) and not NCCL_WATCHDOG.search(text):
+        if LAUNCHER_NOISE.match(text) and not NCCL_WATCHDOG.search(text):
             return
         if not self.inside and begins_error(text):
             self.begin(line)
-        if self.last and (self.inside or self.last.way == "silent" or self.room > 0):
+        if self.last and (self.inside or self.last.way == "silent" or self.message_lines_left > 0):
             self.keep(line)
-        on_its_way = self.skips or (self.last and self.last.way != "silent")
-        self.chained = bool(NO_FAILURE.search(text) or (on_its_way and GOES_ON.match(text)))
+        has_begun = self.in_survived_traceback or (self.last and self.last.way != "silent")
+        self.next_traceback_belongs_here = bool(NO_FAILURE.search(text) or (has_begun and GOES_ON.match(text)))
         if self.inside and not text.startswith((" ", "Traceback")):  # the traceback's last line, which is the error
             self.inside = False
 
@@ -1244,23 +1255,27 @@ class Speaker:
         native = bool(NATIVE.match(line.text))
         self.inside = bool(TRACEBACK.match(line.text) or SYNTAX_ERROR.match(line.text))
         if native and self.last and self.last.way in ("error", "waited", "peer"):
-            self.room = 0  # it goes down, and has said why
-        elif self.chained:
-            self.skips = not (self.last and self.last.spoke)
+            self.message_lines_left = 0  # it goes down, and has said why
+        elif self.next_traceback_belongs_here:
+            self.in_survived_traceback = not (self.last and self.last.spoke)
         else:
             self.last = self.new_failure(line)
             self.failures.append(self.last)
             self.last.native = native
             self.last.error = line.text
             self.last.way = "cut" if self.inside else way_of(line.text)
-            self.room, self.skips = MESSAGE_LINES, False
+            self.message_lines_left, self.in_survived_traceback = MESSAGE_LINES, False
 
     def keep(self, line):
-        """Add a line to the words of the failure, and see what it means."""
+        """Add a line to the words of the last failure, and see what it says of the way in which the rank failed.
+
+        The line that ends a traceback decides, the first one if several belong together. A later line of a message may
+        still say that another rank was lost.
+        """
         failure, text = self.last, line.text
         failure.words.append(line.quoted)
         if not self.inside:
-            self.room -= 1
+            self.message_lines_left -= 1
             if failure.way == "error" and OF_COMMUNICATION.search(failure.error) and way_of(text) == "peer":
                 failure.way = "peer"  # a message of several lines: the first one says less
         elif not text.startswith((" ", "Traceback")):
@@ -1290,7 +1305,7 @@ def failures_in_logs(logs):
             lambda _, log=log, who=who: Failure(who, log.rank, log.host, log.file, short(log.file)), logs_all=True
         )
         for line in log.lines:
-            speaker.hear(line)
+            speaker.feed(line)
         failures += speaker.failures
     return failures
 
@@ -1306,7 +1321,7 @@ def failures_in_output(output):
     for line in output:
         key = line.label.rstrip(": ")
         if key in speakers or begins_error(line.text) or NO_FAILURE.search(line.text):
-            speakers.setdefault(key, Speaker(new_failure)).hear(line)
+            speakers.setdefault(key, Speaker(new_failure)).feed(line)
     failures = [failure for speaker in speakers.values() for failure in speaker.failures]
     return sorted(failures, key=lambda failure: failure.number)
 
@@ -1385,33 +1400,55 @@ def signal_or_code(code):
 
 
 def launcher_reports(output):
-    """Return what launchers say of ranks that ended by themselves: not of those that srun ended after the first."""
-    reports, table, name = [], {}, None
-    clean_up = clean_up_reports(output)
-    for at, line in enumerate(output):
-        text = line.text
-        if line.label:
-            continue
+    """Return what launchers say of ranks that ended by themselves, in the order of the lines.
+
+    That leaves out ranks which srun ended after the first one, and those that ended well.
+    """
+    unlabelled = [(at, line) for at, line in enumerate(output) if not line.label]
+    found = sentence_reports(unlabelled, clean_up_reports(output))
+    indented = [(at, line) for at, line in unlabelled if line.text.startswith(" ")]
+    found += mpirun_message_reports(indented) + torchrun_table_reports(indented)
+    reports = [report for _, report in sorted(found, key=lambda place_and_report: place_and_report[0])]
+    return [report for report in reports if report.code and report.code not in ENDED_BY_OTHERS]
+
+
+def sentence_reports(lines, clean_up):
+    """Return the reports that are one line each, with their places: of srun, of spawn.py, of mpirun on a signal."""
+    found = []
+    for at, line in lines:
         for launcher, sentence in (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN)):
-            match = sentence.match(text)
+            match = sentence.match(line.text)
             if match and at not in clean_up:
-                code = code_in(match.group("end"))
-                reports.append(Report(line, launcher, int(match.group("rank")), match.group("host"), code))
-        if not text.startswith(" "):
-            continue
-        name = MPIRUN_NAME.match(text) or name  # mpirun's message and torchrun's table have several lines
-        code, row = MPIRUN_CODE.match(text), TORCHRUN.match(text)
+                rank, host, code = int(match.group("rank")), match.group("host"), code_in(match.group("end"))
+                found.append((at, Report(line, launcher, rank, host, code)))
+    return found
+
+
+def mpirun_message_reports(lines):
+    """Return mpirun's reports of exit codes, with their places: first comes a line with the rank, then the code."""
+    found, name = [], None
+    for at, line in lines:
+        name = MPIRUN_NAME.match(line.text) or name
+        code = MPIRUN_CODE.match(line.text)
         if code and name:
             code = signal_or_code(int(code.group("code")))
-            reports.append(Report(line, "mpirun", int(name.group("rank")), "", code))
+            found.append((at, Report(line, "mpirun", int(name.group("rank")), "", code)))
+    return found
+
+
+def torchrun_table_reports(lines):
+    """Return the reports of torchrun's table, with their places: rows with the host, the rank and the exit code."""
+    found, table = [], {}
+    for at, line in lines:
+        row = TORCHRUN.match(line.text)
         if row and row.group("key") == "host":
             table["host"] = row.group("value")
         elif row and NUMBER.match(row.group("value")):
             table[row.group("key")] = int(row.group("value"))
             if row.group("key") == "exitcode" and "rank" in table:
                 code = signal_or_code(table["exitcode"])
-                reports.append(Report(line, "torchrun", table["rank"], table.get("host", ""), code))
-    return [report for report in reports if report.code and report.code not in ENDED_BY_OTHERS]
+                found.append((at, Report(line, "torchrun", table["rank"], table.get("host", ""), code)))
+    return found
 
 
 def clean_up_reports(lines):
@@ -1461,8 +1498,13 @@ def tasks_are_nodes(logs):
     return any(log.depth > 3 for log in logs)
 
 
-def attach(report, failures, logs, output):
-    """Give a report to the failure that it is about; a rank that said nothing gets a failure of its own."""
+def match_report(report, failures, logs, output):
+    """Give a report to the failure that it is about; a rank that said nothing gets a failure of its own.
+
+    A task of srun or mpirun may be the launcher of a node, which ends as one of its ranks did: then the report says
+    nothing new of a rank that spoke. A report of signal 9 changes how a rank failed, another signal only if the rank
+    went on after its error.
+    """
     per_node = tasks_are_nodes(logs)
     if report.launcher == "mpirun" and per_node and not report.host:
         return  # it ended as one of its ranks did
@@ -1495,7 +1537,7 @@ def went_on(failure, output):
     for line in said[error_at + 1 :]:
         if NATIVE.match(line.text):
             break
-        if not CONTINUES.match(line.text) and not UNSAID.match(line.text):
+        if not CONTINUES.match(line.text) and not LAUNCHER_NOISE.match(line.text):
             more += 1
     return more > MESSAGE_LINES
 
@@ -1575,14 +1617,14 @@ def silent_failure(report, of_node, output):
 
 def last_words(output, rank, host, most=10):
     """Return the last lines of a rank, or of a host whose rank is not known."""
-    said = [line.quoted for line in lines_of(rank, host, output) if not UNSAID.match(line.text)]
+    said = [line.quoted for line in lines_of(rank, host, output) if not LAUNCHER_NOISE.match(line.text)]
     return said[-most:]
 
 
 def lines_of(rank, host, output):
     """Return the lines of a rank, or of a host whose rank is not known."""
-    own = {label for label in {line.label for line in output} if is_label_of(rank, host, label)}
-    return [line for line in output if line.label in own]
+    labels = {label for label in {line.label for line in output} if is_label_of(rank, host, label)}
+    return [line for line in output if line.label in labels]
 
 
 def is_label_of(rank, host, label):
@@ -1606,7 +1648,14 @@ class First(NamedTuple):
 
 
 def first_failure(failures, logs, ended_by_srun=frozenset()):
-    """Return which rank failed first. A rank that srun ended is silent, too, but the others did not wait for it."""
+    """Return which rank failed first, and which one the others waited for, or lost.
+
+    Of each rank the last failure counts, as it has survived those before. The way in which a rank failed decides who
+    was first (see WAYS), and among ranks that failed in the same way the order of `failures`, which is that of time.
+
+    Where all ranks that spoke complain of another one ("waited", "peer"), that one is silent: it is `hung`, and
+    `failed` is the first to complain. A rank that srun ended is silent, too, but the others did not wait for it.
+    """
     last_of_rank = {}
     for failure in failures:
         if failure.way != "launcher":
@@ -1622,13 +1671,13 @@ def first_failure(failures, logs, ended_by_srun=frozenset()):
         suspects = [failure for failure in silent if failure.rank not in ended_by_srun][:1] or silent
         hung = suspects[0] if suspects else None
     if way == "waited" and not hung:
-        hung = woken_rank(failures, logs)
+        hung = stopped_rank(failures, logs)
     if way == "peer" and hung and hung.words:  # it has an error message of its own
         failed = hung
     return First(way, failed, hung, tuple(suspects[1:]))
 
 
-def woken_rank(failures, logs):
+def stopped_rank(failures, logs):
     """Return the rank that had been stopped, if one was: it woke up to be told to end, later than all others."""
     if not logs:
         return None
@@ -1647,9 +1696,11 @@ class Hit:
         """Join a row of the table and a line that matches it."""
         self.cause, self.line = cause, line
         self.at = at  # which of the lines that were searched
-        self.own = False  # the first failing rank said it
+        self.said_by_first = False  # by the rank that failed first
         self.by_slurm = bool(SLURM_SAYS.search(line.text))
-        self.strong = cause.tells in (TELLS_WHY, MAY_FOLLOW)  # it is more than a sign of a rank that says nothing
+        self.by_project = cause.name == "project"
+        self.by_script = self.by_project and ".sh" in line.text  # and not by a program of the project, which a rank is
+        self.strong = cause.strength in (TELLS_WHY, MAY_FOLLOW)  # it is more than a sign of a rank that says nothing
 
 
 def find_hits(lines, job, most=200):
@@ -1674,7 +1725,12 @@ def find_hits(lines, job, most=200):
 
 
 def read_tracebacks(lines):
-    """Return which lines belong to tracebacks that a library survived, and in which lines all others end."""
+    """Return which lines belong to tracebacks that a library survived, and in which lines all others end.
+
+    Speaker follows tracebacks, too, but for another question, and by other rules. It looks for the last failure of a
+    rank, whose words go on behind the traceback. Here each traceback counts for itself, wherever it stands, and ends
+    with its error.
+    """
     handled, errors, states = set(), set(), {}
     for at, line in enumerate(lines):
         text, speaker = line.text, (line.file, line.label)
@@ -1704,8 +1760,8 @@ def is_clean_up(hit):
     return hit.cause.name in ("killed", "crashed", "unexpected signal") and hit.line.text.startswith("srun: error: ")
 
 
-def mark_own_hits(hits, first, lines):
-    """Mark what the first failing rank said itself."""
+def mark_what_first_said(hits, first, lines):
+    """Mark what the first failing rank said itself: its last words, and in some ways to fail all of its lines."""
     concerned = [failure for failure in (first.failed, first.hung) if failure]
     words = {word for failure in concerned for word in failure.words}
     speakers = []  # of whom other lines count, too
@@ -1715,10 +1771,10 @@ def mark_own_hits(hits, first, lines):
         speakers = [first.hung or first.failed]
     for hit in hits:
         in_last_words = not words.isdisjoint(quotes_of(hit.line))
-        hit.own = in_last_words or any(is_speaker(failure, hit.line.label) for failure in speakers)
+        hit.said_by_first = in_last_words or any(is_speaker(failure, hit.line.label) for failure in speakers)
     if first.way == "exited" and not any(is_speaker(first.failed, label) for label in {line.label for line in lines}):
         for hit in hits:  # the rank has no label: what no rank said may be its own
-            hit.own = hit.own or (not hit.line.label and hit.line.number > 0)
+            hit.said_by_first = hit.said_by_first or (not hit.line.label and hit.line.number > 0)
 
 
 def is_speaker(failure, label):
@@ -1726,17 +1782,24 @@ def is_speaker(failure, label):
     return is_label_of(failure.rank, failure.host, label)
 
 
-def weigh(hits, first, heard_launchers):
-    """Return the causes, the most probable first, and hits that may matter too."""
-    own = [hit for hit in hits if hit.own or hit.by_slurm]
+def weigh(hits, first, has_output):
+    """Return the causes, the most probable first, and hits that may matter too.
+
+    Lines that match a cause stand in good runs as well, or follow from the failure. So how the first rank failed
+    decides whose lines count. A rank that said why it failed is believed, and nothing else may matter. The less is
+    known of the rank that failed first, the more lines count, in the end all.
+
+    `has_output`: what launchers report is known. Then a rank of which they report nothing did not fail.
+    """
+    said_by_first_or_slurm = [hit for hit in hits if hit.said_by_first or hit.by_slurm]
     if first.way == "error":
         # The rank says why, in its own words, or Slurm or a script does: all else stands in good runs too.
-        own += [hit for hit in hits if hit.cause.name == "project" and ".sh" in hit.line.text]
-        return strongest(hit for hit in own if hit.strong) or crash_of(first), []
+        evidence = said_by_first_or_slurm + [hit for hit in hits if hit.by_script]
+        return strongest(hit for hit in evidence if hit.strong) or crash_of(first), []
     if first.way == "none":
         # It is not known which rank failed: every line counts.
         return strongest(hits), []
-    own += [hit for hit in hits if hit.cause.name == "project"]
+    evidence = said_by_first_or_slurm + [hit for hit in hits if hit.by_project]
     if first.way in ("killed", "crashed", "aborted"):
         # The signal is the cause, unless Slurm, or the launcher that reports it, says what is behind it.
         report = first.failed.report.line
@@ -1744,13 +1807,13 @@ def weigh(hits, first, heard_launchers):
         causes = causes or crash_of(first)
     elif first.way == "exited":
         # The rank printed no traceback, but may have said why: a warning of another rank does not count.
-        causes = strongest(hit for hit in own if hit.strong)
+        causes = strongest(hit for hit in evidence if hit.strong)
     elif first.way == "waited":
         # That ranks waited in vain is the cause, unless they, or the one that hung, say more.
-        causes = strongest(own) or strongest(hits)
-    elif first.hung and heard_launchers:
+        causes = strongest(evidence) or strongest(hits)
+    elif first.hung and has_output:
         # Ranks lost one that printed no error, and no launcher reports that it failed: it has returned early.
-        causes = strongest(hit for hit in own if hit.strong) or returned_early(hits)
+        causes = strongest(hit for hit in evidence if hit.strong) or returned_early(hits)
     else:
         # Ranks lost another one, of which nothing is known: every line counts.
         causes = strongest(hits)
@@ -1762,7 +1825,7 @@ def weigh(hits, first, heard_launchers):
 def strongest(hits):
     """Return the best three, one per cause and per line. A sign of a silent rank counts where nothing says more."""
     chosen = []
-    for hit in sorted(hits, key=lambda hit: (STRENGTH.index(hit.cause.tells), not hit.own, hit.at)):
+    for hit in sorted(hits, key=lambda hit: (STRENGTHS.index(hit.cause.strength), not hit.said_by_first, hit.at)):
         known = any(hit.cause is one.cause or hit.at == one.at for one in chosen)
         if not known and len(chosen) < MOST_CAUSES and (hit.strong or not chosen):
             chosen.append(hit)
@@ -1780,7 +1843,7 @@ def crash_of(first):
 
 def returned_early(hits):
     """Return that a rank had ended, with the line that says that another one lost it."""
-    lost = [hit for hit in hits if hit.cause.tells == LOST_PEER]
+    lost = [hit for hit in hits if hit.cause.strength == LOST_PEER]
     return [Hit(cause_named("returned early"), hit.line) for hit in lost[:1]]
 
 
@@ -1806,19 +1869,19 @@ def cause_lines(causes, others):
     return lines
 
 
-def failure_lines(first, causes, said, job):
+def failure_lines(first, causes, lines, job):
     """Return who failed first, and what that rank said last."""
-    failed, hung, lines = first.failed, first.hung, []
+    failed, hung, report_lines = first.failed, first.hung, []
     if not causes and first.way not in ("error", "exited"):
         state = f" ({job.state})" if job.state else ""
-        says_more = said or first.way != "none"
-        lines.append(
+        says_more = lines or first.way != "none"
+        report_lines.append(
             f"no cause known to doctor.py{state}; what follows may say more"
             if says_more
             else f"no cause known to doctor.py{state}; the job left neither output nor logs"
         )
     if first.way == "none":
-        return lines + ([] if causes else [line.quoted for line in said[-10:]])
+        return report_lines + ([] if causes else [line.quoted for line in lines[-10:]])
 
     if hung:
         how = "hung, or ended without a traceback" if first.way == "waited" else "ended without an error"
@@ -1826,23 +1889,23 @@ def failure_lines(first, causes, said, job):
             how = "ended without a traceback; its last lines:"
         suspects = [f"{suspect.who} ({suspect.place})" for suspect in [hung, *first.or_one_of]]
         more = f" or one of {len(suspects) - 4} more" if len(suspects) > 4 else ""
-        lines.append(f"first failure: {' or '.join(suspects[:4])}{more} {how}")
+        report_lines.append(f"first failure: {' or '.join(suspects[:4])}{more} {how}")
     if failed is not hung:
         what = "first failure"
         if hung:
             what = "who waited for it" if first.way == "waited" else "who lost it"
         report = f"; {failed.report.line.text.strip()}" if failed.only_reported else ""
-        lines.append(f"{what}: {failed.who + ' ' if failed.who else ''}({failed.place}){report}")
+        report_lines.append(f"{what}: {failed.who + ' ' if failed.who else ''}({failed.place}){report}")
     if first.way == "error" and not causes:
-        lines[-1] += ": the program failed by itself; its own words:"
+        report_lines[-1] += ": the program failed by itself; its own words:"
     words = quoted_words(failed)
     if first.way == "exited":
-        words += words_on_stdout(failed) or ([] if words else last_words(said, failed.rank, failed.host))
+        words += words_on_stdout(failed) or ([] if words else last_words(lines, failed.rank, failed.host))
         if words and not causes:
-            lines.append(f"the program ended with exit code {failed.report.code}; its last words:")
+            report_lines.append(f"the program ended with exit code {failed.report.code}; its last words:")
         elif not causes:
-            lines.append(f"the program ended with exit code {failed.report.code}, and printed nothing")
-    return lines + words
+            report_lines.append(f"the program ended with exit code {failed.report.code}, and printed nothing")
+    return report_lines + words
 
 
 def quoted_words(failure):
