@@ -287,8 +287,8 @@ CAUSES = (
             r"posix_fallocate failed : No space left",
         ),
         says="/dev/shm is full, or too small",
-        fix="Use fewer --workers, and see on the node with df -h /dev/shm who fills it. If a container has a"
-        " /dev/shm of its own, make that larger.",
+        fix="Use fewer --workers. On the node, df -h /dev/shm shows whether it is full, and ls -l /dev/shm what"
+        " other jobs left there. If a container has a /dev/shm of its own, make that larger.",
         source="idiap/ESLAM #20, MIC-DKFZ/nnUNet #2162; deepseek-ai/DeepEP #53, NVIDIA/nccl #290 #525 (2026-11-22)",
         examples=(
             "RuntimeError: unable to write to file </torch_31911_952036340_6686>: No space left on device (28)",
