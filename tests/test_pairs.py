@@ -12,14 +12,13 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
 from baking import TEMPLATE, bake
 from slurm_cluster import PATH, ClusterError
-from test_programs import CLEAN, ends, meeting_point
+from test_programs import forked, meeting_point
 from waiting import FOREVER
 
 PROGRAM = TEMPLATE / "benchmark/pairs.py"
@@ -256,17 +255,15 @@ def run(hosts, *arguments, errors=None, more="", fault="pass", broken_rank=-1, b
     """
     store, meeting = meeting_point()
     script = PRETEND.format(fault=fault, more=more, broken_rank=broken_rank, broken_call=broken_call)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": errors}
-    processes = []
+    started = []
     for rank, host in enumerate(hosts):
-        env = {**CLEAN, **meeting, "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0"}
+        environment = {**meeting, "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "LOCAL_RANK": "0"}
         if errors:
-            env["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{rank}.json")
-        command = [sys.executable, "-W", "ignore", "-c", script, host, PROGRAM, *map(str, arguments)]
-        processes.append(subprocess.Popen(command, env=env, **pipes))
-    said = ends(processes)
+            environment["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{rank}.json")
+        started.append(([host, PROGRAM, *arguments], environment))
+    done = forked(script, started, cwd=errors)
     del store
-    return [(process.returncode, out, err) for process, (out, err) in zip(processes, said)]
+    return done
 
 
 def test_each_rank_meets_those_of_its_place(tmp_path):

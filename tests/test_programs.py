@@ -1,14 +1,17 @@
 """pi/pi.py, run as it is: alone, under torchrun, and as ranks that are started by hand. What all programs share, too.
 
-An import of torch takes a second or more, so most tests make several checks in one process (`ranks` below).
+An import of torch takes a second or more, so most tests make several checks in one process (`ranks` below), and ranks
+are forked from one that has imported it.
 """
 
 import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,20 +63,60 @@ def meeting_point():
     return store, {**meeting, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
+# Forks ranks that share one import of torch, and prints their exit codes. Like DRIVER, without numpy.
+FORK = """
+import json, multiprocessing, os, sys
+sys.modules["numpy"] = None
+import torch.distributed.distributed_c10d
+def be_a_rank(script, words, environment, log):
+    for name, descriptor in (("out", 1), ("err", 2)):
+        os.dup2(os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    os.environ.update(environment)
+    sys.argv = ["-c", *words]
+    exec(script, {"__name__": "__main__"})
+fork = multiprocessing.get_context("fork")
+processes = [fork.Process(target=be_a_rank, args=one) for one in json.load(sys.stdin)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+print(json.dumps([process.exitcode for process in processes]))
+"""
+
+
+def forked(script, words_and_environments, cwd=None):
+    """Run `script` in a process per rank, each with its own words and variables; return [(exit code, out, err)]."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = [
+            (script, list(map(str, words)), environment, f"{folder}/{rank}")
+            for rank, (words, environment) in enumerate(words_and_environments)
+        ]
+        command = [sys.executable, "-W", "ignore", "-c", FORK]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, env=CLEAN, cwd=cwd, start_new_session=True, **pipes)
+        try:
+            codes = json.loads(process.communicate(json.dumps(given), timeout=PATIENCE)[0])
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        texts = [[Path(f"{log}.{name}").read_text() for name in ("out", "err")] for *_, log in given]
+    return [(code, *text) for code, text in zip(codes, texts)]
+
+
 def ranks(world_size, program, argument_lists, patch=""):
     """Run `program` with each list of arguments on so many ranks; return, per rank, one result per list."""
     stores, meetings = zip(*(meeting_point() for _ in argument_lists))
     words = [[str(program), *map(str, arguments)] for arguments in argument_lists]
     runs = [(meeting["MASTER_PORT"], argv) for meeting, argv in zip(meetings, words)]
-    command = [sys.executable, "-c", DRIVER.format(patch=patch), json.dumps(runs)]
-    processes = []
-    for rank in range(world_size):
-        env = dict(CLEAN)
-        if world_size > 1:
-            env.update(meetings[0], RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
-        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    environments = [
+        {**meetings[0], "RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+        for rank in range(world_size)
+    ]
+    if world_size == 1:
+        environments = [{}]
+    done = forked(DRIVER.format(patch=patch), [([json.dumps(runs)], environment) for environment in environments])
     results = []
-    for out, err in ends(processes):
+    for _, out, err in done:
         results.append([json.loads(line) for line in out.splitlines()])
         assert len(results[-1]) == len(runs), err
     del stores
