@@ -177,7 +177,7 @@ def test_programs_run_on_slurm(cluster, slurm):
     if not cluster.namespaces:
         pytest.skip(f"no namespaces: {cluster.no_namespaces}")
     project, _ = slurm
-    environment = {"PYTHON": sys.executable, "ALLOW_CPU": "1"}
+    environment = {"PYTHON": sys.executable, "ALLOW_CPU": "1", "LAUNCHER": "spawn"}  # imports torch once per node
     command = ["bash", "slurm/submit_multinode.sh", "train.py", "two words"]
     number = int(cluster.run(*command, cwd=project, env=environment).stdout.split()[-1])
     check = cluster.submit("slurm/submit_multinode.sh", cwd=project, env=environment)

@@ -51,7 +51,7 @@ def lines(said: str) -> list[str]:
 
 def test_locally_one_after_the_other(projects):
     project = projects["local"]
-    settings = {"NPROC_PER_NODE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    settings = {"NPROC_PER_NODE": "1", "CUDA_VISIBLE_DEVICES": "", "LAUNCHER": "spawn"}  # imports torch once per node
     scaling(project, "2", "1", "--name", "tiny", *TINY, **settings)
     folder = project / "benchmark/results/tiny"
     assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
@@ -76,7 +76,8 @@ def test_a_failure_is_named_and_does_not_stop_the_others(projects):
     text = program.read_text()
     program.write_text("import os, sys\nsys.exit(os.environ['WORLD_SIZE'] == '2')\n")
     try:
-        said = scaling(project, "2", "3", "--name", "bad", code=1, NPROC_PER_NODE="1", CUDA_VISIBLE_DEVICES="")
+        settings = {"NPROC_PER_NODE": "1", "CUDA_VISIBLE_DEVICES": "", "LAUNCHER": "spawn"}
+        said = scaling(project, "2", "3", "--name", "bad", code=1, **settings)
     finally:
         program.write_text(text)
     assert said.splitlines()[-1] == "benchmark/scaling.sh: failed with 2 nodes, see above; call it again for these"
@@ -136,7 +137,7 @@ def slurm(cluster, tmp_path_factory):
 
 def submit(slurm, *arguments, check=True):
     cluster, project = slurm
-    environment = {"PYTHON": sys.executable, "ALLOW_CPU": "1", "NPROC_PER_NODE": "1"}
+    environment = {"PYTHON": sys.executable, "ALLOW_CPU": "1", "NPROC_PER_NODE": "1", "LAUNCHER": "spawn"}
     command = ["bash", project / "benchmark/scaling.sh", *arguments]
     return cluster.run(*command, cwd=cluster.home, env=environment, check=check)
 
