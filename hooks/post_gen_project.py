@@ -87,9 +87,9 @@ def drop(there: dict, empty_folders: list) -> None:
 
     there: the files that were there before, with the time [ns] when each was written.
     """
-    for number, name in enumerate(LEFT_OUT):
+    for name in LEFT_OUT:
         if name in there and Path(name).stat().st_mtime_ns != there[name]:  # overwritten: the user's own comes back
-            shutil.copy2(f".being-written/{number}", name)
+            shutil.copy2(f".being-written/files/{name}", name)
     for path in [Path(name) for name, needed in NEEDED.items() if not needed]:
         if path.exists() and path.stat().st_mtime_ns != there.get(str(path)):
             path.unlink()

@@ -1,6 +1,11 @@
 """Refuses what the cluster would refuse, whichever way the answers came: a replay and cruft ask no questions.
 
-Then it notes in .being-written which of the template's files are there already, for post_gen_project.py.
+It also refuses a project that has a folder where the template has a file, or the reverse, and a project in which an
+earlier run was interrupted. Then it makes the folder .being-written, which post_gen_project.py reads and removes:
+
+    there.json   the template's files that are there already, each with the time of its last change (mtime) [ns],
+                 and the template's folders that are there and empty
+    files/       copies of the user's files that have a name in LEFT_OUT
 """
 
 import json
@@ -8,23 +13,39 @@ import shutil
 import sys
 from pathlib import Path
 
+# The next line fills in the answers that a replay of an older version lacks, before the lines below read them. It
+# stands in a comment because it leaves no text.
 # {{ complete(cookiecutter) }}
 PROBLEMS = {{problems(cookiecutter)}}  # noqa: F821  (rendered by cookiecutter: a list of sentences)
 FILES = {{template_files(cookiecutter)}}  # noqa: F821
+# The template's files that examples=no leaves out. cookiecutter writes them all the same, with --overwrite-if-exists
+# over the user's files of these names, which post_gen_project.py then copies back.
 LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
 
 FOLDERS = sorted({str(folder) for name in FILES for folder in Path(name).parents})
 for folder in filter(Path.exists, map(Path, FOLDERS)):
     if not folder.is_dir():
         PROBLEMS.append(f"'{folder}' is a file, and the template writes a folder of this name: rename yours")
+for name in FILES:
+    if name not in LEFT_OUT and Path(name).is_dir():  # cookiecutter would leave out the file without a word
+        PROBLEMS.append(f"'{name}' is a folder, and the template writes a file of this name: rename yours")
+if Path(".being-written").exists():
+    PROBLEMS.append(
+        "an earlier run was interrupted, and may have overwritten files of yours: to get them back, run in "
+        f"{Path.cwd()} 'cp -a .being-written/files/. .', then 'rm -r .being-written'"
+    )
 if PROBLEMS:
     print("Nothing was written, because of", *PROBLEMS, sep="\n  ", file=sys.stderr)
     sys.exit(1)
 
-Path(".being-written").mkdir(exist_ok=True)
 there = {name: Path(name).stat().st_mtime_ns for name in FILES if Path(name).exists()}
 empty = [folder for folder in FOLDERS if Path(folder).is_dir() and not any(Path(folder).iterdir())]
-Path(".being-written/there.json").write_text(json.dumps({"files": there, "empty folders": empty}))
-for number, name in enumerate(LEFT_OUT):  # --overwrite-if-exists alone overwrites these too, and they are the user's
+unfinished = Path(".being-written.unfinished")  # gets its name when all copies are complete
+shutil.rmtree(unfinished, ignore_errors=True)
+(unfinished / "files").mkdir(parents=True)
+(unfinished / "there.json").write_text(json.dumps({"files": there, "empty folders": empty}))
+for name in LEFT_OUT:
     if Path(name).is_file():
-        shutil.copy2(name, f".being-written/{number}")
+        (unfinished / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, unfinished / "files" / name)
+unfinished.rename(".being-written")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -146,6 +147,48 @@ def test_a_file_where_a_folder_is_needed_is_refused_before_anything_is_written(b
     done = cookiecutter(*words, home=tmp_path, project="mine", site="local", examples="no")
     assert done.returncode != 0 and "'check' is a file, and the template writes a folder of this name" in done.stderr
     assert {name: what for name, what in state(project).items() if not name.startswith(".cookiecutter")} == old
+
+
+def test_a_folder_where_a_file_is_needed_is_refused_too(before, tmp_path):
+    """cookiecutter would leave out the file without a word."""
+    project = tmp_path / "mine"
+    shutil.copytree(before, project)
+    (project / "env.sh").mkdir()
+    old = state(project)
+    said = refused(tmp_path, site="local")
+    assert "'env.sh' is a folder, and the template writes a file of this name: rename yours" in said
+    assert state(project) == old
+
+
+def test_an_interrupted_run_costs_no_file(before, tmp_path):
+    """The second run would copy the overwritten files over the only copies of the user's."""
+    broken, project = tmp_path / "broken", tmp_path / "mine"
+    tracked = subprocess.check_output(["git", "ls-files", "-z", "--cached"], cwd=REPOSITORY, text=True)
+    for name in filter(lambda name: (REPOSITORY / name).is_file(), tracked.split("\0")):
+        (broken / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, broken / name)
+    (broken / "{{cookiecutter.project}}/training/zz.py").write_text("{{ 1 / 0 }}\n")
+    shutil.copytree(before, project)
+    old = state(project)
+    refused(tmp_path, broken, site="local")
+    assert (project / "README.md").read_text() != THEIRS["README.md"]
+    said = refused(tmp_path, site="local")
+    place, restore, remove = re.search(r"was interrupted, .* run in (.*) '(cp .*)', then '(rm .*)'", said).groups()
+    assert Path(place) == project.resolve()
+    subprocess.run(["bash", "-ec", f"{restore}\n{remove}"], cwd=project, check=True)
+    new = state(project)
+    assert {name: new[name] for name in old} == old
+    write(project, *OPTIONS, site="local")
+    new = state(project)
+    assert {name: new[name] for name in old} == old
+
+
+def refused(place, template=REPOSITORY, **answers):
+    """Write over the project in `place`, without --skip-if-file-exists; return what is said of the failure."""
+    words = ("--no-input", "--overwrite-if-exists", "-o", place, template)
+    done = cookiecutter(*words, home=place, project="mine", examples="no", **answers)
+    assert done.returncode != 0
+    return done.stderr
 
 
 # ---- it runs ---------------------------------------------------------------------------------------------------------
