@@ -5,11 +5,13 @@ A node is a set of namespaces: what is mounted in it, its /etc/hosts and its rou
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from baking import TEMPLATE
@@ -37,9 +39,9 @@ def run_dir(tmp_path):
     return tmp_path / "logs"
 
 
-def preflight(cluster, run_dir, *needs, before="", cpus=1, **environment):
+def preflight(cluster, run_dir, *needs, before="", cpus=1, gpus="--gpus-per-node=2", **environment):
     """Look at node1 and node2 in an allocation; returns the exit code and the lines without 'preflight: '."""
-    allocate = ["salloc", "--nodelist=node1,node2", "--nodes=2", "--gpus-per-node=2", f"--cpus-per-task={cpus}"]
+    allocate = ["salloc", "--nodelist=node1,node2", "--nodes=2", gpus, f"--cpus-per-task={cpus}"]
     allocate += ["bash", "-c", f'{before}\nbash "{SCRIPT}" "$@"', "bash"]
     environment = {"RUN_DIR": str(run_dir), **{name: str(value) for name, value in environment.items()}}
     present = sorted(run_dir.parent.rglob("*"))
@@ -217,10 +219,10 @@ def test_folders(either, run_dir):
     with mounted(either, "node2", run_dir.parent):
         line = fault_of_node2(preflight(either, run_dir))
         assert line.startswith(f"cannot write to {run_dir} (No such file or directory): free space there, or put it on")
-    for folder in (run_dir, "/dev/shm"):
+    for folder, fix in (run_dir, "put it on a file system that all nodes share"), ("/dev/shm", "tell your site"):
         with mounted(either, "node2", folder, f"head -c 1M /dev/zero >{folder}/full || true", "-o size=64k"):
             line = fault_of_node2(preflight(either, run_dir, MIN_FREE_GB=0))
-        assert line.startswith(f"cannot write to {folder} (No space left on device): free space there, or")
+        assert line == f"cannot write to {folder} (No space left on device): free space there, or {fix}"
 
 
 def test_software(either, run_dir):
@@ -261,8 +263,11 @@ def test_folders_of_the_container(either, run_dir):
 @pytest.mark.parametrize(
     ("second", "wanted"),
     [
-        ("", "nvidia-smi -L sees 1 GPU(s), not 2"),
-        ("echo 'Unable to ask GPU 1'; exit 255", "nvidia-smi -L sees 1 GPU(s), not 2 (Unable to ask GPU 1)"),
+        ("", "nvidia-smi -L sees 1 GPU(s), not 2: tell your site"),
+        (
+            "echo 'Unable to ask GPU 1'; exit 255",
+            "nvidia-smi -L sees 1 GPU(s), not 2 (Unable to ask GPU 1): tell your site",
+        ),
         (f"sleep {FOREVER}", "no answer, stuck at: nvidia-smi -L"),
         ("echo '  MIG 3g.40gb Device 0: (UUID: MIG-a)'", None),
     ],
@@ -271,6 +276,33 @@ def test_gpus(either, run_dir, tmp_path, second, wanted):
     script = f"echo GPU 0: A100; if [[ $(uname -n) == node2 ]]; then :; {second}\nelse echo GPU 1: A100; fi"
     found = preflight(either, run_dir, PATH=tool(tmp_path, "nvidia-smi", script), PREFLIGHT_TIMEOUT=3)
     assert found == FIT if wanted is None else fault_of_node2(found) == wanted
+
+
+def test_gpus_of_which_slurm_says_nothing(either, run_dir, tmp_path):
+    """With --exclusive alone: each node counts its GPUs, and the driver of node2 does not answer."""
+    script = "[[ $(uname -n) != node2 ]] || { echo NVIDIA-SMI has failed; exit 9; }; echo GPU 0: A100; echo GPU 1: A100"
+    exclusive = {"gpus": "--exclusive", "PATH": tool(tmp_path, "nvidia-smi", script)}
+    assert fault_of_node2(preflight(either, run_dir, **exclusive)) == "GPUs: 0, but 2 on others"
+    assert preflight(either, run_dir, NPROC_PER_NODE=8, **exclusive) == FIT  # a run on CPUs
+
+
+def test_the_check_that_hangs_is_named(either, run_dir, tmp_path):
+    path = tool(tmp_path, "nproc", f"[[ $(uname -n) != node2 ]] || sleep {FOREVER}; echo 1")
+    line = fault_of_node2(preflight(either, run_dir, "bash", PATH=path, PREFLIGHT_TIMEOUT=3))
+    assert line == "no answer, stuck at: cores"
+
+
+def test_a_core_of_several_hardware_threads(either, run_dir):
+    """All CPUs of this machine become threads of one core of node2, which has more cores."""
+    (allowed,) = re.findall(r"^Cpus_allowed_list:\s*(.*)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    folder = "/sys/devices/system/cpu"
+    core = f"{folder}/cpu{re.split('[,-]', allowed)[0]}/topology"
+    pretend = f"mkdir -p {core}; echo {allowed} >{core}/thread_siblings_list; echo 0-1023 >{folder}/online"
+    with mounted(either, "node2", folder, pretend):
+        line = fault_of_node2(preflight(either, run_dir, cpus=8))
+        assert line == "one core, not SLURM_CPUS_PER_TASK=8: export SLURM_CPU_BIND=none in env.sh"
+        cores = len(os.sched_getaffinity(0))
+        assert preflight(either, run_dir, cpus=cores) == FIT
 
 
 def test_driver_rdma_and_cores(either, run_dir, tmp_path):

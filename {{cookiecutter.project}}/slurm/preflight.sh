@@ -146,14 +146,16 @@ add_fault() {
 
 # Adds the faults that show only beside the other nodes.
 compare_nodes() {
-    local host driver ports clock lost
+    local host driver ports gpus clock lost
     driver=$(most_frequent driver)
     ports=$(most_frequent ports)
+    gpus=$(most_frequent gpus)
     clock=$(median_clock)
     lost=$(lost_node)
     for host in "${hosts[@]}"; do
         compare_driver "$host" "$driver"
         compare_ports "$host" "$ports"
+        compare_gpus "$host" "$gpus"
         compare_clock "$host" "$clock"
         # After "failed on node X" srun may end the tasks of the other nodes: only X is at fault.
         if [[ -z $lost || $host == "$lost" ]]; then
@@ -176,6 +178,15 @@ compare_ports() {
     own=${facts[$host ports]:-$usual}
     if ((own < usual)); then
         add_fault "$host" "active RDMA ports: $own, but $usual on others"
+    fi
+}
+
+# Nodes send a number of GPUs only where Slurm does not say it.
+compare_gpus() {
+    local host=$1 usual=$2 own
+    own=${facts[$host gpus]:-$usual}
+    if ((own < usual)); then
+        add_fault "$host" "GPUs: $own, but $usual on others"
     fi
 }
 

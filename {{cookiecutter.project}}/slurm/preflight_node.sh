@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Checks the node on which it runs. slurm/preflight.sh has srun run it on every node of a job.
+# Checks the node on which it runs. slurm/preflight.sh has srun run it on every node of a job. It
+# cannot run alone: it needs count_gpus, so slurm/preflight.sh puts the text of launch/count_gpus.sh
+# before the text of this file.
 #
 #   preflight_node.sh [NAME|PATH …] [--mounts FOLDER …]
 #
@@ -7,28 +9,28 @@
 #   fault                    what is wrong with this node, and what to do
 #   at                       the check that begins now, and "end" after the last one. A node that
 #                            hangs never prints "end", and its last "at" names the check
-#   clock, ports, driver     a value that slurm/preflight.sh compares with those of other nodes
+#   clock, ports, gpus,      a value that slurm/preflight.sh compares with those of other nodes
+#   driver
 #
-# It reads the variables of a Slurm step, and RUN_DIR, MIN_FREE_GB, MASTER_ADDR, MASTER_PORT and
-# MOUNTS_SETTING, which slurm/preflight.sh describes. It calls count_gpus: slurm/preflight.sh puts
-# the text of launch/count_gpus.sh before the text of this file.
+# It reads the variables of a Slurm step, NPROC_PER_NODE, and RUN_DIR, MIN_FREE_GB, MASTER_ADDR,
+# MASTER_PORT and MOUNTS_SETTING, which slurm/preflight.sh describes.
 set -u
 export LC_ALL=C # messages of other programs are compared, so they must be in English
 
 main() {
-    local folder
     tell clock "$(date +%s)"
-    for folder in /tmp /dev/shm "$RUN_DIR"; do
-        check_writable "$folder"
-    done
+    check_writable /tmp "free space there, or tell your site"
+    check_writable /dev/shm "free space there, or tell your site"
+    check_writable "$RUN_DIR" "free space there, or put it on a file system that all nodes share"
     check_free_space "$RUN_DIR"
     check_own_name
     check_master
     check_software_and_mounts "$@"
     check_cores
+    tell at "RDMA ports"
     tell ports "$(count_rdma_ports)"
-    if ((${SLURM_GPUS_ON_NODE:-0} > 0)); then
-        tell driver "$(driver_version)"
+    # With NPROC_PER_NODE, and without GPUs from Slurm, the run may be one on CPUs.
+    if [[ -n ${SLURM_GPUS_ON_NODE:-} || -z ${NPROC_PER_NODE:-} ]]; then
         check_gpus
     fi
     tell at end
@@ -44,12 +46,11 @@ tell() {
 # Writes a file of 16 KiB and removes it. fsync: some file systems report a used-up quota only when
 # the data leave the node.
 check_writable() {
-    local folder=$1 probe error
+    local folder=$1 fix=$2 probe error
     tell at "$folder"
     probe=$folder/.preflight.$SLURM_JOB_ID.$SLURMD_NODENAME
     error=$(dd if=/dev/zero of="$probe" bs=16k count=1 conv=fsync status=none 2>&1) ||
-        tell fault "cannot write to $folder (${error##*: }):" \
-            "free space there, or put it on a file system that all nodes share"
+        tell fault "cannot write to $folder (${error##*: }): $fix"
     rm -f "$probe"
 }
 
@@ -80,6 +81,7 @@ check_own_name() {
 # can be reached.
 check_master() {
     local error reason
+    tell at "$MASTER_ADDR:$MASTER_PORT"
     if error=$(timeout 3 bash -c ": </dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>&1); then
         if ((SLURM_NODEID == 0)); then # every node sees it, and one report is enough
             tell fault "the master's port $MASTER_PORT is in use: submit again, which takes another"
@@ -124,12 +126,22 @@ check_readable() {
 # ---- hardware -----------------------------------------------------------------------------------
 
 # A step with one core, where Slurm gave it several, would run all threads of a rank on that core.
+# Slurm counts each hardware thread of a core.
 check_cores() {
     local cores given=${SLURM_CPUS_PER_TASK:-1}
+    tell at cores
     cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
-    if ((cores == 1 && given != 1)); then
+    if ((cores < given)) && { ((cores == 1)) || has_one_core; }; then
         tell fault "one core, not SLURM_CPUS_PER_TASK=$given: export SLURM_CPU_BIND=none in env.sh"
     fi
+}
+
+# Whether this process may use the hardware threads of one core, and the node has more cores.
+has_one_core() {
+    local allowed threads_of_core cpus=/sys/devices/system/cpu
+    allowed=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status) # as in 3,67 or 6-7
+    threads_of_core=$(cat "$cpus/cpu${allowed%%[,-]*}/topology/thread_siblings_list" 2>/dev/null)
+    [[ $allowed == "$threads_of_core" && $allowed != "$(cat "$cpus/online" 2>/dev/null)" ]]
 }
 
 # Prints the number of active ports: InfiniBand and RoCE (infiniband), HPE Slingshot (hsn).
@@ -142,19 +154,34 @@ driver_version() {
     cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1
 }
 
+# Checks the GPUs. Where neither Slurm nor a variable says how many there are, count_gpus asks the
+# driver, and slurm/preflight.sh compares the nodes.
+check_gpus() {
+    local gpus
+    tell at "number of GPUs"
+    gpus=$(count_gpus)
+    if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then # else Slurm may give the nodes different numbers
+        tell gpus "$gpus"
+    fi
+    if ((gpus > 0)); then
+        tell at "GPU driver"
+        tell driver "$(driver_version)"
+        [[ -z ${SLURM_GPUS_ON_NODE:-}${CUDA_VISIBLE_DEVICES:-} ]] || check_listed_gpus "$gpus"
+    fi
+}
+
 # Compares the number of GPUs that the driver lists with the number that the step got. Where neither
 # tool is installed, the GPUs cannot be counted, and pass.
-check_gpus() {
-    local list=(nvidia-smi -L) answer seen wanted error
+check_listed_gpus() {
+    local wanted=$1 list=(nvidia-smi -L) answer seen error
     type -P nvidia-smi >/dev/null || list=(rocm-smi --showuniqueid)
     tell at "${list[*]}"
-    wanted=$(count_gpus)
     type -P "${list[0]}" >/dev/null || return
     answer=$("${list[@]}" 2>&1)
     seen=$(grep -cE '^ *(GPU|MIG)' <<<"$answer") # MIG: a part of a GPU
     if ((seen < wanted)); then
         error=$(grep -m 1 -iE 'unable|error|fail' <<<"$answer")
-        tell fault "${list[*]} sees $seen GPU(s), not $wanted${error:+ ($error)}"
+        tell fault "${list[*]} sees $seen GPU(s), not $wanted${error:+ ($error)}: tell your site"
     fi
 }
 
