@@ -98,7 +98,10 @@ ELSEWHERE = {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, STRAY, {"MASTER_ADDR": "elsewhere"}, {"RANK": "1"}, ONE_NODE, {**ONE_NODE, **ELSEWHERE}],
+    [
+        *({}, STRAY, {"MASTER_ADDR": "elsewhere"}, {"RANK": "1"}, ONE_NODE, {**ONE_NODE, **ELSEWHERE}),
+        {"PET_NNODES": "1"},
+    ],
 )
 def test_alone(call, environment):
     arguments, _, _ = call(environment, "x.py")
@@ -110,9 +113,9 @@ def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
     first, _, _ = call({**STEP, "SLURM_NODEID": "0", "RDZV_BACKEND": "c10d", "MASTER_ADDR_SUFFIX": "i"}, "x.py")
     other, _, _ = call({**STEP, "RDZV_BACKEND": "c10d", "RDZV_TIMEOUT": "7", "NODE_ADDR": "10.0.0.3"}, "x.py")
     assert options_of(first)["local-addr"] == "n3i"
-    assert "--rdzv-conf=is_host=1,join_timeout=600" in first
+    assert "--rdzv-conf=is_host=1,join_timeout=600,read_timeout=600" in first
     assert options_of(other)["local-addr"] == "10.0.0.3"
-    assert "--rdzv-conf=is_host=0,join_timeout=7" in other
+    assert "--rdzv-conf=is_host=0,join_timeout=7,read_timeout=7" in other
     assert options_of(other)["rdzv-id"] == "77.1.12345"
     assert "node-rank" not in options_of(first)
 
@@ -128,6 +131,7 @@ def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles", "CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"CUDA_VISIBLE_DEVICES": "", "CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"CUDA_VISIBLE_DEVICES": "-1", "CPU_RANKS_PER_NODE": "2"}, "2"),
+        ({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, "1"),  # CUDA ignores what follows the first invalid entry
         ({"CUDA_VISIBLE_DEVICES": "GPU-8f3c,MIG-12"}, "2"),
         ({"CPU_RANKS_PER_NODE": "2"}, "2"),
         ({"RUNAI_NUM_OF_GPUS": "8", "CPU_RANKS_PER_NODE": "2"}, "8"),
@@ -152,6 +156,14 @@ def test_gpus_are_counted_where_nobody_says(call, tmp_path):
         (folder / tool).chmod(0o755)
         arguments, _, _ = call({"PATH": f"{folder}:{os.environ['PATH']}", "CPU_RANKS_PER_NODE": "5"}, "x.py")
         assert options_of(arguments)["nproc-per-node"] == "2", tool
+
+
+def test_no_gpus_are_no_failure(tmp_path):
+    """With set -e a script would end where grep counts nothing."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/bash\necho NVIDIA-SMI has failed; exit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    code = f"set -eo pipefail; source '{TEMPLATE}/launch/count_gpus.sh'; count_gpus; echo goes on"
+    assert bash(code, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout == "0\ngoes on\n"
 
 
 def test_threads_are_the_cores_that_may_be_used_over_the_processes(call):
@@ -189,6 +201,7 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
             "number of nodes '2:4': expected a whole number; a range",
         ),
         ({**PET, "PET_NODE_RANK": ""}, ["x.py"], "node rank '': expected a whole number from 0 to 4"),
+        ({**PET, "PET_NODE_RANK": "5"}, ["x.py"], "node rank '5': expected a whole number from 0 to 4"),
         ({"NPROC_PER_NODE": "gpu"}, ["x.py"], "processes per node 'gpu'"),
         ({**STEP, "RDZV_BACKEND": "etcd"}, ["x.py"], "RDZV_BACKEND='etcd': expected static or c10d"),
         ({"PYTHON": "pythonn"}, ["x.py"], "pythonn: not found"),
@@ -199,6 +212,19 @@ def test_wrong_use_is_refused_in_a_sentence(call, environment, arguments, expect
     assert done.returncode == 2
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_wrong_nodes_are_refused_without_an_operator_too(call, tmp_path):
+    """With c10d and an empty rank every node would host the store."""
+    wrapper = bake(tmp_path, site="local") / "launch/torchrun.sh"
+    for environment, expected in (
+        ({"PET_NNODES": "2:4"}, "number of nodes '2:4': expected a whole number; a range is an elastic job's: set"),
+        ({"PET_NODE_RANK": ""}, "node rank '': expected a whole number from 0 to 4"),
+        ({"PET_NODE_RANK": "", "RDZV_BACKEND": "c10d"}, "node rank '': expected a whole number from 0 to 4"),
+    ):
+        _, _, done = call({**PET, **environment}, "x.py", wrapper=wrapper)
+        assert done.returncode == 2 and expected in done.stderr, done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 # ---- launch/rank.sh --------------------------------------------------------------------------------------------------
@@ -368,10 +394,33 @@ def test_spawn_hands_signals_on(number, code, tmp_path):
 
 
 def test_spawn_runs_a_module(tmp_path):
+    """As python -m does: the current folder is on sys.path, by its absolute name."""
     (tmp_path / "package").mkdir()
-    (tmp_path / "package/module.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    (tmp_path / "package/module.py").write_text("import sys\nprint(__name__, sys.argv[1:], sys.path[0])\n")
     done = spawn({}, "-m", "package.module", "--max", "3", cwd=tmp_path)
-    assert "__main__ ['--max', '3']" in done.stdout, done.stderr
+    assert f"__main__ ['--max', '3'] {tmp_path}\n" in done.stdout, done.stderr
+
+
+def test_spawned_ranks_draw_different_numbers(tmp_path):
+    """Also where NumPy's random numbers were there before the fork, as NumPy 1 has them from the start."""
+    (tmp_path / "sitecustomize.py").write_text("import numpy.random\n")
+    (tmp_path / "x.py").write_text("import random, numpy\nprint(numpy.random.random())\nprint(random.random())\n")
+    done = spawn({"NPROC_PER_NODE": "2", "PYTHONPATH": str(tmp_path)}, "x.py", cwd=tmp_path)
+    numbers = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    assert len(numbers) == len(set(numbers)) == 4, done.stdout + done.stderr
+
+
+def test_a_spawned_rank_that_cannot_write_its_output(tmp_path):
+    """Where the folder of rank 1 should be is a file."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import tempfile\nmake = tempfile.mkdtemp\ndef mkdtemp(*words, **options):\n"
+        "    folder = make(*words, **options)\n    open(folder + '/1', 'x').close()\n    return folder\n"
+        "tempfile.mkdtemp = mkdtemp\n"
+    )
+    (tmp_path / "x.py").write_text(f"import time\ntime.sleep({FOREVER})\n")
+    done = spawn({"NPROC_PER_NODE": "2", "PYTHONPATH": str(tmp_path)}, "x.py", cwd=tmp_path, timeout=PATIENCE)
+    assert done.returncode == 1 and "FileExistsError" in done.stderr, done.stderr
+    assert "rank 1 ended with exit code 1" in done.stderr, done.stderr
 
 
 def test_spawn_on_one_node_meets_itself(tmp_path):
@@ -382,6 +431,20 @@ def test_spawn_on_one_node_meets_itself(tmp_path):
         done = spawn(environment, "x.py", cwd=tmp_path)
         lines = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
         assert lines == ["0 meets 127.0.0.1", "1 meets 127.0.0.1"], done.stderr
+
+
+# ---- container/start.sh ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["image"], ["image", "--"], ["image", "/a", "--"], ["image", "/a -- b", "true"], ["image", "true"]],
+)
+def test_no_command_for_the_container(arguments):
+    command = [TEMPLATE / "container/start.sh", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f": expected IMAGE FOLDER… -- command, but the arguments are: {' '.join(arguments)}\n")
 
 
 # ---- functions of slurm/submit_multinode.sh and slurm/lib.sh ---------------------------------------------------------
@@ -531,3 +594,6 @@ def test_a_conda_environment_does_as_well(submit, tmp_path):
     done = bash(f"{set_up} && $PYTHON && echo $CONDA_PREFIX", **environment)
     assert done.stdout == f"conda\n{tmp_path}/my env\n", done.stderr
     assert bash(set_up, **{**environment, "VENV": "/no/such"}).returncode == 2
+    for runtime, fix in ("venv", "VENV"), ("none", "RUNTIME=venv"):
+        done = bash(set_up, **{**environment, "PYTHON": "pythonn", "RUNTIME": runtime})
+        assert (done.returncode, done.stderr) == (2, f"env.sh: pythonn was not found; set PYTHON, or {fix}\n")

@@ -5,8 +5,9 @@
 #
 #   container/start.sh IMAGE FOLDER… -- command [arguments]
 #
-# The command sees each FOLDER under its own name. It runs in the current folder, with the job's
-# variables. The scripts in slurm/ call this script, as CONTAINER_EXEC.
+# Each FOLDER is an absolute path, and the command sees it under its own name. The command runs in
+# the current folder, which has to lie in one of them, with the job's variables. The scripts in
+# slurm/ call this script, as CONTAINER_EXEC.
 #? if runtime == "enroot"
 # enroot by itself passes neither variables nor the current folder into a container.
 #? else
@@ -26,12 +27,10 @@ main() {
 }
 
 read_arguments() {
-    [[ $# -ge 3 && " $* " == *" -- "* ]] ||
-        die "expected IMAGE FOLDER… -- command, but the arguments are: $*"
-    image=$1
-    shift
-    options=()
-    while [[ $1 != -- ]]; do
+    local given=$*
+    image=${1-} options=()
+    shift || true
+    while (($#)) && [[ $1 != -- ]]; do
         #? if runtime == "enroot"
         options+=(--mount "${1// /\\040}") # a line of fstab, in which \040 is a space
         #? else
@@ -39,12 +38,13 @@ read_arguments() {
         #? endif
         shift
     done
-    shift
-    command=("$@")
+    # Now the arguments are -- and the command.
+    (($# >= 2)) || die "expected IMAGE FOLDER… -- command, but the arguments are: $given"
+    command=("${@:2}")
 }
 
-# Adds an option for each variable of the job. Variables of the host's software and shell stay
-# outside, and so do values of several lines.
+# Adds an option for each variable of the job. The variables listed here, of the host's software and
+# shell, stay outside, and so do values of several lines.
 pass_variables() {
     local name
     while read -r name; do
@@ -101,6 +101,10 @@ enter_enroot() {
 
 #? else
 enter_podman() {
+    #? if flags
+    # This site's options of podman-hpc, which bring its GPUs and libraries into the container. The
+    # template's file of the site names their source.
+    #? endif
     #? for flag in flags
     options+=("{{ flag }}")
     #? endfor
@@ -111,7 +115,7 @@ enter_podman() {
     # --pid: in a PID namespace of its own a rank would be process 1. The kernel drops a SIGTERM
     # that process 1 does not handle: pid_namespaces(7). After scancel, or when another rank fails,
     # the rank would live until Slurm sends SIGKILL (seen with podman-hpc 1.1.4, 2026-11-22).
-    # --: podman-hpc takes no option after it for its own.
+    # The -- before the image: podman-hpc would take an option of the command for its own.
     exec podman-hpc run --rm --pull=never --ipc=host --network=host --pid=host --workdir="$PWD" \
         "${options[@]}" -- "$image" "${command[@]}"
 }

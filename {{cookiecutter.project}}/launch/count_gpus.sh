@@ -13,6 +13,8 @@
 #   SLURM_GPUS_ON_NODE     -                   4              unset             2
 #   CUDA_VISIBLE_DEVICES   -                   0,1,2,3        unset             0,1
 #
+# "-": no such field or variable there. "unset": Slurm could set the variable there, and does not.
+#
 # With --exclusive alone Slurm sets neither variable in a step, and count_gpus asks nvidia-smi. With
 # --gpus=4 on two nodes Slurm may give one node three GPUs and the other node one.
 
@@ -43,21 +45,22 @@ count_gpus() {
         fi
     fi
     if [[ -z $reported ]]; then
-        reported=$({ nvidia-smi -L || rocm-smi --showuniqueid; } 2>/dev/null | grep -c '^GPU')
+        reported=$({ nvidia-smi -L || rocm-smi --showuniqueid; } 2>/dev/null | grep -c '^GPU') ||
+            true # at 0 lines grep -c prints 0 and returns 1
     fi
     echo "$reported"
 }
 
-# Prints how many devices CUDA_VISIBLE_DEVICES names. An empty name, -1 and NoDevFiles (of Slurm)
-# mean: no GPU.
+# Prints how many devices CUDA_VISIBLE_DEVICES names. CUDA ends the list at the first name that is
+# none of a device, such as an empty one, -1 or NoDevFiles (of Slurm).
 count_visible_devices() {
     local device devices count=0
     IFS=, read -r -a devices <<<"${CUDA_VISIBLE_DEVICES//[[:space:]]/}"
     for device in "${devices[@]:-}"; do
         case $device in
-            '' | -* | NoDevFiles) ;;
-            *) count=$((count + 1)) ;;
+            '' | -* | NoDevFiles) break ;;
         esac
+        count=$((count + 1))
     done
     echo "$count"
 }

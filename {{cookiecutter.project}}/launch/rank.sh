@@ -7,9 +7,9 @@
 #
 # The rank comes from the variables of the launcher that started this script. The first of these
 # rows with a variable that is set decides:
-#   OMPI_COMM_WORLD_*                 mpirun, one copy per rank
+#   OMPI_COMM_WORLD_*                 Open MPI's mpirun, one copy per rank
 #   SLURM_STEP_*, SLURM_PROCID        srun, one task per rank
-#   no row                            one rank: this process
+#   none of these                     one rank: this process
 #
 # Read from the environment. With several ranks MASTER_ADDR and MASTER_PORT are required.
 #   MASTER_ADDR, MASTER_PORT   where rank 0 listens         (slurm/submit_multinode.sh sets them)

@@ -14,8 +14,9 @@
 #   set_up_software [FOLDER …]    loads MODULES, then prepares the container or environment of RUNTIME
 #
 #? if runtime == "edf"
-# FOLDERs have to be readable. Programs in the container see what container/{{ cookiecutter.project }}.toml mounts. In it
-# ${PROGRAM_DIR} is the last FOLDER. Afterwards these describe the container:
+# RUNTIME=edf needs at least one FOLDER. It only checks that FOLDERs are readable: programs in the
+# container see what container/{{ cookiecutter.project }}.toml mounts, where ${PROGRAM_DIR} is the last FOLDER.
+# Afterwards these describe the container:
 #? elif runtime == "shifter"
 # Programs in the container see the file systems of the site. Afterwards these describe the
 # container:
@@ -23,17 +24,30 @@
 # Programs in the container see the FOLDERs and the BINDS of env.sh. Afterwards these describe the
 # container:
 #? endif
+#? if runtime in ("pyxis", "edf")
 #   CONTAINER_SRUN_ARGS    options with which srun starts its tasks in the container
+#   CONTAINER_EXEC         stays empty, since srun enters the container
+#? else
+#   CONTAINER_SRUN_ARGS    stays empty, since CONTAINER_EXEC enters the container
 #   CONTAINER_EXEC         a command that, put before another command, runs it in the container
+#? endif
+#? if runtime == "shifter"
+#   CONTAINER_FOLDERS      stays empty, since shifter mounts no other folders
+#? else
 #   CONTAINER_FOLDERS      the folders that the container mounts, for slurm/preflight.sh
+#? endif
 #? elif slurm
 #   set_up_software     loads MODULES, then activates the virtual environment if RUNTIME says so
 #? else
 #   set_up_software     activates the virtual environment if RUNTIME says so
 #? endif
 #
-# Afterwards $PYTHON is the interpreter that has torch. If something is missing, set_up_software
-# says what to change and returns 2.
+#? if container
+# Without a container, set_up_software checks that $PYTHON is a command, but not that it has torch.
+#? else
+# set_up_software checks that $PYTHON is a command, but not that it has torch.
+#? endif
+# If something is missing, it says what to change and returns 2.
 #? if container
 # shellcheck disable=SC2034,SC2329 # the scripts that read this file use what it sets
 
@@ -43,6 +57,7 @@ CONTAINER_FOLDERS=()
 
 #? endif
 set_up_software() {
+    local fix="set PYTHON, or RUNTIME=venv"
     #? if slurm
     load_modules || return 2
     #? endif
@@ -58,10 +73,13 @@ set_up_software() {
         #? endif
         *) missing "RUNTIME='$RUNTIME' is not known; use {{ runtime ~ ", " if container }}venv or {{ bare }}" ;;
     esac || return
-    command -v "$PYTHON" >/dev/null || missing "$PYTHON was not found; set PYTHON, or RUNTIME=venv"
+    if [[ $RUNTIME == venv ]]; then
+        fix="set PYTHON, or VENV"
+    fi
+    command -v "$PYTHON" >/dev/null || missing "$PYTHON was not found; $fix"
 }
 
-# Says what is missing; returns 2.
+# Says what is missing, and always returns 2: "missing … || return" makes its caller return 2, too.
 missing() { echo "env.sh: $*" >&2 && return 2; }
 
 #? if slurm

@@ -1,10 +1,13 @@
-"""torchrun with a quicker start: one per node, imports torch once and forks the ranks, with torch.multiprocessing.
+"""Like torchrun, with a quicker start: one launcher per node imports torch and forks the ranks.
 
     LAUNCHER=spawn launch/torchrun.sh program.py [arguments]
 
-launch/torchrun.sh finds nodes, ranks, threads and folders, and passes them on as options of torchrun, which this
-script reads. The program runs unchanged, as __main__, with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK,
-MASTER_ADDR and MASTER_PORT as torchrun sets them. The nodes meet when the program calls init_process_group().
+launch/torchrun.sh finds nodes, ranks, threads and folders, and passes them on as options of torchrun. This script
+reads --nnodes, --nproc-per-node, --node-rank, --rdzv-endpoint, --rdzv-id, --log-dir and -m. It ignores the others.
+
+The program runs unchanged, as __main__, with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR
+and MASTER_PORT as torchrun sets them. The nodes meet when the program calls init_process_group(). When the program
+starts, torch is imported already. So set the variables that torch reads at import in env.sh, not in the program.
 
 This script passes signals on to every rank. When a rank fails, this script ends the other ranks of its node. It exits
 with the exit code of the rank that failed first, or with 128 + N after signal N.
@@ -41,9 +44,11 @@ def main() -> None:
     context = start_processes(run_rank, (first_rank, args), ranks, join=False, start_method="fork")
     pass_signals_on(context.processes)
     shown = show_output(args.log_dir, range(first_rank, first_rank + ranks))
-    code = wait(context, first_rank)
-    for log in shown:
-        log.stop()  # after it has shown the last lines
+    try:
+        code = wait(context, first_rank)
+    finally:
+        for log in shown:
+            log.stop()  # after it has shown the last lines; its threads would keep this process alive
     sys.exit(code)
 
 
@@ -62,20 +67,24 @@ def set_variables_of_the_node(args, ranks: int) -> None:
 
 def run_rank(local_rank: int, first_rank: int, args) -> None:
     """Become one rank of the program in torchrun's `args`, in a forked process; its output goes into files."""
-    folder = Path(args.log_dir, str(local_rank))
-    folder.mkdir(exist_ok=True)
-    write_to_files(folder)
-    os.environ["RANK"] = str(first_rank + local_rank)
-    os.environ["LOCAL_RANK"] = str(local_rank)
-    os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
     try:
+        folder = Path(args.log_dir, str(local_rank))
+        folder.mkdir(exist_ok=True)
+        write_to_files(folder)
+        os.environ["RANK"] = str(first_rank + local_rank)
+        os.environ["LOCAL_RANK"] = str(local_rank)
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
+        # NumPy 1 loads numpy.random together with torch. Unseeded, all ranks of a node would draw the same numbers.
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()
         run_program(args)
     except (Exception, KeyboardInterrupt) as error:
         sys.excepthook(type(error), error, error.__traceback__)
         # torch.multiprocessing would take a KeyboardInterrupt for a good end.
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from error
     finally:
-        # A forked process skips these two steps of Python's own end. The order is Python's.
+        # Python ends a program in this order: it waits for the program's threads, then calls what atexit has
+        # registered. At the end of a forked process multiprocessing calls nothing that atexit has registered.
         threading._shutdown()
         atexit._run_exitfuncs()
 
@@ -85,7 +94,8 @@ def write_to_files(folder: Path) -> None:
     for name, stream in LOGS.items():
         with open(folder / name, "ab") as log:
             os.dup2(log.fileno(), stream.fileno())
-        # Whole lines: a line written in pieces would be shown with several labels.
+        # launch/torchrun.sh sets PYTHONUNBUFFERED, with which Python writes a line in pieces, and each piece would
+        # be shown with a label of its own. So collect whole lines.
         stream.reconfigure(line_buffering=True, write_through=False)
 
 
@@ -94,7 +104,7 @@ def run_program(args) -> None:
     program = args.training_script
     sys.argv = [program, *args.training_script_args]
     if args.module:
-        sys.path[0] = ""
+        sys.path[0] = os.getcwd()
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = str(Path(program).resolve().parent)

@@ -8,7 +8,7 @@
 #
 # The number of nodes, this node's rank and the endpoint come from the variables of the launcher
 # that started this script. The first of these launchers whose variables are set decides:
-#   OMPI_COMM_WORLD_*          mpirun, one copy per node
+#   OMPI_COMM_WORLD_*          Open MPI's mpirun, one copy per node
 #   SLURM_STEP_*               srun, one task per node
 #? if kind == "local"
 #   PET_*                      local/submit.sh, which starts several nodes on this machine
@@ -20,19 +20,27 @@
 #                              PET_*, and their WORLD_SIZE counts processes
 #                              (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)
 #? endif
-#   no row                     one node: this machine
-# The endpoint is MASTER_ADDR:MASTER_PORT, or PET_MASTER_ADDR:PET_MASTER_PORT where PET_* decide.
+#   none of these              one node: this machine
+# The endpoint is MASTER_ADDR:MASTER_PORT. Where PET_* decide, PET_NNODES, PET_NODE_RANK,
+# PET_MASTER_ADDR and PET_MASTER_PORT are read. No PET_* is handed on to torchrun.
 #
 # Read from the environment, all optional:
 #   NPROC_PER_NODE       processes on this node     (its GPUs, else CPU_RANKS_PER_NODE, else 1)
+#   CPU_RANKS_PER_NODE   processes on a node without GPUs     (1)
 #   OMP_NUM_THREADS      threads of each process    (the node's usable cores / processes)
 #   RDZV_BACKEND         static: node 0 has rank 0, and one port is enough (default)
 #                        c10d: torch orders the nodes by address, and needs a second, random port
 #   RDZV_TIMEOUT         seconds that several nodes wait for each other   (600)
 #   NODE_ADDR            c10d: the name at which other nodes reach this one
-#                        (its name in Slurm or its hostname, with MASTER_ADDR_SUFFIX)
+#                        (its name in Slurm or its hostname, then MASTER_ADDR_SUFFIX)
+#   MASTER_ADDR_SUFFIX   c10d: ending of a node's name in the network of the ranks   (none)
 #   RUN_DIR              folder for each rank's log and each node's error file
 #   PYTHON               the interpreter                         (python3)
+#   TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+#                        seconds that the processes may take to end after SIGTERM   (300)
+#? if kind == "runai"
+#   PET_NPROC_PER_NODE   processes on this node, where NPROC_PER_NODE is not set
+#? endif
 #? if kind == "slurm"
 #   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options
 #? endif
@@ -68,7 +76,8 @@ main() {
 
 # ---- this node's place in the run ---------------------------------------------------------------
 
-# Sets nodes, node_rank and endpoint. The endpoint stays empty on a node that runs alone.
+# Sets nodes, node_rank and endpoint. An empty endpoint lets torchrun choose a free port on this
+# node, which then has to be the only one.
 find_this_node() {
     nodes=1 node_rank=0
     address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
@@ -87,7 +96,8 @@ find_this_node() {
     if [[ -n $address && -n $port ]]; then
         endpoint=$address:$port
     fi
-    # On one node torchrun picks a free port by itself, and MASTER_ADDR may be a stale variable.
+    # On one node MASTER_ADDR may be a stale variable, and no endpoint is needed. Where PET_NNODES=1
+    # is set, its launcher has chosen the endpoint for this run.
     if [[ $nodes == 1 && -z ${PET_NNODES:-} ]]; then
         endpoint=''
     fi
@@ -115,6 +125,9 @@ read_srun() {
 read_pet() {
     nodes=$PET_NNODES
     node_rank=${PET_NODE_RANK:-}
+    if [[ $nodes == 1 && -z $node_rank ]]; then
+        node_rank=0
+    fi
     address=${PET_MASTER_ADDR:-$address}
     port=${PET_MASTER_PORT:-$port}
 }
@@ -131,12 +144,15 @@ choose_processes() {
 
 check_settings() {
     #? if kind == "runai"
-    [[ $nodes =~ ^[1-9][0-9]*$ ]] ||
-        die "number of nodes '$nodes': expected a whole number; a range is an elastic job's:" \
-            "submit without --min-replicas and --max-replicas"
-    [[ $node_rank =~ ^[0-9]+$ ]] ||
-        die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
+    local fix="submit without --min-replicas and --max-replicas"
+    #? else
+    local fix="set PET_NNODES to the number of nodes"
     #? endif
+    [[ $nodes =~ ^[1-9][0-9]*$ ]] ||
+        die "number of nodes '$nodes': expected a whole number; a range is an elastic job's: $fix"
+    if [[ ! $node_rank =~ ^(0|[1-9][0-9]*)$ ]] || ((node_rank >= nodes)); then
+        die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
+    fi
     [[ $processes =~ ^[1-9][0-9]*$ ]] ||
         die "processes per node '$processes': expected a whole number of at least 1;" \
             "set NPROC_PER_NODE"
@@ -188,7 +204,8 @@ choose_rendezvous() {
     if ((node_rank == 0)); then
         is_host=1
     fi
-    options+=(--rdzv-conf="is_host=$is_host,join_timeout=$timeout")
+    # read_timeout: so long a node tries to reach the store, whose node may be the last to start.
+    options+=(--rdzv-conf="is_host=$is_host,join_timeout=$timeout,read_timeout=$timeout")
     options+=(--local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}")
 }
 
