@@ -15,6 +15,7 @@ PYTHON_TEXT = "import os\nprint(os.environ['RANK'])\n"
 # pip's script for a Python whose path is long or has a space: sh reads it first, and hands it to Python.
 LONG_PATH = "#!/bin/sh\n'''exec' \"/a b/venv/bin/python3\" \"$0\" \"$@\"\n' '''\nprint()\n"
 SPAWNS = "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=2)\n"
+ONLY = "name only the program and its arguments, as in"
 DETECTRON2 = "from detectron2.engine import launch\nif __name__ == '__main__':\n    launch(\n        main, 4)\n"
 
 
@@ -57,6 +58,8 @@ def found(tmp_path):
         ("one-line", "print()"),
         ("python3_train.py", "print()"),
         ("app.pyz", "PK"),
+        ("app.pex", "#!/usr/bin/env python3\nPK\3\4\0\0"),
+        ("app.zip", "PK\3\4\0\0"),
     ],
 )
 def test_programs_of_python(found, tmp_path, name, text):
@@ -72,7 +75,9 @@ def test_where_programs_are_looked_up(found, tmp_path):
     assert found("-m") == (2, "no program '-m': name a module, as in -m package.module\n")
     code, said = found()
     assert code == 2 and said.startswith(f"no program 'check/ranks.py' in {tmp_path}/here nor in {tmp_path}/project: ")
-    assert found("nosuch.py", cwd="project")[1].startswith(f"no program 'nosuch.py' in {tmp_path}/project: name")
+    assert found("nosuch.py", cwd="project")[1].startswith(
+        f"no program 'nosuch.py' in {tmp_path}/project: name a Python file or a module, as in program.py"
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,24 +117,24 @@ def test_words_that_are_no_files(found, tmp_path):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     for words, expected in (
-        ("python x.py", "no program 'python': python is started by the launcher; name the program alone, as in x.py"),
-        ("python3.11 -u pi/pi.py --max 3", "name the program alone, as in pi/pi.py"),
-        ("/usr/bin/python3 -m package.main", "name the program alone, as in -m package.main"),
-        ("python", "name the program alone, as in program.py or -m package.module"),
+        ("python x.py", f"no program 'python': python is started by the launcher; {ONLY} x.py"),
+        ("python3.11 -u pi/pi.py --max 3", f"{ONLY} pi/pi.py"),
+        ("/usr/bin/python3 -m package.main", f"{ONLY} -m package.main"),
+        ("python", f"{ONLY} program.py or -m package.module"),
         (
             "accelerate launch --num_processes 4 x.py",
             "accelerate is not needed: the submit script starts the ranks; name",
         ),
-        ("torchrun --nproc-per-node 2 x.py", "name the program alone, as in x.py"),
-        ("srun python x.py", "name the program alone, as in x.py"),
-        ("srun -m block ./a.out", "name the program alone, as in program.py or -m package.module"),
-        ("accelerate launch --config_file config.yaml x.py", "name the program alone, as in x.py"),
-        ("python -m torch.distributed.run x.py", "name the program alone, as in x.py"),
-        ("python -m torch.distributed.run -m package.main", "name the program alone, as in -m package.main"),
+        ("torchrun --nproc-per-node 2 x.py", f"{ONLY} x.py"),
+        ("srun python x.py", f"{ONLY} x.py"),
+        ("srun -m block ./a.out", f"{ONLY} program.py or -m package.module"),
+        ("accelerate launch --config_file config.yaml x.py", f"{ONLY} x.py"),
+        ("python -m torch.distributed.run x.py", f"{ONLY} x.py"),
+        ("python -m torch.distributed.run -m package.main", f"{ONLY} -m package.main"),
         ("pi/pi", "no program 'pi/pi' in {here} nor in {project}: its name is pi/pi.py"),
         ("/nowhere/pi/pi.py", "no program '/nowhere/pi/pi.py': there is no such file"),
-        ("python missing.py -m 5", "name the program alone, as in program.py or -m package.module"),
-        ("accelerate launch -m package.main", "name the program alone, as in -m package.main"),
+        ("python missing.py -m 5", f"{ONLY} program.py or -m package.module"),
+        ("accelerate launch -m package.main", f"{ONLY} -m package.main"),
         ("mytrain", 'to run the installed command {bin}/mytrain, name its file, as in "$(command -v mytrain)"'),
         ("other", "{bin}/other is no Python program, and the launcher starts Python"),
         ("package.main", "no program 'package.main' in {here} nor in {project}: the module is -m package.main"),
@@ -154,6 +159,10 @@ def test_words_that_are_no_files(found, tmp_path):
         (SPAWNS.replace("mp.spawn", "mp.start_processes"), 0),
         ("from torch.multiprocessing import Process, spawn\nspawn(print)\n", 0),
         (PYTHON_TEXT + "self.comp.spawn(print)\n", 1),
+        ("from torch.multiprocessing import spawn as start\nstart(print)\n", 0),
+        ("from torch.multiprocessing import set_start_method  # spawn\n", 1),
+        ("# from torch.multiprocessing import spawn\n" + PYTHON_TEXT, 1),
+        ("from torch.multiprocessing import spawner\n", 1),
         ("from multiprocessing import spawn\n", 1),
         (DETECTRON2, 0),
         (DETECTRON2.replace("detectron2.engine", "mine"), 1),
@@ -185,9 +194,9 @@ def test_each_submit_script_refuses(site, tmp_path):
     script = [SUBMIT[site], *(["--dry-run"] if site == "runai" else [])]
     for words, expected in (
         ("run.sh", "run.sh' is for '/bin/bash', and the launcher starts Python"),
-        ("accelerate launch pi/pi.py", "name the program alone, as in pi/pi.py"),
+        ("accelerate launch pi/pi.py", f"{ONLY} pi/pi.py"),
         ("pi", "is a folder: name the program in it"),
-        ("nosuch.py", f"no program 'nosuch.py' in {project}: name the program alone"),
+        ("nosuch.py", f"no program 'nosuch.py' in {project}: name a Python file or a module"),
     ):
         done = subprocess.run(
             ["bash", *script, *words.split()], cwd=project, env=environment, capture_output=True, text=True, check=False

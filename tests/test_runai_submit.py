@@ -265,7 +265,7 @@ WRONG = [
     ({}, ["/mnt/else/x.py"], "no program '/mnt/else/x.py'"),
     ({}, ["/etc/hosts"], "pods do not see /etc/hosts"),
     ({}, ["torchrun"], "no program 'torchrun': torchrun is not needed: the submit script starts the ranks"),
-    ({}, ["python", "pi/pi.py"], "python is started by the launcher; name the program alone, as in pi/pi.py"),
+    ({}, ["python", "pi/pi.py"], "python is started by the launcher; name only the program and its arguments, as in"),
     ({}, ["-m"], "-m: name a module"),
     ({}, ["pi/pi.py", "#", "a", "comment"], "'#' is an argument: your shell takes comments for a part of the command"),
     ({}, ["--nodes=4"], "'--nodes=4': options for runai go into RUNAI_OPTIONS"),

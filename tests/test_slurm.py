@@ -227,7 +227,7 @@ def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_pat
         assert f"[{node}:{rank}] sum 6.0 of 4 ['a b', '\"', '$HOME'] threads 1" in job.output, job.output
     nothing = either.run("bash", "slurm/submit_multinode.sh", cwd=mine, env=python(), check=False)
     assert nothing.returncode == 2
-    assert "no program 'check/ranks.py'" in nothing.stderr and "name the program alone" in nothing.stderr
+    assert "no program 'check/ranks.py'" in nothing.stderr and "name a Python file or a module" in nothing.stderr
 
 
 # As main.py --multiprocessing-distributed of pytorch/examples and launch() of detectron2 do.

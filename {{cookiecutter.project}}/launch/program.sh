@@ -3,15 +3,17 @@
 # It does not check modules.
 #
 #   find_program [WORD [ARGUMENT …]]   prints the program's path, or -m for a module; without
-#                                      a WORD, the path of check/ranks.py
+#                                      a WORD, the path of check/ranks.py. If there is no such
+#                                      program, only the subshell of $(…) ends, so write
+#                                      program=$(find_program "$@") || exit
 #   starts_its_own_ranks FILE          whether the program calls torch.multiprocessing.spawn itself
 #   make_logs_folder                   makes logs/, which git does not list
 #   print_usage FILE                   prints the comment at the top of a script
 #   die MESSAGE                        prints a message and ends the script with exit code 2
 #   say MESSAGE                        prints a message with the time
 #
-# A script reads this file with its own name, which stands in front of its messages. With the bash
-# of macOS (3.2) all functions but say work.
+# A script sets PROJECT_DIR, the project's folder, and reads this file with its own name, which
+# stands in front of its messages. With the bash of macOS (3.2) all functions but say work.
 #
 # A program is a Python file, since torchrun and the other launchers start Python. Console scripts,
 # as pip writes them, are Python files too: their first line names a Python.
@@ -22,7 +24,7 @@ die() {
     exit 2
 }
 
-# It starts no process: while a requeue ends slurm/submit_multinode.sh, none can start.
+# It does not call date: a requeue ends each process that slurm/submit_multinode.sh starts.
 say() { printf '%(%F %T)T %s\n' -1 "$*"; }
 
 # Looks for the program in the current folder, then in the project.
@@ -57,7 +59,7 @@ refuse_launch_command() {
     fi
     program=$(program_among "$@")
     die "no program '$1': $reason;" \
-        "name the program alone, as in ${program:-program.py or -m package.module}"
+        "name only the program and its arguments, as in ${program:-program.py or -m package.module}"
 }
 
 # Prints the program that a launch command starts: the first argument that is a Python file, else
@@ -102,7 +104,7 @@ program_not_found() {
             "$PROJECT_DIR/.venv/bin/$name"
     fi
     die "no program '$name' in $folders:" \
-        "name the program alone, as in program.py or -m package.module"
+        "name a Python file or a module, as in program.py or -m package.module"
 }
 
 # Refuses a file that Python cannot run, which would fail only after the wait in the queue.
@@ -131,11 +133,12 @@ refuse_other_than_python() {
 }
 
 # Whether Python can run a file. A suffix of Python decides, else the first line, else any other
-# suffix. A text without a suffix counts as Python.
+# suffix. A text without a suffix counts as Python. Python also runs archives that have a
+# __main__.py: *.pyz, *.pex and *.zip.
 is_python() {
     local file=$1 first_line='' second_line=''
     case $file in
-        *.py | *.pyc | *.pyz) return 0 ;;
+        *.py | *.pyc | *.pyz | *.pex | *.zip) return 0 ;;
     esac
     if is_binary "$file"; then
         return 1
@@ -189,13 +192,14 @@ starts_its_own_ranks() {
     if [[ ! -f $file ]] || grep -qE 'LOCAL_RANK|--local[-_]rank' "$file"; then
         return 1
     fi
-    # A call of mp.spawn that is neither in a comment nor the end of another name.
+    # A call of mp.spawn or an import of spawn, neither in a comment nor as part of another name.
     local before='^([^#]*[^#.A-Za-z0-9_])?' module='(mp|(torch\.)?multiprocessing)'
     local spawn='(spawn|start_processes)'
+    local imports='torch\.multiprocessing import ([^#]*[^#A-Za-z0-9_])?'
     if grep -qE "$before$module\.$spawn\(" "$file"; then
         return 0
     fi
-    if grep -qE "torch\.multiprocessing import .*$spawn" "$file"; then
+    if grep -qE "$before$imports$spawn([^A-Za-z0-9_]|$)" "$file"; then
         return 0
     fi
     grep -q 'from detectron2' "$file" && grep -qE '^ *launch\(' "$file"
