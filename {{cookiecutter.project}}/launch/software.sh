@@ -11,7 +11,7 @@
 # Sets up the software that env.sh names. The scripts read this file after env.sh.
 #
 #? if container
-#   set_up_software [FOLDER …]    loads MODULES, then prepares the container or environment of RUNTIME
+#   set_up_software [FOLDER …]  loads MODULES, then prepares the container or environment of RUNTIME
 #
 #? if runtime == "edf"
 # RUNTIME=edf needs at least one FOLDER. It only checks that FOLDERs are readable: programs in the
@@ -101,7 +101,8 @@ load_modules() {
 require_image_file() {
     [[ $IMAGE == /* && -r $IMAGE ]] ||
         #? if image_source(cookiecutter)
-        missing "no image at '$IMAGE', which must be an absolute path; make it with 'bash slurm/build_container.sh', or set IMAGE"
+        missing "no image at '$IMAGE', which must be an absolute path; make it with" \
+            "'bash slurm/build_container.sh', or set IMAGE"
         #? else
         missing "no image at '$IMAGE', which must be an absolute path; set IMAGE"
         #? endif
@@ -116,13 +117,14 @@ collect_folders() {
     mapfile -t CONTAINER_FOLDERS < <(printf '%s\n' "$@" "${BINDS[@]}" | LC_ALL=C sort -u)
     for folder in "${CONTAINER_FOLDERS[@]}"; do
         [[ -r $folder && $folder != *[,:]* ]] ||
-            missing "the container cannot see '$folder': it must be readable and have no , or : in its name; see BINDS" || return
+            missing "the container cannot see '$folder': it must be readable and have no , or :" \
+                "in its name; see BINDS" || return
         #? if runtime == "pyxis"
         # pyxis writes folders into a shell script, between double quotes (pyxis_slurmstepd.c of
         # 0.24.0, 2026-11-22).
         [[ $folder != *[\"\$\`]* ]] ||
-            missing "the container cannot see '$folder': a shell of pyxis reads its name, which must have none of" \
-                "\" \$ \`; rename the folder" || return
+            missing "the container cannot see '$folder': a shell of pyxis reads its name, which" \
+                "must have none of \" \$ \`; rename the folder" || return
         #? endif
     done
 }
@@ -134,8 +136,8 @@ enter_container() {
     local program=singularity
     ! command -v apptainer >/dev/null || program=apptainer
     command -v "$program" >/dev/null ||
-        missing "neither apptainer nor singularity was found on $(hostname); name its module in MODULES, or set another" \
-            "RUNTIME; if compute nodes alone have it, submit with sbatch" || return
+        missing "neither apptainer nor singularity was found on $(hostname); name its module in" \
+            "MODULES, or set another RUNTIME; if compute nodes alone have it, submit with sbatch" || return
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     unset BASH_ENV            # the host's would take the place of the image's
@@ -156,7 +158,8 @@ enter_container() {
 enter_container() {
     local names
     [[ $(srun --help 2>&1) == *--container-image* ]] ||
-        missing "srun on $(hostname) knows no --container-image: pyxis is not installed; set another RUNTIME" || return
+        missing "srun on $(hostname) knows no --container-image: pyxis is not installed; set" \
+            "another RUNTIME" || return
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     count_threads_without_enroot
@@ -180,12 +183,14 @@ enter_container() {
     local folder edf file template="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml"
     [[ -r $template ]] || missing "cannot read $template" || return
     [[ $(srun --help 2>&1) == *--environment* ]] ||
-        missing "srun on $(hostname) knows no --environment: the container engine is not there; set another RUNTIME" || return
+        missing "srun on $(hostname) knows no --environment: the container engine is not there;" \
+            "set another RUNTIME" || return
     require_image_file || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     for folder in "$@"; do
         [[ -r $folder && $folder != *:* ]] ||
-            missing "the container cannot see '$folder': it must be readable and have no : in its name" || return
+            missing "the container cannot see '$folder': it must be readable and have no : in" \
+                "its name" || return
     done
     export IMAGE PWD PROGRAM_DIR="${!#}" # [env] of the EDF may name these too
     edf=$(fill_edf "$template") || return
@@ -214,13 +219,16 @@ fill_edf() {
         if [[ -z $table && ! $line =~ ^[[:space:]]*# ]]; then
             while [[ $line =~ \$\{([A-Za-z_][A-Za-z0-9_]*)\} ]]; do
                 name=${BASH_REMATCH[1]}
-                [[ -n ${!name:-} ]] || missing "$1 names \${$name}, which is not set: set it, or write its value there" || return
+                [[ -n ${!name:-} ]] ||
+                    missing "$1 names \${$name}, which is not set: set it, or write its" \
+                        "value there" || return
                 [[ ${!name} != *[[:space:]\"\;\$\`\\]* ]] ||
-                    missing "the container engine takes no spaces and none of \" ; \$ \` \\ in names," \
-                        "but $name is '${!name}': rename the folder" || return
+                    missing "the container engine takes no spaces and none of \" ; \$ \` \\" \
+                        "in names, but $name is '${!name}': rename the folder" || return
                 line=${line//"\${$name}"/"${!name}"}
             done
-            [[ ${line%%#*} != *\$* ]] || missing "$1 has a \$ that does not begin \${NAME}: $line" || return
+            [[ ${line%%#*} != *\$* ]] ||
+                missing "$1 has a \$ that does not begin \${NAME}: $line" || return
         fi
         printf '%s\n' "$line"
     done <"$1"
@@ -228,9 +236,11 @@ fill_edf() {
 #? elif runtime == "shifter"
 # Puts shifter before the launcher. It mounts the file systems of the site by itself.
 enter_container() {
-    command -v shifter >/dev/null || missing "shifter was not found on $(hostname); set another RUNTIME" || return
+    command -v shifter >/dev/null ||
+        missing "shifter was not found on $(hostname); set another RUNTIME" || return
     [[ -n ${SLURM_JOB_ID:-} ]] || shifterimg lookup "docker:$IMAGE" >/dev/null 2>&1 ||
-        missing "the image $IMAGE was not pulled; run 'bash slurm/build_container.sh', or set IMAGE" || return
+        missing "the image $IMAGE was not pulled; run 'bash slurm/build_container.sh', or set" \
+            "IMAGE" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     CONTAINER_EXEC=(shifter --image="docker:$IMAGE")
     #? for flag in flags
@@ -241,8 +251,8 @@ enter_container() {
 # Puts container/start.sh before the launcher, which unpacks the image on each node and enters it.
 enter_container() {
     command -v enroot >/dev/null ||
-        missing "enroot was not found on $(hostname); name its module in MODULES, or set another RUNTIME;" \
-            "if compute nodes alone have it, submit with sbatch" || return
+        missing "enroot was not found on $(hostname); name its module in MODULES, or set another" \
+            "RUNTIME; if compute nodes alone have it, submit with sbatch" || return
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     count_threads_without_enroot
@@ -251,11 +261,13 @@ enter_container() {
 #? else
 # Puts container/start.sh before the launcher, which calls podman-hpc.
 enter_container() {
-    command -v podman-hpc >/dev/null || missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
+    command -v podman-hpc >/dev/null ||
+        missing "podman-hpc was not found on $(hostname); set another RUNTIME" || return
     # Read-only images are the migrated ones, which alone the compute nodes see (podman-hpc 1.1.4,
     # siteconfig.py, 2026-11-22).
     [[ -n $(podman-hpc images --filter readonly=true --filter reference="$IMAGE" --quiet) ]] ||
-        missing "podman-hpc has no migrated image $IMAGE; run 'bash slurm/build_container.sh', or set IMAGE" || return
+        missing "podman-hpc has no migrated image $IMAGE; run 'bash slurm/build_container.sh'," \
+            "or set IMAGE" || return
     collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     CONTAINER_EXEC=("$PROJECT_DIR/container/start.sh" "$IMAGE" "${CONTAINER_FOLDERS[@]}" --)
@@ -275,13 +287,16 @@ count_threads_without_enroot() {
 # Activates VENV, which may be a conda environment, too.
 activate_venv() {
     #? if slurm and not venv
-    [[ -d $VENV/bin ]] || missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
+    [[ -d $VENV/bin ]] ||
+        missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
     #? elif slurm
     [[ -d $VENV/bin && ! -e $VENV/.unfinished ]] ||
-        missing "no virtual environment at $VENV, or it is still being built; build it with 'bash slurm/build_venv.sh'" || return
+        missing "no virtual environment at $VENV, or it is still being built; build it with" \
+            "'bash slurm/build_venv.sh'" || return
     #? else
     [[ -d $VENV/bin ]] ||
-        missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or RUNTIME={{ bare }}" || return
+        missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or" \
+            "RUNTIME={{ bare }}" || return
     #? endif
     if [[ -d $VENV/conda-meta ]]; then
         export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV"

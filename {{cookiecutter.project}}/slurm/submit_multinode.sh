@@ -18,25 +18,25 @@
 # Inside a job, as in a shell of salloc, it runs the program there: salloc takes none of the #SBATCH
 # lines below.
 #
-# To submit without these checks, call sbatch. Its options come first, and this script replaces %a by
-# the job's index in an array:
+# To submit without these checks, call sbatch. Its options come first, and this script replaces %a
+# by the job's index in an array:
 #
 #   sbatch --nodes=4 slurm/submit_multinode.sh program.py
 #   sbatch --array=0-3 slurm/submit_multinode.sh program.py --seed %a
 #
-# The program is looked up in the current folder, then in the project. The job ends with the exit code
-# of the program. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
+# The program is looked up in the current folder, then in the project. The job ends with the exit
+# code of the program. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
 #
 # Edit two places: the #SBATCH lines below, and env.sh in the project's folder, which sets {{ "the container" if software == "container" else "Python" }},
-# modules, the launcher and variables of the network. Put "export NAME=value" there, too. To change a
-# setting of env.sh for one job, write it before the command: LAUNCHER=srun sbatch …
+# modules, the launcher and variables of the network. Put "export NAME=value" there, too. To change
+# a setting of env.sh for one job, write it before the command: LAUNCHER=srun sbatch …
 # The rules for port, stop request and requeue are functions in slurm/lib.sh.
 #
 # Before the walltime is over, this script asks the program to save and to end: it creates the file
 # that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
 # and ends with exit code 0, this script puts the job back into the queue. ATTEMPT and the variable
-# RESTART_COUNT are 0 at first, then 1, 2, … A job that you cancel is not put back. To ask the program
-# yourself, with the same effect: scancel --signal=USR1 --batch JOBID
+# RESTART_COUNT are 0 at first, then 1, 2, … A job that you cancel is not put back. To ask the
+# program yourself, with the same effect: scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -88,7 +88,7 @@ read_arguments "$@" # program: what runs; words: what you typed; and the options
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
     check_submission                # refuses what would fail after hours in the queue
-    submit "${BASH_SOURCE[0]}"      # calls sbatch and ends this script: the job takes the steps below
+    submit "${BASH_SOURCE[0]}"      # calls sbatch and ends: the job takes the steps below
 fi
 
 set_up_run               # env.sh, {{ software }}
