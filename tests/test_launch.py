@@ -597,3 +597,69 @@ def test_a_conda_environment_does_as_well(submit, tmp_path):
     for runtime, fix in ("venv", "VENV"), ("none", "RUNTIME=venv"):
         done = bash(set_up, **{**environment, "PYTHON": "pythonn", "RUNTIME": runtime})
         assert (done.returncode, done.stderr) == (2, f"env.sh: pythonn was not found; set PYTHON, or {fix}\n")
+
+
+# ---- what Slurm says of a job, or does not say -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """Calls functions of slurm/lib.sh, where scontrol fails so many times before it prints a record."""
+    library = bake(tmp_path_factory.mktemp("steps"), site="mn5", account="abc") / "slurm/lib.sh"
+    tools = 'sleep() { echo "sleep $1" >&2; }; sbatch() { echo "sbatch $*"; }; exec() { "$@"; }\n'
+    tools += 'scontrol() { if [[ $1 == requeue || $2 == hostnames ]]; then echo "$1 $3"; return; fi\n'
+    tools += '  echo >>"$CALLS"; (($(wc -l <"$CALLS") > FAILS)) || return 1; echo "$RECORD"; }\n'
+
+    def call(code, fails=0, record="", **environment):
+        calls = tmp_path_factory.mktemp("calls") / "calls"
+        calls.touch()
+        environment |= {"PROJECT_DIR": str(library.parent.parent), "CALLS": str(calls), "FAILS": str(fails)}
+        return bash(f"{tools}source '{library}' slurm/x.sh\n{code}", RECORD=record, **environment)
+
+    return call
+
+
+OF_AN_ARRAY = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.mark.parametrize(("record", "said"), [("JobId=9 ArrayTaskId=3", "of task 3"), ("JobId=9", "of task -")])
+def test_a_busy_controller_is_asked_again_whether_a_job_is_of_an_array(steps, record, said):
+    """A job that took itself for another's would have that one requeued."""
+    code = 'unset_variables_of_another_job; echo "of task ${SLURM_ARRAY_TASK_ID:--}"'
+    done = steps(code, fails=2, record=record, **OF_AN_ARRAY)
+    assert done.stdout == f"{said}\n" and done.stderr == "sleep 1\nsleep 2\n"
+    done = steps(code, fails=9, record=record, **OF_AN_ARRAY)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "slurm/x.sh: Slurm does not answer 'scontrol show job 9', which says whether this job belongs" in done.stderr
+
+
+def test_what_the_allocation_has(steps):
+    """Cores of all tasks of a node. Without Slurm's answer its GPUs are asked in a step, and not taken for none."""
+    given = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "80(x2)"}
+    given |= {"SLURM_GPUS_ON_NODE": "4"}
+    code = 'look_at_allocation; echo "$cores cores, gpus=$gpus, ${SLURM_GPUS_ON_NODE:-unset}"'
+    record = "   Nodes=n1 CPU_IDs=0-79 Mem=0 GRES=gpu:hopper:4(IDX:0-3)"
+    done = steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20", SLURM_TASKS_PER_NODE="4(x2)")
+    assert done.stdout == "80 cores, gpus=4, 4\n", done.stderr
+    assert steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20").stdout == "20 cores, gpus=4, 4\n"
+    assert steps(code, record="   Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
+    assert steps(code, fails=9, **given).stdout == "80 cores, gpus=unknown, 4\n"
+
+
+def test_a_job_that_saved_says_so_where_slurm_does_not_answer(steps, tmp_path):
+    (tmp_path / "requeue").touch()
+    code = "batch=9 cancelled='' warning=passed-on RESTART_COUNT=0 MAX_REQUEUES=2\nrequeue_or_explain 0"
+    where = {"REQUEUE_FILE": str(tmp_path / "requeue"), "TIMES_FILE": str(tmp_path / "times")}
+    assert steps(code, fails=2, record="   JobState=RUNNING Reason=None", **where).stdout.startswith("requeue ")
+    done = steps(code, fails=9, record="   JobState=RUNNING Reason=None", **where)
+    assert "saved, but not done, and Slurm does not answer, so this job is not requeued" in done.stdout
+
+
+@pytest.mark.parametrize("own", ["--partition=fast", "--qos fast", "-p fast", "-qfast"])
+def test_a_build_s_own_queue_stays(steps, own, tmp_path):
+    script = tmp_path / "build.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=1\n")
+    assert "--qos=" in steps(f"submit_build '{script}'").stdout
+    script.write_text(f"#!/bin/bash\n#SBATCH {own}\n")
+    said = steps(f"submit_build '{script}'").stdout
+    assert "--account=abc" in said and "--qos=" not in said and "--partition=" not in said

@@ -202,7 +202,7 @@ while os.environ["RANK"] == "0" and not os.path.exists("shown1.json"):  # with t
     time.sleep(0.05)
 """
 ARGUMENTS = ["a b", "", "$HOME `id`", "it's", 'say "x"', "*", "a;b|c&d", "--flag=[1, 2]", "é", "a=1,2"]
-ARGUMENTS += ["two\nlines\n", "\\", "base64:x", "long " * 40]
+ARGUMENTS += ["two\nlines\n", "\\", "base64:x", "long " * 40, "-n", "-e"]
 WRAPS = ["bash", "-c", 'exec bash -c "$*"', "entrypoint"]
 IMAGES = {
     "as it is": (Image(), "0"),

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -356,6 +357,17 @@ def test_pods_that_wait(generation, project):
 def test_wrong_use_of_waiting_pods(arguments, expected, project):
     done = script(project, *arguments, name="interactive.sh", RUNAI_CLI="v2", **ON_VOLUME)
     assert done.returncode == 2 and expected in done.stderr
+
+
+@pytest.mark.parametrize(("setting", "words"), [("RUNAI_PROJECT", ["--delete", "a"]), ("IMAGE", ["--dry-run"])])
+def test_what_env_sh_lacks_is_named(setting, words, project, tmp_path):
+    mine = Path(shutil.copytree(project, tmp_path / "mine"))
+    settings = mine / "env.sh"
+    text, count = re.subn(rf"^{setting}=.*$", f'{setting}=""', settings.read_text(), flags=re.MULTILINE)
+    assert count == 1
+    settings.write_text(text)
+    done = script(mine, *words, name="interactive.sh", RUNAI_CLI="v2", **ON_VOLUME)
+    assert done.returncode == 2 and f"{setting} is empty; set it in env.sh" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ done
 time=${times[0]-02:00:00}
 seconds=$(seconds_of "$time") || exit
 
-read_settings        # env.sh, and which variables you set for this job alone
+read_settings        # env.sh, and which of its variables your shell exports
 check_settings       # refuses what would fail after the wait for nodes
 find_project_in_pods # POD_PROJECT_DIR
 choose_user          # RUN_AS_UID, RUN_AS_GID
