@@ -31,7 +31,8 @@ for name in FILES:
         PROBLEMS.append(f"'{name}' is a folder, and the template writes a file of this name: rename yours")
 if Path(".being-written").exists():
     PROBLEMS.append(
-        "an earlier run was interrupted, and may have overwritten files of yours: to get them back, run in "
+        "an earlier run was interrupted, and may have overwritten files of yours that examples=no leaves alone: to get "
+        "them back, run in "
         f"{Path.cwd()} 'cp -a .being-written/files/. .', then 'rm -r .being-written'"
     )
 if PROBLEMS:

@@ -607,7 +607,7 @@ def steps(tmp_path_factory):
     """Calls functions of slurm/lib.sh, where scontrol fails so many times before it prints a record."""
     library = bake(tmp_path_factory.mktemp("steps"), site="mn5", account="abc") / "slurm/lib.sh"
     tools = 'sleep() { echo "sleep $1" >&2; }; sbatch() { echo "sbatch $*"; }; exec() { "$@"; }\n'
-    tools += 'scontrol() { if [[ $1 == requeue || $2 == hostnames ]]; then echo "$1 $3"; return; fi\n'
+    tools += "scontrol() { if [[ $2 == hostnames ]]; then echo n1; return; fi\n"
     tools += '  echo >>"$CALLS"; (($(wc -l <"$CALLS") > FAILS)) || return 1; echo "$RECORD"; }\n'
 
     def call(code, fails=0, record="", **environment):
@@ -650,9 +650,16 @@ def test_a_job_that_saved_says_so_where_slurm_does_not_answer(steps, tmp_path):
     (tmp_path / "requeue").touch()
     code = "batch=9 cancelled='' warning=passed-on RESTART_COUNT=0 MAX_REQUEUES=2\nrequeue_or_explain 0"
     where = {"REQUEUE_FILE": str(tmp_path / "requeue"), "TIMES_FILE": str(tmp_path / "times")}
-    assert steps(code, fails=2, record="   JobState=RUNNING Reason=None", **where).stdout.startswith("requeue ")
-    done = steps(code, fails=9, record="   JobState=RUNNING Reason=None", **where)
+    record = "   JobState=RUNNING Reason=None\n   Requeue=1 Restarts=0"
+    assert "back into the queue as attempt 1" in steps(code, fails=2, record=record, **where).stdout
+    done = steps(code, fails=9, record=record, **where)
     assert "saved, but not done, and Slurm does not answer, so this job is not requeued" in done.stdout
+    answers = f"if [[ $* == *show* ]]; then echo '{record}'; else ((++asked > FAILS)); fi"
+    once = f"asked=0\nscontrol() {{ {answers}; }}\n{code}"
+    assert "back into the queue as attempt 1" in steps(once, fails=2, **where).stdout
+    assert "and Slurm has not requeued this job, see above: the next job" in steps(once, fails=3, **where).stdout
+    done = steps(code, record=record.replace("Requeue=1", "Requeue=0"), **where)
+    assert "saved, but not done, and this job may not be requeued" in done.stdout
 
 
 @pytest.mark.parametrize("own", ["--partition=fast", "--qos fast", "-p fast", "-qfast"])

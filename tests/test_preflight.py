@@ -269,7 +269,8 @@ def test_folders_of_the_container(either, run_dir):
             "nvidia-smi -L sees 1 GPU(s), not 2 (Unable to ask GPU 1): tell your site",
         ),
         (f"sleep {FOREVER}", "no answer, stuck at: nvidia-smi -L"),
-        ("echo '  MIG 3g.40gb Device 0: (UUID: MIG-a)'", None),
+        ('for part in 0 1; do echo "  MIG 3g.40gb Device $part: (UUID: MIG-$part)"; done', None),
+        ("echo '  MIG 3g.40gb Device 0: (UUID: MIG-a)'", "nvidia-smi -L sees 1 GPU(s), not 2: tell your site"),
     ],
 )
 def test_gpus(either, run_dir, tmp_path, second, wanted):

@@ -88,7 +88,7 @@ def result(folder, name="result.json"):
 # ---- as the README says ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("steps", "loss"), [("20", 3.6), pytest.param("200", 2.6, marks=pytest.mark.drill)])
+@pytest.mark.parametrize(("steps", "loss"), [("8", 4.6), pytest.param("200", 2.6, marks=pytest.mark.drill)])
 def test_first_job(cluster, tmp_path, steps, loss):
     """With no argument, from another folder than the project: the check, then the training. As it is, it is a drill."""
     project = bake(tmp_path / "a b", **ANSWERS)
@@ -266,7 +266,7 @@ def test_a_program_that_starts_its_own_ranks(mostly, project, tmp_path):
     assert (job.state, job.exit_code) == ("FAILED", 2) and "starts its own ranks" in job.output, job.output
     readme = (project / "README.md").read_text()
     assert "LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh main.py --multiprocessing" in readme
-    for url in ("env://", "tcp://ADDRESS:23456"):
+    for url in ("env://", "tcp://ADDRESS:23456")[: 2 if mostly.root else 1]:  # both among the drills
         environment = python(LAUNCHER="srun", NPROC_PER_NODE="1")
         job = mostly.submit(script, "main.py", url, cwd=tmp_path, env=environment)
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output

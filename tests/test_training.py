@@ -1528,9 +1528,10 @@ def test_a_model_and_data_of_ones_own(tmp_path):
     (folder / "data.py").write_text((folder / "data.py").read_text().replace("\ndef main", f"{OWN_DATA}\n\ndef main"))
     words = ["--steps", 30, "--learning-rate", 0.02, "--dropout", 0.1]
     for program, ranks in (("train_single", 1), ("train_ddp", 2), ("train_fsdp", 2)):
-        line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--"]
         figures = tmp_path / f"{program}.json"
-        line += [folder / f"{program}.py", *words, "--out", tmp_path / program, "--json", figures]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--"]
+        line = [sys.executable, *(launcher if ranks > 1 else []), folder / f"{program}.py", *words]
+        line += ["--out", tmp_path / program, "--json", figures]
         done = subprocess.run([str(w) for w in line], env=ENVIRONMENT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "corpus  stripes: 64 samples to train on, 32 to validate; steps per epoch: 2" in done.stdout

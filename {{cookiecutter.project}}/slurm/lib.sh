@@ -344,7 +344,9 @@ find_end_of_job() {
         end=$SLURM_JOB_END_TIME
         return
     fi
-    text=$(squeue --noheader --jobs="${batch:-$SLURM_JOB_ID}" --format=%e || echo unknown)
+    # standard: the user's own format may be one that date cannot read.
+    text=$(SLURM_TIME_FORMAT=standard \
+        squeue --noheader --jobs="${batch:-$SLURM_JOB_ID}" --format=%e || echo unknown)
     end=$(date -d "${text:-unknown}" +%s 2>/dev/null || date -d "1 year" +%s)
 }
 
@@ -361,8 +363,8 @@ choose_reserve() {
         reserve=$((left / 20))
     fi
     if [[ -n ${took[save]:-} ]]; then
-        # Half as much again as an earlier attempt took to look and save, and 10 s for the launcher
-        # to end.
+        # Half as much again as an earlier attempt took between two looks at STOP_FILE and to save,
+        # and 10 s for the launcher to end.
         measured=$((10 + 3 * (${took[look]:-0} + took[save]) / 2))
         measured=$((measured < left / 2 ? measured : left / 2))
         # It replaces a guess that is too short, or that would leave the program less time for its
@@ -451,7 +453,7 @@ build_step() {
         return
     fi
     #? endif
-    # The step says its own size, as options alone are not enough in an allocation of salloc.
+    # The step is given its size: a shell of salloc may lack the #SBATCH lines' tasks and cores.
     # --export=ALL: a site's default may be NONE. --cpus-per-task: srun 22.05 to 23.02 do not
     # inherit it. --overlap in the shell of slurm/interactive.sh, which is a step that holds what
     # this one needs. No --gpu-bind: each rank sees all GPUs.
@@ -546,7 +548,7 @@ requeue_or_explain() {
         record=$(job_record "$batch") || true
     fi
     if wants_requeue "$code" "$record"; then
-        requeue
+        requeue "$record"
     elif [[ -n $batch && -e $REQUEUE_FILE && -z $record ]]; then
         say "saved, but not done, and Slurm does not answer, so this job is not requeued:" \
             "the next job with --resume goes on"
@@ -584,18 +586,32 @@ wants_requeue() {
 stop_was_due() { [[ $warning == passed-on ]] || (($(date +%s) >= STOP_TIME)); }
 
 # Puts this job back into the queue, unless it was restarted MAX_REQUEUES times. Restarts by Slurm
-# itself, as after a node's failure, count too.
+# itself, as after a node's failure, count too. Argument: Slurm's record.
 requeue() {
     if ((RESTART_COUNT >= MAX_REQUEUES)); then
         say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached:" \
             "the next job with --resume goes on"
-    elif scontrol requeue "$batch" || (($? > 128)); then # > 128: the requeue ended scontrol, too
+    elif [[ $1 == *Requeue=0* ]]; then
+        say "saved, but not done, and this job may not be requeued:" \
+            "the next job with --resume goes on"
+    elif ask_for_requeue; then
         say "saved, but not done: back into the queue as attempt $((RESTART_COUNT + 1))," \
             "which will go on"
     else
-        say "saved, but not done, and this job may not be requeued:" \
+        say "saved, but not done, and Slurm has not requeued this job, see above:" \
             "the next job with --resume goes on"
     fi
+}
+
+# Asks Slurm up to three times, as job_record does.
+ask_for_requeue() {
+    local pause
+    for pause in 1 2 0; do
+        scontrol requeue "$batch" && return
+        (($? <= 128)) || return 0 # a signal: the requeue ended scontrol, too
+        sleep "$pause"
+    done
+    return 1
 }
 
 # Whether the program writes its steps to TIMES_FILE: an earlier attempt has done so, or stop.py

@@ -178,11 +178,19 @@ check_listed_gpus() {
     tell at "${list[*]}"
     type -P "${list[0]}" >/dev/null || return
     answer=$("${list[@]}" 2>&1)
-    seen=$(grep -cE '^ *(GPU|MIG)' <<<"$answer") # MIG: a part of a GPU
+    seen=$(count_listed <<<"$answer")
     if ((seen < wanted)); then
         error=$(grep -m 1 -iE 'unable|error|fail' <<<"$answer")
         tell fault "${list[*]} sees $seen GPU(s), not $wanted${error:+ ($error)}: tell your site"
     fi
+}
+
+# Counts the GPUs in what nvidia-smi or rocm-smi lists. A GPU that is split (MIG) counts as its parts,
+# which follow it.
+count_listed() {
+    awk '/^GPU/ { count++; whole = 1 }
+        /^ *MIG/ { count += 1 - whole; whole = 0 }
+        END { print count + 0 }'
 }
 
 main "$@"

@@ -2,14 +2,14 @@
 #? set site = site_facts(cookiecutter.site)
 #? set software = {"venv": "virtual environment", "none": "modules"}.get(cookiecutter.runtime, "container")
 #? set starters = "srun or mpirun" if "mpirun" in site.launchers else "srun"
-# Runs a PyTorch program on all nodes of a job: {{ site.title }}.
+# Runs a PyTorch program on all nodes of a job, on {{ site.title }}.
 #
 #? if cookiecutter.examples == "yes"
 #   bash slurm/submit_multinode.sh                               check/ranks.py, then a training
-#   bash slurm/submit_multinode.sh pi/pi.py --intervals 1e9      any program, with its arguments
+#   bash slurm/submit_multinode.sh pi/pi.py --intervals 1e9      any Python program
 #? else
 #   bash slurm/submit_multinode.sh                               check/ranks.py
-#   bash slurm/submit_multinode.sh program.py --lr 1e-3          any program, with its arguments
+#   bash slurm/submit_multinode.sh program.py --lr 1e-3          any Python program
 #? endif
 #   bash slurm/submit_multinode.sh -m package.module             a module
 #   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch end with --
@@ -40,7 +40,7 @@
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
-#SBATCH {{ pad("--ntasks-per-node=1") }} # leave it at 1: the launcher starts one process per GPU
+#SBATCH {{ pad("--ntasks-per-node=1") }} # leave it at 1, with every LAUNCHER: the steps below start a process per GPU
 #? for option, why in resources(cookiecutter)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
@@ -98,7 +98,8 @@ make_run_folder          # logs/JOBID.ATTEMPT
 set_rendezvous_endpoint  # MASTER_ADDR, MASTER_PORT
 arrange_stop_request     # so that the program saves before the time limit
 check_nodes              # ends the job if a node would fail the ranks
-build_step               # the {{ starters }} command that starts the launcher on all nodes
+build_step               # the {{ starters }} command that starts the launcher, or the ranks, on all nodes
+# A step of your own goes here. It runs once, on the first node{{ ", outside the container" if software == "container" else "" }}.
 
 code=0
 launch "$program" "${words[@]:1}" || code=$?
