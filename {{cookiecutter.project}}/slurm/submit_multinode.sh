@@ -27,9 +27,10 @@
 # The program is looked up in the current folder, then in the project. The job ends with the exit
 # code of the program. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
 #
-# Edit two places: the #SBATCH lines below, and env.sh in the project's folder, which sets {{ "the container" if software == "container" else "Python" }},
-# modules, the launcher and variables of the network. Put "export NAME=value" there, too. To change
-# a setting of env.sh for one job, write it before the command: LAUNCHER=srun sbatch …
+# Edit two places: the #SBATCH lines below, and env.sh in the project's folder. That file sets
+# {{ "the container" if software == "container" else "Python" }}, modules, the launcher and variables of the network. Put "export NAME=value"
+# there, too. To change a setting of env.sh for one job, write it before the command:
+# LAUNCHER=srun sbatch …
 # The rules for port, stop request and requeue are functions in slurm/lib.sh.
 #
 # Before the walltime is over, this script asks the program to save and to end: it creates the file
