@@ -654,10 +654,10 @@ def test_a_warning_before_the_first_step_can_be_made(drill, cluster):
     """An earlier attempt took 50 s to its first step: a warning after 33 s is early, and 13 s are enough to save."""
     (drill.folder / "tells.py").write_text(TELLS)
     options, how = ["--nodes=1", "--time=1", "--signal=B:CONT@1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
-    how |= {"SLURM_RESTART_COUNT": "1", "MAX_REQUEUES": "1"}
+    how |= {"MAX_REQUEUES": "0"}
     drill.submit("--hold", *options, program="tells.py", **how)
-    (drill.project / f"logs/{drill.job}.0").mkdir(parents=True)
-    (drill.project / f"logs/{drill.job}.0/times").write_text("start 50\nlook 1\nsave 1\n")
+    (drill.project / f"logs/{drill.job}.7").mkdir(parents=True)
+    (drill.project / f"logs/{drill.job}.7/times").write_text("start 50\nlook 1\nsave 1\n")
     cluster.run("scontrol", "release", str(drill.job))
     wait_for(lambda: drill.attempts == 1, 60, "the start")
     shown = cluster.run("scontrol", "show", "job", str(drill.job)).stdout
@@ -666,9 +666,9 @@ def test_a_warning_before_the_first_step_can_be_made(drill, cluster):
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
     said = wait_for(lambda: re.search(r"warned early: .* asked to save at (\S+)", drill.output), 20, "the warning")
     assert said[1] == f"{end - timedelta(seconds=13):%T}"
-    (drill.folder / "start.1").touch()
+    (drill.folder / "start.0").touch()
     job, _ = drill.ends()
-    assert "saved" in job.output and "MAX_REQUEUES=1 is reached" in job.output, job.output
+    assert "saved" in job.output and "MAX_REQUEUES=0 is reached" in job.output, job.output
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
