@@ -1,8 +1,8 @@
-"""Finishes a written project: drops what its answers do not need, restores run bits, says what to do next.
+"""Finishes a written project: drops what its answers do not need, restores run bits, prints the next commands.
 
-Runs in the new folder, also over a project that exists already and twice during `cruft update`: it removes files by
-their names, only what was written just now, and asks nothing. pre_gen_project.py has noted in .being-written what was
-there before.
+cookiecutter runs it in the project's folder, which may have held a project before. `cruft update` runs it twice. So it
+asks no questions, and removes only files that were written just now, by their names. What was there before stands in
+.being-written, the notes of pre_gen_project.py.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Refuses what the cluster would refuse, whichever way the answers came: a replay and cruft ask no questions.
+"""Refuses answers that the cluster would refuse. The questions check them too, but a replay and cruft ask none.
 
-It also refuses a project that has a folder where the template has a file, or the reverse, and a project in which an
-earlier run was interrupted. Then it makes the folder .being-written, which post_gen_project.py reads and removes:
+It also refuses a project that has a folder where the template has a file, or a file where the template has a folder.
+It refuses a project in which an earlier run was interrupted. Then it makes the folder .being-written, which
+post_gen_project.py reads and removes:
 
     there.json   the template's files that are there already, each with the time of its last change (mtime) [ns],
                  and the template's folders that are there and empty

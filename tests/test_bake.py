@@ -352,7 +352,7 @@ def test_horovod_comes_and_goes_with_the_answer(tmp_path):
         for name in ("slurm/build_venv.sh", "container/Dockerfile"):
             assert ("INSTALL_HOROVOD" in (project / name).read_text()) == asked_for
         readme = (project / "README.md").read_text()
-        assert ("## Horovod" in readme, "page with `launcher=mpirun-ranks`" in readme) == (asked_for, not asked_for)
+        assert ("## Horovod" in readme, "Horovod takes more" in readme) == (asked_for, not asked_for)
 
 
 def test_the_next_commands_are_printed(tmp_path):

@@ -453,10 +453,12 @@ build_step() {
         return
     fi
     #? endif
-    # The step is given its size: a shell of salloc may lack the #SBATCH lines' tasks and cores.
-    # --export=ALL: a site's default may be NONE. --cpus-per-task: srun 22.05 to 23.02 do not
-    # inherit it. --overlap in the shell of slurm/interactive.sh, which is a step that holds what
-    # this one needs. No --gpu-bind: each rank sees all GPUs.
+    # The step is given its size, because a shell of salloc may lack the tasks and cores of the
+    # #SBATCH lines.
+    #   --export=ALL      a site's default may be NONE
+    #   --cpus-per-task   srun 22.05 to 23.02 do not inherit it
+    #   --overlap         the shell of slurm/interactive.sh is a step, which holds what this one needs
+    #   no --gpu-bind     each rank sees all GPUs
     step=(srun ${SLURM_STEP_ID:+--overlap} --export=ALL --kill-on-bad-exit=1
         --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) --ntasks-per-node="$per_node"
         --cpus-per-task=$((cores / per_node)) "${CONTAINER_SRUN_ARGS[@]}")
