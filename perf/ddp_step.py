@@ -50,11 +50,14 @@ TRAINING = Path(__file__).resolve().parents[1] / "{{cookiecutter.project}}" / "t
 sys.path.insert(0, str(TRAINING))
 sys.dont_write_bytecode = True  # beside these sources it would become part of every project written from them
 
-import common  # noqa: E402
+import control  # noqa: E402
 import train_ddp  # noqa: E402
 import train_single  # noqa: E402
+from arguments import parse_arguments  # noqa: E402
 from data import read_corpus  # noqa: E402
+from distributed import setup, shutdown  # noqa: E402
 from model import GPT  # noqa: E402
+from optimizer import make_optimizer  # noqa: E402
 
 RANKS = 2
 WARM_UP = 10  # steps of each way before the first round, in which it also gets ready: a line of our log
@@ -106,7 +109,7 @@ class Way(threading.Thread):
     def new_model(self) -> tuple[GPT, torch.optim.Optimizer]:
         """Return what train_ddp.py trains, and with what."""
         self.model = GPT(self.args.config)
-        return self.model, common.make_optimizer(self.model, self.args.learning_rate)
+        return self.model, make_optimizer(self.model, self.args.learning_rate)
 
     def new_loader(self) -> DataLoader:
         """Return a loader as users of the frameworks have it; the frameworks share it out among the ranks."""
@@ -117,14 +120,14 @@ class Way(threading.Thread):
 
 def ours(way: Way) -> None:
     """Run train_ddp.py."""
-    train_ddp.loader = partial(way.paced, train_ddp.loader)
+    train_ddp.data_loader = partial(way.paced, train_ddp.data_loader)
     train_ddp.train(way.args, dist.get_rank(), RANKS, torch.device("cpu"))
 
 
 def solo(way: Way) -> None:
     """Run train_single.py."""
     way.args.global_batch = way.args.micro_batch
-    train_single.loader = partial(way.paced, train_single.loader)
+    train_single.data_loader = partial(way.paced, train_single.data_loader)
     train_single.train(way.args, torch.device("cpu"))
 
 
@@ -141,7 +144,7 @@ def bare(way: Way) -> None:
         optimizer.zero_grad()
         loss = ddp(batch[:, :-1], batch[:, 1:]).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), train_ddp.CLIP)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), way.args.grad_clip)
         optimizer.step()
         way.step_done(loss.detach())
 
@@ -157,7 +160,7 @@ def accelerate(way: Way) -> None:
             optimizer.zero_grad()
             loss = model(tokens, targets).mean()
             accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), train_ddp.CLIP)
+            accelerator.clip_grad_norm_(model.parameters(), way.args.grad_clip)
             optimizer.step()
             way.step_done(loss.detach())
 
@@ -183,20 +186,21 @@ def lightning(way: Way) -> None:
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # not its advice
     options = {"accelerator": "cpu", "devices": RANKS, "strategy": DDPStrategy(gradient_as_bucket_view=True)}
-    Trainer(**options, barebones=True, max_epochs=-1, gradient_clip_val=train_ddp.CLIP).fit(Module(), way.new_loader())
+    options |= {"barebones": True, "max_epochs": -1, "gradient_clip_val": way.args.grad_clip}
+    Trainer(**options).fit(Module(), way.new_loader())
 
 
 def measure(rounds: int, steps: int, folder: str) -> None:
     """Run the blocks on this rank; rank 0 prints the table."""
-    rank, _, _ = common.setup(timeout=600)
-    common.Stop = lambda _: argparse.Namespace(asked=bool)  # never; the real one needs the main thread
+    rank, _, _ = setup(timeout=600)
+    control.Stop = lambda _: argparse.Namespace(asked=bool)  # never; the real one needs the main thread
     whole = str(WARM_UP + rounds * steps + 1)  # one more than are asked for: the last would evaluate and save
     never, ways = ["--steps", whole, "--eval-every", whole, "--save-every", whole], {}
     for loop in (ours, bare, lightning, accelerate, solo):
         name = loop.__name__
         sys.argv[1:] = ["--out", f"{folder}/{name}{rank}", *never]
         if loop not in (lightning, accelerate) or importlib.util.find_spec(name):
-            ways[name] = Way(loop, common.parse_arguments("", RANKS))
+            ways[name] = Way(loop, parse_arguments("", RANKS))
     speed: dict[str, list[float]] = {name: [] for name in ways}  # tokens/s of each round
     with contextlib.redirect_stdout(io.StringIO()):  # lines of progress
         for number in range(-1, rounds):
@@ -251,7 +255,7 @@ def main() -> None:
         parser.error(f"--rounds {args.rounds} --steps {args.steps}: choose at least 2 rounds of 1 step")
     if args.folder:
         measure(args.rounds, args.steps, args.folder)
-        common.leave()
+        shutdown()
     # One heap for all threads: each way finds the same memory, whichever thread it runs in.
     env = dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="1", CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore")
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,9 @@ COMMON = {
     "benchmark/pairs.py",
     "benchmark/report.py",
     "benchmark/scaling.sh",
-    *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "common", "checkpoint", "model")),
+    *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "checkpoint", "model")),
+    *(f"training/{name}.py" for name in ("arguments", "control", "distributed", "evaluation", "metrics", "optimizer")),
+    *(f"training/{name}.py" for name in ("precision", "resume", "schedule")),
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }

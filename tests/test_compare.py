@@ -48,7 +48,7 @@ def size_of(png):
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_bytes((TRAINING / "common.py").read_bytes()[:20_000])
+    path.write_bytes(b"".join((TRAINING / f"{name}.py").read_bytes() for name in ("arguments", "metrics"))[:20_000])
     return path
 
 

@@ -40,13 +40,13 @@ SLOWLY = """\
 import os, runpy, sys, time
 training = os.environ["PROJECT_DIR"] + "/training"
 sys.path.insert(0, training)
-import common
+import schedule
 slow = int(os.environ.get("SLURM_RESTART_COUNT", 0)) < int(os.environ.get("SLOW_ATTEMPTS", 1))
 seconds = float(os.environ.get("PAUSE", "0.06")) if slow else 0
-def prepare_step(*arguments, prepare_step=common.prepare_step):
+def set_learning_rate(*arguments, set_learning_rate=schedule.set_learning_rate):
     time.sleep(seconds)
-    return prepare_step(*arguments)
-common.prepare_step = prepare_step
+    return set_learning_rate(*arguments)
+schedule.set_learning_rate = set_learning_rate
 while os.environ.get("LATE") and slow and time.time() < float(os.environ["STOP_TIME"]):  # a start that takes too long
     time.sleep(0.1)
 if os.environ.get("SLOW_DISK"):  # a checkpoint takes seconds once the run has been asked to stop

@@ -35,6 +35,8 @@ BUILD = PROJECT / "slurm/build_horovod.sh"
 LARGEST_DIFFERENCE = 94  # lines removed and added: it is there to be read
 # What may differ from train_ddp.py. All else that both have is one text.
 DIFFERENT = {"train_step", "train", "main"}
+ROOMS = ("arguments", "checkpoint", "control", "data", "distributed", "evaluation", "metrics", "model", "optimizer")
+ROOMS += ("precision", "resume", "schedule", "stop")
 TINY = ["--context", "16", "--layers", "1", "--heads", "2", "--width", "16", "--dtype", "float64", "--eval-every", "5"]
 LAUNCHERS = ("SLURM_", "PMI", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "HOROVOD_")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
@@ -63,7 +65,7 @@ def test_the_difference_to_ddp_is_short_enough_to_be_read():
     assert len(changed) <= LARGEST_DIFFERENCE
     ddp, horovod = definitions("train_ddp.py"), definitions("train_horovod.py")
     assert {name for name in ddp if ddp[name] != horovod.get(name)} == DIFFERENT
-    assert set(horovod) - set(ddp) == {"join", "total"}
+    assert set(horovod) - set(ddp) == {"join", "sum_over_ranks"}
 
 
 class OneRank(types.ModuleType):
@@ -115,7 +117,7 @@ def modules():
     torch.set_num_threads(threads)
     sys.dont_write_bytecode = writes
     sys.path.remove(str(TRAINING))
-    for name in ("train_ddp", "train_horovod", "common", "checkpoint", "data", "model"):
+    for name in ("train_ddp", "train_horovod", *ROOMS):
         del sys.modules[name]
 
 
@@ -156,7 +158,7 @@ def test_one_rank_does_what_ddp_does(micro, solo, tmp_path):
     assert hvd.calls == [32 // micro, "broadcast_parameters", *["synchronize"] * 5, "join", "barrier"] and not hvd.up
     whole = solo("train_horovod", *flags, "--steps", 10, "--out", tmp_path / "horovod", "--resume", hvd=hvd)
     assert "broadcast_optimizer_state" in hvd.calls
-    assert os.environ["LOCAL_RANK"] == "0"  # common.fail speaks on this one
+    assert os.environ["LOCAL_RANK"] == "0"  # fail() prints on this one
     assert half["losses"] + whole["losses"] == ddp["losses"]
     measured = ("tokens_per_second", "peak_memory_bytes")
     same = [name for name in ddp if name not in ("program", "losses", "first_step", *measured)]

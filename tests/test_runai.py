@@ -144,9 +144,9 @@ def test_all_programs_run_in_all_pods(generation, operator, pods, program, tmp_p
 @pytest.mark.drill
 def test_without_a_program_the_check_and_then_the_training(tmp_path):
     with Site(tmp_path) as site:
-        for file in site.project.glob("training/common.py"):  # enough of it to see that it runs
-            assert '("steps", int, 200,' in file.read_text()
-            file.write_text(file.read_text().replace('("steps", int, 200,', '("steps", int, 10,'))
+        arguments = site.project / "training/arguments.py"  # enough steps to see that it runs
+        assert arguments.read_text().count("default=200,") == 1
+        arguments.write_text(arguments.read_text().replace("default=200,", "default=10,"))
         site.own()
         job = site.run(NPROC_PER_NODE="2")
         succeeded(job)

@@ -81,6 +81,13 @@ def quick_python(**environment):
     return python(LAUNCHER="spawn", **environment)
 
 
+def set_default_steps(project, steps):
+    """Let a training that is given no --steps make fewer than 200."""
+    arguments = project / "training/arguments.py"
+    assert arguments.read_text().count("default=200,") == 1
+    arguments.write_text(arguments.read_text().replace("default=200,", f"default={steps},"))
+
+
 def result(folder, name="result.json"):
     return json.loads((folder / name).read_text())
 
@@ -92,9 +99,7 @@ def result(folder, name="result.json"):
 def test_first_job(cluster, tmp_path, steps, loss):
     """With no argument, from another folder than the project: the check, then the training. As it is, it is a drill."""
     project = bake(tmp_path / "a b", **ANSWERS)
-    common = project / "training/common.py"
-    assert '("steps", int, 200, ' in common.read_text()
-    common.write_text(common.read_text().replace('("steps", int, 200, ', f'("steps", int, {steps}, '))
+    set_default_steps(project, steps)
     job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python())
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     for rank, node in enumerate(["node1", "node1", "node2", "node2"]):
@@ -114,8 +119,7 @@ def test_first_job(cluster, tmp_path, steps, loss):
 def test_first_job_of_three_nodes(cluster, tmp_path):
     """Six ranks cannot share 32 sequences equally: the default batch follows their number."""
     project = bake(tmp_path / "project", **{**ANSWERS, "nodes": "3"})
-    common = project / "training/common.py"
-    common.write_text(common.read_text().replace('("steps", int, 200, ', '("steps", int, 3, '))
+    set_default_steps(project, 3)
     job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python())
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "all-reduce over 6 rank(s) on 3 host(s): right" in job.output

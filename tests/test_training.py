@@ -31,7 +31,9 @@ from waiting import FOREVER, PATIENCE, wait_for
 torch = pytest.importorskip("torch")
 
 TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
-MODULES = ("model", "data", "checkpoint", "stop", "common", "train_single", "train_ddp", "train_fsdp")
+ROOMS = ("model", "data", "distributed", "precision", "schedule", "checkpoint", "arguments", "optimizer", "stop")
+ROOMS += ("control", "evaluation", "metrics", "resume")
+MODULES = (*ROOMS, "train_single", "train_ddp", "train_fsdp")
 STEPS, HALF = 40, 20
 TO_HALF = ("--steps", HALF, "--save-every", 10)
 SHAPE = ["--context", "32", "--layers", "2", "--heads", "2", "--width", "32", "--dtype", "float64"]
@@ -112,9 +114,9 @@ def be_a_rank(program: str, words: list[str], environment: dict[str, str], log: 
         os.dup2(os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.environ.update(environment)
     torch.set_num_threads(1)
-    common = __import__("common")
+    distributed = __import__("distributed")
     # No launcher is here to end a rank that leaves the message to another: it leaves by itself.
-    common.time = argparse.Namespace(monotonic=time.monotonic, sleep=lambda _: common.leave(2))
+    distributed.time = argparse.Namespace(sleep=lambda _: distributed.shutdown(2))
     sys.argv = [program, *words]
     runpy.run_path(program, run_name="__main__")
 
@@ -330,6 +332,9 @@ def test_losses_are_equal_when_compiled(program, ranks, train, tmp_path, whole):
     assert largest_difference(run.figures["losses"], whole.figures["losses"][:8]) <= EXACT_COMPILED
 
 
+FLOAT64 = argparse.Namespace(name="float64", weights=torch.float64, autocast=nullcontext())
+
+
 class Watched(torch.nn.Module):
     """A model that notes whether a micro batch's passes are to be reduced, asked in the way of DDP or of FSDP."""
 
@@ -356,8 +361,8 @@ class Watched(torch.nn.Module):
 def test_the_last_micro_batch_alone_is_reduced(program, modules):
     model, tokens = Watched(), torch.zeros(6, 3, dtype=torch.long)
     optimizer = torch.optim.SGD(model.parameters())
-    run = argparse.Namespace(args=argparse.Namespace(micro_batch=2), device="cpu", autocast=nullcontext())
-    getattr(modules, program).train_step(run, model, optimizer, [tokens, tokens])
+    args = argparse.Namespace(micro_batch=2, grad_clip=1.0)
+    getattr(modules, program).train_step(model, optimizer, [tokens, tokens], args, FLOAT64)
     assert model.events == [(part, last) for last in (False, False, True) for part in ("forward", "backward")]
 
 
@@ -376,7 +381,7 @@ def counted(*arguments):
     return loss
 {program}.train_step = counted
 {program}.main()
-{program}.common.leave()
+{program}.shutdown()
 """
     run = train(tmp_path / "run", 2, program, "--steps", 3, "--micro-batch", 2, driver=driver(change))
     assert run.figures["accumulation"] == 4
@@ -418,11 +423,10 @@ class Echo(torch.nn.Module):
 def evaluate(modules, content, context, size, rank=0, world=1):
     """Return the model, and the sum and number of losses that a rank adds to those of others."""
     sums = []
-    run = argparse.Namespace(rank=rank, world=world, device="cpu", autocast=nullcontext())
-    run.args, run.total = argparse.Namespace(micro_batch=size), lambda mine: sums.extend(mine.tolist()) or mine
-    run.corpus = argparse.Namespace(validation=modules.data.Windows(content, 0, len(content), context))
-    model = Echo()
-    modules.common.Run.evaluate(run, model)
+    samples, model = modules.data.Windows(content, 0, len(content), context), Echo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modules.distributed, "sum_over_ranks", lambda mine: sums.extend(mine.tolist()) or mine)
+        modules.evaluation.evaluate(model, samples, size, FLOAT64, torch.device("cpu"), rank, world)
     assert model.training
     return model, *sums
 
@@ -441,7 +445,7 @@ def test_ranks_evaluate_each_window_once_in_the_same_number_of_batches(bytes_, w
 
 
 def test_a_large_text_is_evaluated_in_a_sample_spread_over_it(modules, monkeypatch):
-    monkeypatch.setattr(modules.common, "EVALUATION", 10)
+    monkeypatch.setattr(modules.evaluation, "MOST_SAMPLES", 10)
     model, _, number = evaluate(modules, bytes(range(201)), 2, 4)
     assert model.seen == list(range(0, 200, 20)) and number == 10 * 2
 
@@ -465,8 +469,8 @@ def test_the_table_of_who_reads_what(ranks, modules, numbered, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["data.py", *map(str, words)])
     modules.data.main()
     title, header, *rows = capsys.readouterr().out.splitlines()
-    assert title == f"--data {numbered}: 50 windows of 4 bytes, 6 steps per epoch"
-    assert header.split() == ["step", "epoch", "rank", "windows"]
+    assert title == f"--data {numbered}: 50 samples of 4 bytes, 6 steps per epoch"
+    assert header.split() == ["step", "epoch", "rank", "samples"]
     table = [list(map(int, row.split())) for row in rows]
     assert [row[:3] for row in table] == [[s, (s - 1) // 6, rank] for s in range(1, 13) for rank in range(ranks)]
     read = [[window for row in table if row[1] == epoch for window in row[3:]] for epoch in range(epochs)]
@@ -477,22 +481,22 @@ def test_the_table_of_who_reads_what(ranks, modules, numbered, monkeypatch, caps
 
     windows = modules.data.read_corpus(str(numbered), 4).train
     for rank in range(ranks):
-        share = modules.data.share(len(windows), batch, 7, 0, 12, rank, ranks)
-        batches = list(modules.data.loader(windows, share, 2, torch.device("cpu")))
+        indices = modules.data.sample_indices(len(windows), batch, 7, 0, 12, rank, ranks)
+        batches = list(modules.data.data_loader(windows, indices, 2, torch.device("cpu")))
         assert [tokens[:, 0].tolist() for tokens, _ in batches] == [row[3:] for row in table if row[2] == rank]
 
 
 def test_the_batch_is_the_same_for_any_number_of_ranks_and_any_first_step(modules):
-    def share(first, rank, world, seed=7):
-        return list(modules.data.share(50, 8, seed, first, 12, rank, world))
+    def indices(first, rank, world, seed=7):
+        return list(modules.data.sample_indices(50, 8, seed, first, 12, rank, world))
 
-    alone = share(0, 0, 1)
+    alone = indices(0, 0, 1)
     for world in (2, 4, 8):
-        ranks = [share(0, rank, world) for rank in range(world)]
+        ranks = [indices(0, rank, world) for rank in range(world)]
         together = [sorted(window for part in parts for window in part) for parts in zip(*ranks)]
         assert together == [sorted(windows) for windows in alone]
-    assert share(5, 1, 2) == share(0, 1, 2)[5:]
-    assert share(0, 0, 1, seed=8) != alone
+    assert indices(5, 1, 2) == indices(0, 1, 2)[5:]
+    assert indices(0, 0, 1, seed=8) != alone
 
 
 @pytest.mark.parametrize(
@@ -500,8 +504,8 @@ def test_the_batch_is_the_same_for_any_number_of_ranks_and_any_first_step(module
     [
         (["--ranks", "0"], "--global-batch 8 has to be at least --ranks 0"),
         (["--ranks", "9"], "--global-batch 8 has to be at least --ranks 9"),
-        (["--global-batch", "52"], "at least --ranks 2 and at most 50, the windows"),
-        (["--context", "0"], "at most 0, the windows"),
+        (["--global-batch", "52"], "at least --ranks 2 and at most 50, all samples"),
+        (["--context", "0"], "at most 0, all samples"),
         (["--data", "/nowhere"], "--data /nowhere: no such file or folder"),
     ],
 )
@@ -576,13 +580,13 @@ def test_the_default_corpus_is_pythons_own_library(modules):
 def test_any_number_of_nodes_and_gpus_has_a_batch(modules, monkeypatch, tmp_path):
     """Without flags, and with the text that is there without --data; 32 where the ranks can share that equally."""
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--out", str(tmp_path)])
-    monkeypatch.setattr(modules.common, "read_corpus", functools.lru_cache(modules.data.read_corpus))
+    monkeypatch.setattr(modules.arguments, "read_corpus", functools.lru_cache(modules.data.read_corpus))
     for ranks in {nodes * gpus for nodes in range(1, 13) for gpus in range(1, 9)}:
-        args = modules.common.parse_arguments("", ranks)
+        args = modules.arguments.parse_arguments("", ranks)
         assert args.global_batch == ranks * args.micro_batch * args.accumulation
         assert 32 <= args.global_batch < 32 + ranks
         assert args.global_batch == 32 or 32 % ranks
-        assert (args.remark == "") == (args.global_batch == 32)
+        assert (args.batch_remark == "") == (args.global_batch == 32)
 
 
 @pytest.mark.parametrize(
@@ -612,7 +616,7 @@ def test_a_run_keeps_its_batch_on_another_number_of_ranks(program, half, modules
 
     def batch(ranks, *words):
         monkeypatch.setattr(sys, "argv", [f"{program}.py", *SHAPE, "--out", str(folder), *words])
-        return modules.common.parse_arguments("", ranks).global_batch
+        return modules.arguments.parse_arguments("", ranks).global_batch
 
     assert [batch(ranks, "--resume") for ranks in (1, 2, 4, 8, 16)] == 5 * [16]
     assert [batch(3, "--resume", "--global-batch", "18"), batch(3)] == [18, 33]  # asked for; a new run
@@ -708,11 +712,9 @@ def test_a_finished_run_that_is_started_again_keeps_its_figures(text, solo):
 
 def test_random_numbers_are_the_ranks_own_and_the_same_after_a_resume(modules):
     def drawn(step, rank):
-        modules.common.prepare_step(step, rank, args, optimizer)
+        modules.schedule.seed_step(0, step, rank)
         return torch.rand(3).tolist()
 
-    optimizer = torch.optim.SGD([torch.ones(1)])
-    args = modules.common.flags("").parse_args(["--global-batch", "32"])
     seen = [drawn(step, rank) for step in (1, 2, 3) for rank in (0, 1, 2)]
     assert len(set(map(tuple, seen))) == 9
     assert drawn(2, 1) == seen[4]
@@ -922,8 +924,8 @@ def test_a_folder_that_is_removed_in_part_is_no_checkpoint(modules, monkeypatch,
             checkpoints.save({"step": 2}, None, None)
         with pytest.raises(KeyboardInterrupt):  # as of a damaged one that is replaced
             checkpoints.save({"step": 2}, None, None)
-    whole = [path for path in checkpoints.there() if (path / "run.json").exists()]
-    assert checkpoints.there() == whole
+    whole = [path for path in checkpoints.existing() if (path / "run.json").exists()]
+    assert checkpoints.existing() == whole
     checkpoints.save({"step": 3}, None, None)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-00000003", "latest"}
 
@@ -988,7 +990,7 @@ def test_save_minutes(text, solo, tmp_path):
     solo(*words, "--save-minutes", 60)
     assert checkpoints(tmp_path / "run") == ["07"]
     solo(*words, "--save-minutes", 1e-9)
-    assert checkpoints(tmp_path / "run") == ["01", "02", "03", "06", "07"]  # when losses are read, and so the clocks
+    assert checkpoints(tmp_path / "run") == ["01", "03", "06", "07"]  # when the ranks ask each other
 
 
 def test_ranks_wait_for_a_slow_checkpoint_beyond_their_timeout(server, driver, text, tmp_path):
@@ -1008,7 +1010,7 @@ if rank == 0:
     slow, launches = driver(change), {}
     for program in ("train_ddp", "train_fsdp"):
         words = [*TINY, "--data", text, "--out", tmp_path / program, "--steps", 3, "--keep", 9, "--timeout", 10]
-        words += ["--save-minutes", 1e-9]  # due at step 1, by rank 0's clock alone or by all
+        words += ["--log-every", 1, "--save-minutes", 1e-9]  # due at step 1, by rank 0's clock alone or by all
         launches[program] = Launch(tmp_path / program, 2, slow, TRAINING / f"{program}.py", *words)
     while (
         not Path(f"{tmp_path}/train_ddp.0.out").exists()
@@ -1114,27 +1116,50 @@ def test_a_job_that_is_started_again_resumes_without_being_told(text, solo, tmp_
         assert solo(*TINY, "--data", text, "--steps", 5)["first_step"] == 0
 
 
-def test_slow_steps_are_looked_at_one_by_one(modules, monkeypatch, tmp_path):
-    """So that the ranks hear within seconds that they have to stop; quick ones only with the lines of progress."""
-    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--out", str(tmp_path), "--steps", "1000"])
-    args = modules.common.parse_arguments("", 1)
-    model = torch.nn.Linear(1, 1)
-    model.flops = lambda: 0
-    for seconds, most in ((60.0, 1), (2.0, 2), (0.01, 10)):
-        run = modules.common.Run(args, torch.device("cpu"), 1, 2)
-        run.total, run.agree = lambda numbers: 2 * numbers, lambda *_: None
-        run.start(None, model, None)
-        looks = []
-        for step in range(1, 61):
-            looks += [step] if step >= run.next_look else []
-            run.seconds_per_step = seconds
-            run.note(step, torch.zeros(()), model)
-        assert max(b - a for a, b in zip(looks, looks[1:])) == most
+@pytest.mark.parametrize(("seconds", "most"), [(60.0, 1), (2.0, 2), (0.01, 10)])
+def test_after_slow_steps_the_ranks_ask_each_other_one_by_one(seconds, most, modules, monkeypatch):
+    """So that they hear within seconds that they have to stop; after quick ones only with the lines of progress."""
+    checks, clock = [], [0.0]
+    monkeypatch.setattr(modules.control, "time", argparse.Namespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(modules.distributed, "sum_over_ranks", lambda mine: checks.append(step) or 2 * mine)
+    args = argparse.Namespace(steps=1000, log_every=10, save_minutes=None)
+    control = modules.control.Control(args, 0, torch.device("cpu"), 1, 2)
+    for step in range(1, 61):
+        clock[0] += seconds
+        assert control.request(step) == ""
+    assert checks[0] == 1
+    assert max(b - a for a, b in zip(checks, checks[1:])) == most
+
+
+def test_what_one_rank_is_asked_all_ranks_do(modules, monkeypatch, tmp_path):
+    """A request to stop goes before one to save, and after the last step there is none."""
+    clock = [0.0]
+    monkeypatch.setattr(modules.control, "time", argparse.Namespace(monotonic=lambda: clock[0]))
+    another = torch.zeros(3, dtype=torch.float64)
+    monkeypatch.setattr(modules.distributed, "sum_over_ranks", lambda mine: mine + another)
+    monkeypatch.setenv("REQUEUE_FILE", str(tmp_path / "requeue"))
+    args = argparse.Namespace(steps=6, log_every=1, save_minutes=1.0)
+    control = modules.control.Control(args, 0, torch.device("cpu"), 0, 2)
+    assert control.request(1) == ""
+    clock[0] = 61.0
+    assert control.request(2) == "save"
+    with control.saving():
+        assert control.stop.saving
+    assert not control.stop.saving
+    assert control.request(3) == ""  # the minute begins with the checkpoint
+    another[1] = 1  # the other rank's checkpoint is overdue
+    assert control.request(4) == "save"
+    another[0] = 1  # the other rank is asked to stop
+    assert control.request(5) == "stop"
+    assert not (tmp_path / "requeue").exists()
+    control.requeue()
+    assert (tmp_path / "requeue").exists()
+    assert control.request(6) == ""
 
 
 def hold(folder, job, ready):
     os.environ["SLURM_JOB_ID"] = job
-    assert __import__("checkpoint").occupied(folder, 0) == ""
+    assert __import__("checkpoint").acquire_lock(folder, 0) == ""
     ready.set()
     time.sleep(DEADLINE)
 
@@ -1157,13 +1182,13 @@ def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path,
     ):
         for name, value in (("SLURM_JOB_ID", job), ("SLURM_RESTART_COUNT", attempt)):
             monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-        assert modules.checkpoint.occupied(str(tmp_path / "run"), 0) == expected, (job, attempt)
+        assert modules.checkpoint.acquire_lock(str(tmp_path / "run"), 0) == expected, (job, attempt)
     monkeypatch.delenv("SLURM_JOB_ID")
     expected = f"--out {tmp_path}/run is in use by {held}: give another --out, or wait for its end"
     assert refused(*TINY, "--data", text, "--timeout", 1) == expected
     holder.kill()
     holder.join()
-    assert modules.checkpoint.occupied(str(tmp_path / "run"), 0) == ""
+    assert modules.checkpoint.acquire_lock(str(tmp_path / "run"), 0) == ""
 
 
 # Refusals
@@ -1172,22 +1197,24 @@ def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path,
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--steps", "0"], "--steps 0 has to be above 0"),
-        (["--steps", "1e3"], "argument --steps: invalid int value: '1e3'"),
-        (["--workers", "-1"], "--workers -1 has to be above 0, and finite (--seed and --workers may be 0)"),
-        (["--timeout", "nan"], "--timeout nan has to be above 0, and finite"),
-        (["--save-minutes", "0"], "--save-minutes 0.0 has to be above 0"),
-        (["--learning-rate", "-1"], "--learning-rate -1.0 has to be above 0"),
+        (["--steps", "0"], "argument --steps: '0' has to be a whole number above 0"),
+        (["--steps", "1e3"], "argument --steps: '1e3' has to be a whole number above 0"),
+        (["--workers", "-1"], "argument --workers: '-1' has to be a whole number, 0 or more"),
+        (["--timeout", "nan"], "argument --timeout: 'nan' has to be a number above 0"),
+        (["--timeout", "inf"], "argument --timeout: 'inf' has to be a number above 0"),
+        (["--grad-clip", "much"], "argument --grad-clip: 'much' has to be a number above 0"),
+        (["--save-minutes", "0"], "argument --save-minutes: '0' has to be a number above 0"),
+        (["--learning-rate", "-1"], "argument --learning-rate: '-1' has to be a number above 0"),
         (["--layers", "0"], "and --context and --layers at least 1: Config(vocabulary=256, context=128, layers=0,"),
         (["--scale-learning-rate", "cubic"], "argument --scale-learning-rate: invalid choice: 'cubic'"),
         (["--dtype", "half"], "argument --dtype: invalid choice: 'half'"),
         (["--dtype", "tf32"], "--dtype tf32 is for NVIDIA's GPUs since Ampere: choose float32 or bfloat16"),
         (["--micro-batch", "5"], "--micro-batch 5 does not divide the 32 sequences of a rank: choose one that does"),
         (["--width", "100", "--heads", "3"], "--width has to be a multiple of --heads, and --context"),
-        (["--json", "/"], "Is a directory: '/': give another --out, --json or --data"),
-        (["--json", "/proc/x.json"], "No such file or directory: '/proc/x.json': give another --out, --json or --data"),
-        (["--json", f"{__file__}/x.json"], f"File exists: '{__file__}': give another --out, --json or --data"),
-        (["--out", __file__], f"File exists: '{__file__}': give another --out, --json or --data"),
+        (["--json", "/"], "Is a directory: '/': give another --out or --json"),
+        (["--json", "/proc/x.json"], "No such file or directory: '/proc/x.json': give another --out or --json"),
+        (["--json", f"{__file__}/x.json"], f"File exists: '{__file__}': give another --out or --json"),
+        (["--out", __file__], f"File exists: '{__file__}': give another --out or --json"),
         (["--data", "/nowhere"], "--data /nowhere: no such file or folder"),
         (["--data", "/dev/null"], "--data /dev/null has no text in it"),
     ],
@@ -1200,7 +1227,7 @@ def test_bad_flags(words, expected, refused):
 def test_a_batch_that_the_ranks_cannot_share(world, modules, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--global-batch", "32"])
     with pytest.raises(SystemExit) as end:
-        modules.common.parse_arguments("", world)
+        modules.arguments.parse_arguments("", world)
     assert end.value.code == 2
     expected = f"--global-batch 32 cannot be shared equally by {world} ranks: choose a multiple of that\n"
     assert capsys.readouterr().err == f"train_ddp.py: error: {expected}"
@@ -1225,13 +1252,13 @@ def test_ranks_that_do_not_know_of_each_other(program, modules, text, tmp_path, 
     assert "started 2 times without RANK, each would be alone" in told or "each of 2 ranks would train the" in told
 
 
-# common.fail() on a rank that is not the first of its node. This replaces what be_a_rank() does to its time.
+# fail() on a rank that is not the first of its node. This replaces what be_a_rank() does to its time.
 FAILS = """
-import common, stop, time
-common.time, common.SPEAK_FIRST = time, {seconds}
+import distributed, stop, time
+distributed.time, distributed.HEAD_START = time, {seconds}
 stop.Stop(1)
 print("ready", flush=True)
-common.fail("no such thing here")
+distributed.fail("no such thing here")
 """
 
 
@@ -1304,20 +1331,21 @@ def test_nodes_that_see_different_checkpoints(program, half, driver, server, tex
     assert f"ranks differ in their checkpoints: {newest} on {host}. Share --data and --out among nodes\n" in done.err
 
 
-def test_one_rank_of_many_that_differs_ends_all(modules, capsys):
+def test_one_rank_of_many_that_differs_ends_all(modules, monkeypatch, capsys):
     """Each node tells what it has: the ranks send a number."""
-    facts = []
-    run = argparse.Namespace(world=5, total=lambda mine: facts.append(mine) or mine)
-    for run.rank in range(5):
+    distributed, sent = modules.distributed, []
+    monkeypatch.setattr(distributed, "sum_over_ranks", lambda mine: sent.append(mine) or mine)
+    for rank in range(5):
         with pytest.raises(SystemExit):  # its own alone is not that of all
-            modules.common.Run.agree(run, "start", "none" if run.rank == 3 else "step 7")
-    run.total = lambda _: sum(facts)
-    for run.rank, fact in ((0, "step 7"), (3, "none")):
+            distributed.require_same("start", "none" if rank == 3 else "step 7", rank, 5)
+    monkeypatch.setattr(distributed, "sum_over_ranks", lambda _: sum(sent))
+    for rank, value in ((0, "step 7"), (3, "none")):
         with pytest.raises(SystemExit):
-            modules.common.Run.agree(run, "start", fact)
-        assert f"ranks differ in their start: {fact} on {os.uname().nodename}. Share" in capsys.readouterr().err
-    run.total = lambda _: sum(facts) - facts[3] + torch.eye(5, dtype=torch.int64)[3] * facts[0].max()
-    modules.common.Run.agree(run, "start", "step 7")
+            distributed.require_same("start", value, rank, 5)
+        assert f"ranks differ in their start: {value} on {os.uname().nodename}. Share" in capsys.readouterr().err
+    same = sum(sent) - sent[3] + torch.eye(5, dtype=torch.int64)[3] * sent[0].max()
+    monkeypatch.setattr(distributed, "sum_over_ranks", lambda _: same)
+    distributed.require_same("start", "step 7", 0, 5)
 
 
 # Learning rate and figures
@@ -1325,8 +1353,8 @@ def test_one_rank_of_many_that_differs_ends_all(modules, capsys):
 
 def test_the_learning_rate_rises_and_falls(modules):
     def rate(step, *words):
-        args = modules.common.flags("").parse_args(["--learning-rate", "2", "--global-batch", "32", *words])
-        return modules.common.learning_rate_at(step, args)
+        args = modules.arguments.make_parser("").parse_args(["--learning-rate", "2", "--global-batch", "32", *words])
+        return modules.schedule.learning_rate_at(step, args)
 
     rates = [rate(step) for step in range(1, 202)]
     assert rates[:20] == pytest.approx([0.1 * step for step in range(1, 21)])
@@ -1394,15 +1422,16 @@ def test_mfu_is_the_part_of_the_peak_that_the_gpus_reach(gpu, peak, dtype, modul
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     words = ["--dtype", "float32", "--global-batch", "8", "--steps", "3", "--json", str(tmp_path / "figures.json")]
     monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--out", str(tmp_path), *words])
-    args = modules.common.parse_arguments("", 4)
+    args = modules.arguments.parse_arguments("", 4)
     model = modules.model.GPT(args.config)
-    run = modules.common.Run(args, torch.device("cuda"), 0, 4)
-    run.dtype, run.agree, run.evaluate = dtype, lambda *_: None, lambda _: 1.0
-    run.total = lambda mine: mine
-    run.start(argparse.Namespace(there=list), model, None)
-    run.next_look = 2
+    precision = modules.precision.Precision(dtype, torch.float32, nullcontext())
+    state = {"step": 0, "loss": None, "val_loss": None}
+    run = modules.metrics.Metrics(args, state, model, precision, torch.device("cuda"), 0, 4)
     for step, loss in enumerate((3.0, 2.0, 1.0), start=1):
-        run.note(step, torch.tensor(loss), model)
+        run.add(torch.tensor(loss))
+        if step != 2:
+            run.log(step)
+    run.log_validation(3, 1.0)
     run.finish()
     line, figures = metrics(tmp_path)[-2], json.loads((tmp_path / "figures.json").read_text())
     if peak is None or dtype == "float32":  # the peaks are of bfloat16
@@ -1431,9 +1460,9 @@ def test_gradients_are_averaged_and_not_added_up(train, driver, tmp_path):
     plain = "; ".join(
         (
             f"sys.path.insert(0, {str(TRAINING)!r})",
-            "import common, torch",
+            "import optimizer, torch",
             "torch.nn.utils.clip_grad_norm_ = lambda *_: None",
-            "common.make_optimizer = lambda model, rate: torch.optim.SGD(model.parameters(), lr=rate)",
+            "optimizer.make_optimizer = lambda model, rate: torch.optim.SGD(model.parameters(), lr=rate)",
         )
     )
     words = ["--steps", 5, "--learning-rate", 0.5]
@@ -1546,7 +1575,7 @@ def test_a_validation_loss_that_is_no_number_is_not_saved(refused, text, tmp_pat
 
 def test_no_default_makes_products_less_exact(tmp_path):
     """A variable that some containers set turns TF32 on; --dtype float32 means float32."""
-    look = "import common, torch; common.precision('float32', torch.device('cpu')); "
+    look = "import precision, torch; precision.choose_precision('float32', torch.device('cpu')); "
     look += "print(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)"
     environment = {**ENVIRONMENT, "PYTHONPATH": str(TRAINING), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     done = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)

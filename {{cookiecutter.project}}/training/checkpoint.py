@@ -26,22 +26,22 @@ from torch.optim import Optimizer
 PATTERN = "checkpoint-" + 8 * "[0-9]"
 
 
-class Foreign(ValueError):
-    """There are checkpoints that this run cannot go on from; the message is in words for the user."""
+class IncompatibleCheckpoint(ValueError):
+    """There are checkpoints, but this run cannot go on from them. The message is in words for the user."""
 
 
-def occupied(folder: str, patience: float) -> str:
-    """Lock a folder for this process, until it ends. Return '', or the process that still holds it after `patience` s.
+def acquire_lock(folder: str, patience: float) -> str:
+    """Lock a folder for this process, until it ends. Return '', or who still holds the lock after `patience` seconds.
 
     Two cases return '' without the lock. The file system may have no locks. And an earlier attempt of this job may hold
     it: its node may be dead, which the file server does not know yet.
     """
     job = f"job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "a process"
-    file = os.open(Path(folder, ".in-use"), os.O_RDWR | os.O_CREAT, 0o666)  # for good: closing it gives the folder back
+    file = os.open(Path(folder, ".in-use"), os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
     for _ in range(1 + int(2 * patience)):
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(file, f"{job} on {socket.gethostname()}".ljust(1000).encode(), 0)  # over all that stands there
+            os.pwrite(file, f"{job} on {socket.gethostname()}".ljust(1000).encode(), 0)  # over an earlier holder's name
             return ""
         except (BlockingIOError, PermissionError):
             holder = os.pread(file, 1000, 0).decode().strip() or "another"
@@ -74,8 +74,8 @@ class Checkpoints:
         """Keep the newest `keep`. `settings`: numbers and strings that must be equal for a run to go on from one."""
         self.folder, self.keep, self.settings = Path(folder), keep, settings
 
-    def there(self) -> list[Path]:
-        """Return what is there, newest first."""
+    def existing(self) -> list[Path]:
+        """Return the checkpoints in the folder, newest first."""
         return sorted([*self.folder.glob(PATTERN), *self.folder.glob(f"{PATTERN}.pt")], reverse=True)
 
     def newest_settings(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Checkpoints:
 
         Passes over what cannot be read without a word: load() warns of it.
         """
-        for path in self.there():
+        for path in self.existing():
             with suppress(Exception):  # a torn one fails in many ways
                 if path.is_dir():
                     return json.loads((path / "run.json").read_text())["settings"]
@@ -93,21 +93,23 @@ class Checkpoints:
     def load(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
         """Fill model and optimizer from the newest checkpoint that can be read, and return what else is in it.
 
-        Returns None if the folder has no checkpoint. Warns of each that cannot be read. Raises Foreign if the newest of
-        the others belongs to another run, or if there is no other.
+        Returns None if the folder has no checkpoint. Warns of each that cannot be read. Raises IncompatibleCheckpoint
+        if the newest of the others belongs to another run, or if there is no other.
         """
-        for path in self.there():
+        for path in self.existing():
             try:
                 return self._read(path, model, optimizer)
             except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
                 ends = (SystemExit, KeyboardInterrupt, MemoryError, torch.cuda.OutOfMemoryError)
-                if isinstance(error, (Foreign, *ends)):
+                if isinstance(error, (IncompatibleCheckpoint, *ends)):
                     raise  # no fault of the file
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
-        if self.there():
-            raise Foreign(f"no checkpoint in {self.folder} is good: give another --out, or start without --resume")
+        if self.existing():
+            raise IncompatibleCheckpoint(
+                f"no checkpoint in {self.folder} is good: give another --out, or start without --resume"
+            )
         return None
 
     def save(self, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
@@ -131,15 +133,21 @@ class Checkpoints:
         """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
         aside = next(path for n in count(1) if not (path := self.folder / f"previous-{n}").exists())
         aside.mkdir()
-        for path in (*self.there(), *self.folder.glob("latest"), *self.folder.glob("metrics.jsonl")):
+        for path in (*self.existing(), *self.folder.glob("latest"), *self.folder.glob("metrics.jsonl")):
             os.replace(path, aside / path.name)
         return aside
 
     def _verify(self, path: Path, state: dict[str, Any]) -> None:
-        there = state["settings"]
-        other = [f"{k} is {there.get(k)} there and {v} here" for k, v in self.settings.items() if there.get(k) != v]
-        if other:
-            raise Foreign(f"{path} belongs to another run: {'; '.join(other)}. Use its values, or give another --out")
+        """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run."""
+        differences = []
+        for name, here in self.settings.items():
+            there = state["settings"].get(name)
+            if there != here:
+                differences.append(f"{name} is {there} there and {here} here")
+        if differences:
+            raise IncompatibleCheckpoint(
+                f"{path} belongs to another run: {'; '.join(differences)}. Use its values, or give another --out"
+            )
 
     def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)  # weights_only: a file cannot run code
@@ -163,7 +171,7 @@ class Checkpoints:
     def _publish(self, temporary: Path, path: Path) -> None:
         """Give a complete checkpoint its name. Remove those beyond `keep`, and what crashes have left."""
         if path.is_dir() or temporary.is_dir():  # os.replace() puts a file in the place of a file, and no folder
-            _remove(path)  # which cannot be read: load() has passed over it
+            _remove(path)  # which cannot be read: load() passed over it
         os.replace(temporary, path)
         temporary.symlink_to(path.name)
         os.replace(temporary, self.folder / "latest")
@@ -171,9 +179,9 @@ class Checkpoints:
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
         # Newer ones cannot be read: load() has passed over them, and would warn of them at each start. They go too.
-        kept = [old for old in self.there() if old <= path][: self.keep]
+        kept = [old for old in self.existing() if old <= path][: self.keep]
         leftovers = [*self.folder.glob(f"{PATTERN}.tmp"), *self.folder.glob(f"{PATTERN}.old")]  # of a crash
-        for old in {*self.there(), *leftovers}.difference(kept):
+        for old in {*self.existing(), *leftovers}.difference(kept):
             _remove(old)
 
 

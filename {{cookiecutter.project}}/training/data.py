@@ -3,8 +3,8 @@
     python training/data.py --ranks 4 --global-batch 8        which samples each rank reads in the first steps
 
 To train on your own text, give the programs `--data FILE_OR_FOLDER`. For something that is not text, replace
-`read_corpus`: it returns a Corpus with two datasets that map a list of numbers to a batch, inputs and targets, and a
-checksum. What decides which rank reads which sample, `share`, needs to know the number of samples and nothing else.
+`read_corpus`. It returns a Corpus: two datasets that map a list of sample numbers to a batch, inputs and targets, and a
+checksum. `sample_indices` decides which rank reads which sample. It needs the number of samples and nothing else.
 """
 
 from __future__ import annotations
@@ -89,53 +89,87 @@ def checksum(text: bytes | mmap.mmap) -> str:
     return digest.hexdigest()[:16]
 
 
-def share(windows: int, batch: int, seed: int, first: int, last: int, rank: int = 0, world: int = 1) -> Iterator[list]:
-    """Yield the windows that a rank reads in each step from `first` up to `last`, counted from 0.
+def sample_indices(
+    samples: int, batch: int, seed: int, first_step: int, last_step: int, rank: int = 0, world_size: int = 1
+) -> Iterator[list[int]]:
+    """Yield, for each step after `first_step` up to `last_step`, the numbers of the samples that a rank reads.
 
-    They are a function of the step alone. So the `batch` of all ranks is the same for any number of them, no window is
-    read twice in an epoch, and a resumed run needs the number of its step to go on in the middle of one. The windows
-    left over at the end of an epoch, fewer than `batch`, are left out; the next epoch leaves out others.
+    samples: how many there are. batch: how many all ranks read in a step.
+
+    The numbers are a function of the step alone. So the batch of all ranks is the same for any number of them, no
+    sample is read twice in an epoch, and a resumed run goes on in the middle of one. The samples left over at the end
+    of an epoch, fewer than a batch, are left out. The next epoch leaves out others.
     """
-    for step in range(first, last):
-        epoch, place = divmod(step, windows // batch)
-        if step == first or place == 0:  # another order for each seed and epoch
-            # One number below 2**32 from both: torch's CPU generator ignores the upper half of a longer seed.
-            generator = torch.Generator().manual_seed((seed + 1_000_003 * epoch) % 2**32)
-            order = torch.randperm(windows, generator=generator)
-        yield order[place * batch : (place + 1) * batch][rank::world].tolist()
+    steps_per_epoch = samples // batch
+    shuffled_epoch = None
+    for step in range(first_step, last_step):
+        epoch, step_of_epoch = divmod(step, steps_per_epoch)
+        if epoch != shuffled_epoch:
+            order = shuffled(samples, seed, epoch)
+            shuffled_epoch = epoch
+        of_all_ranks = order[step_of_epoch * batch : (step_of_epoch + 1) * batch]
+        yield of_all_ranks[rank::world_size].tolist()
 
 
-def loader(windows: Dataset, numbers: Iterator[list[int]], workers: int, device: torch.device) -> Iterator[list]:
-    """Yield what `windows` has for each list of `numbers`, read ahead by `workers` processes, on the device."""
-    # Memory is pinned so that copies to the GPU overlap with its work; forked workers inherit the mapped file.
-    how = {"pin_memory": device.type == "cuda", "multiprocessing_context": "fork" if workers else None}
-    # No batch size: the sampler says what a batch is.
-    batches = DataLoader(windows, batch_size=None, sampler=numbers, num_workers=workers, **how)
-    yield from ([tensor.to(device, non_blocking=True) for tensor in batch] for batch in batches)
+def shuffled(samples: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the numbers of all samples, int64 [samples], in another order for each seed and epoch."""
+    # One number below 2**32 from both: torch's CPU generator ignores the upper half of a longer seed.
+    generator = torch.Generator().manual_seed((seed + 1_000_003 * epoch) % 2**32)
+    return torch.randperm(samples, generator=generator)
+
+
+def data_loader(
+    samples: Dataset, indices: Iterator[list[int]], workers: int | None, device: torch.device
+) -> Iterator[list[torch.Tensor]]:
+    """Yield the batch of each list of sample numbers, inputs and targets, on the device.
+
+    workers: processes that read ahead. None: on a GPU by the cores of this rank, on a CPU none, as its cores compute.
+    """
+    if workers is None:  # torch has a thread per core of the rank: the launchers set OMP_NUM_THREADS
+        workers = min(4, torch.get_num_threads() - 1) if device.type == "cuda" else 0
+    batches = DataLoader(
+        samples,
+        batch_size=None,  # the sampler says what a batch is
+        sampler=indices,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
+        multiprocessing_context="fork" if workers else None,  # forked workers inherit the mapped file
+    )
+    for batch in batches:
+        yield [tensor.to(device, non_blocking=True) for tensor in batch]
 
 
 def main() -> None:
-    """Print who reads what in the first steps, counted from 1."""
+    """Print who reads which samples in the first steps, counted from 1."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--data", metavar="PATH", help="as for the training programs")
-    flags = {"ranks": 2, "global-batch": 8, "context": 128, "seed": 0, "first-step": 1, "steps": 3}
-    for name, default in flags.items():
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help="default: %(default)s")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="default: %(default)s")
+    parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="default: %(default)s")
+    parser.add_argument("--context", type=int, default=128, metavar="N", help="bytes per sample (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument("--first-step", type=int, default=1, metavar="N", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="default: %(default)s")
     args = parser.parse_args()
     try:
         corpus = read_corpus(args.data, args.context)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    batch, ranks, windows = args.global_batch, args.ranks, len(corpus.train) if args.context > 0 else 0
-    if not 0 < ranks <= batch <= windows:
-        parser.error(f"--global-batch {batch} has to be at least --ranks {ranks} and at most {windows}, the windows")
-    print(f"{corpus.name}: {windows:,} windows of {args.context} bytes, {windows // batch:,} steps per epoch")
-    print("step  epoch  rank  windows")
-    first = args.first_step - 1
-    shares = [share(windows, batch, args.seed, first, first + args.steps, rank, ranks) for rank in range(ranks)]
-    for step, rows in enumerate(zip(*shares), start=first):
-        for rank, row in enumerate(rows):
-            print(f"{step + 1:4}  {step // (windows // batch):5}  {rank:4}  {' '.join(map(str, row))}")
+    batch, samples = args.global_batch, len(corpus.train) if args.context > 0 else 0
+    if not 0 < args.ranks <= batch <= samples:
+        parser.error(
+            f"--global-batch {batch} has to be at least --ranks {args.ranks} and at most {samples}, all samples"
+        )
+    steps_per_epoch = samples // batch
+    print(f"{corpus.name}: {samples:,} samples of {args.context} bytes, {steps_per_epoch:,} steps per epoch")
+    print("step  epoch  rank  samples")
+    before = args.first_step - 1
+    ranks = [
+        sample_indices(samples, batch, args.seed, before, before + args.steps, rank, args.ranks)
+        for rank in range(args.ranks)
+    ]
+    for step, lists in enumerate(zip(*ranks), start=args.first_step):
+        for rank, numbers in enumerate(lists):
+            print(f"{step:4}  {(step - 1) // steps_per_epoch:5}  {rank:4}  {' '.join(map(str, numbers))}")
 
 
 if __name__ == "__main__":

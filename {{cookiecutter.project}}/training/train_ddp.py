@@ -3,82 +3,115 @@
     python training/train_ddp.py                         one process, on the GPU if there is one
     torchrun --nproc-per-node 2 training/train_ddp.py    two, as any launcher starts them
 
-The batch of a step is fixed for the whole job (--global-batch) and divided among the ranks, so that the number of
-ranks changes the speed and not the result.
+The batch of a step is fixed for the whole job (--global-batch) and divided among the ranks. So the number of ranks
+changes the speed, and not the result.
 
-Which text is read is decided in data.py, the model is in model.py. What a run writes into --out: checkpoints (--resume
-continues from the newest) and metrics.jsonl (one line per step, one per evaluation). Exit code 2: something that you
-asked for cannot be done, and the message says what would be.
+To train something of your own, replace the text (data.py) and the model with its loss (model.py). A run writes into
+--out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
+evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
 """
 
 import argparse
 from contextlib import nullcontext
 
-import common
 import torch
 import torch.distributed as dist
+from arguments import fixed_settings, parse_arguments
 from checkpoint import Checkpoints
-from data import loader, share
+from control import Control
+from data import data_loader, sample_indices
+from distributed import checkpoint_group, launched_world_size, setup, shutdown
+from evaluation import evaluate
+from metrics import Metrics
 from model import GPT
+from optimizer import make_optimizer
+from precision import Precision, choose_precision
+from resume import start_or_resume
+from schedule import due, seed_step, set_learning_rate
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
-CLIP = 1.0  # largest norm of the gradient
 
+def train_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: list[torch.Tensor],
+    args: argparse.Namespace,
+    precision: Precision,
+) -> torch.Tensor:
+    """Update the weights once; return the mean loss of this rank's part of the batch.
 
-def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list) -> torch.Tensor:
-    """Make one update from this rank's share of a batch, inputs and targets [sequences, context]; return its mean loss.
-
-    Every micro batch has the same size, so the mean of their means is the mean. DDP averages the gradients over the
-    ranks while the last micro batch's are computed; no_sync() keeps it from doing so for each of those before.
+    batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
+    the same size, so the mean of their means is the mean. DDP averages the gradients over the ranks during the backward
+    pass of the last micro batch. no_sync() keeps it from doing so in each backward pass.
     """
     optimizer.zero_grad()
-    mean_loss = torch.zeros((), device=run.device)
-    parts = list(zip(*(tensor.split(run.args.micro_batch) for tensor in batch)))
-    for number, (tokens, targets) in enumerate(parts, start=1):
-        with nullcontext() if number == len(parts) else model.no_sync():
-            with run.autocast:
-                loss = model(tokens, targets).mean() / len(parts)
+    mean_loss = 0.0
+    micro_batches = list(zip(*(tensor.split(args.micro_batch) for tensor in batch)))
+    for number, (inputs, targets) in enumerate(micro_batches, start=1):
+        with nullcontext() if number == len(micro_batches) else model.no_sync():
+            with precision.autocast:
+                loss = model(inputs, targets).mean() / len(micro_batches)
             loss.backward()
-        mean_loss = mean_loss + loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        mean_loss += loss.detach()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
     optimizer.step()
     return mean_loss
 
 
-def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
-    """Train from step 0, or the newest checkpoint, to args.steps."""
-    run = common.Run(args, device, rank, world)
-    torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
-    model = GPT(args.config).to(device, run.weights)
+def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
+    """Train from step 0, or from the newest checkpoint, to step args.steps."""
+    corpus = args.corpus
+    precision = choose_precision(args.dtype, device)
+    torch.manual_seed(args.seed)  # of the initial weights
+    model = GPT(args.config).to(device, precision.weights)
     if args.compile:
         model.compile()
-    optimizer = common.make_optimizer(model, args.learning_rate)
-    checkpoints = Checkpoints(args.out, args.keep, run.settings)
-    run.start(checkpoints, model, optimizer)
-    ddp, others_wait = DistributedDataParallel(model, gradient_as_bucket_view=True), common.writers()
+    optimizer = make_optimizer(model, args.learning_rate)
 
-    numbers = share(len(run.corpus.train), args.global_batch, args.seed, run.first, args.steps, rank, world)
-    for step, batch in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
-        common.prepare_step(step, rank, args, optimizer)
-        run.note(step, train_step(run, ddp, optimizer, batch), model)
-        if run.save:
-            if rank == 0:
-                checkpoints.save(run.state, model, optimizer)
-            dist.barrier(others_wait)
-            run.saved()
-        if run.stop:
+    checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args))
+    state = start_or_resume(checkpoints, model, optimizer, args, rank, world_size)
+    first_step = state["step"]
+    metrics = Metrics(args, state, model, precision, device, rank, world_size)
+    control = Control(args, first_step, device, rank, world_size)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    wait_for_writer = checkpoint_group()
+
+    indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
+    batches = data_loader(corpus.train, indices, args.workers, device)
+    for step, batch in enumerate(batches, start=first_step + 1):
+        set_learning_rate(optimizer, step, args)
+        seed_step(args.seed, step, rank)
+        loss = train_step(ddp, optimizer, batch, args, precision)
+        metrics.add(loss)  # stays on the device
+
+        request = control.request(step)  # "stop", "save" or ""
+        evaluating = due(step, args.eval_every, args.steps)
+        saving = request or due(step, args.save_every, args.steps)
+        if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
+            metrics.log(step)  # reads the losses since the last line
+        if evaluating:
+            val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device, rank, world_size)
+            metrics.log_validation(step, val_loss)
+        if saving:
+            with control.saving():
+                if rank == 0:
+                    checkpoints.save(metrics.state, model, optimizer)
+                dist.barrier(wait_for_writer)
+            metrics.restart_clock()
+        if request == "stop":
+            control.requeue()
             break
-    run.finish()
+    metrics.finish()
 
 
 @record
 def main() -> None:
     """Join the other ranks, and train."""
-    args = common.parse_arguments(__doc__, world=common.ranks())
-    train(args, *common.setup(args.timeout))
+    args = parse_arguments(__doc__, launched_world_size())
+    train(args, *setup(args.timeout))
 
 
 if __name__ == "__main__":
     main()
-    common.leave()
+    shutdown()

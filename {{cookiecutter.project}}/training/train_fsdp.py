@@ -3,85 +3,118 @@
     python training/train_fsdp.py                        one process, on the GPU if there is one
     torchrun --nproc-per-node 2 training/train_fsdp.py   two, as any launcher starts them
 
-Weights, gradients and optimizer are divided among the ranks; the whole of a layer exists only while it is computed.
+Weights, gradients and optimizer are divided among the ranks. The whole of a layer exists only while it is computed.
 Same flags and losses as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer, and NumPy.
 
-Which text is read is decided in data.py, the model is in model.py. What a run writes into --out: checkpoints (--resume
-continues from the newest) and metrics.jsonl (one line per step, one per evaluation). Exit code 2: something that you
-asked for cannot be done, and the message says what would be.
+To train something of your own, replace the text (data.py) and the model with its loss (model.py). A run writes into
+--out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
+evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
 """
 
 import argparse
 
-import common
 import torch
+from arguments import fixed_settings, parse_arguments
 from checkpoint import ShardedCheckpoints
-from data import loader, share
+from control import Control
+from data import data_loader, sample_indices
+from distributed import checkpoint_group, launched_world_size, setup, shutdown
+from evaluation import evaluate
+from metrics import Metrics
 from model import GPT
+from optimizer import make_optimizer
+from precision import Precision, choose_precision
+from resume import start_or_resume
+from schedule import due, seed_step, set_learning_rate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-CLIP = 1.0  # largest norm of the gradient
 
+def train_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: list[torch.Tensor],
+    args: argparse.Namespace,
+    precision: Precision,
+) -> torch.Tensor:
+    """Update the weights once; return the mean loss of this rank's part of the batch.
 
-def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list) -> torch.Tensor:
-    """Make one update from this rank's share of a batch, inputs and targets [sequences, context]; return its mean loss.
-
-    Every micro batch has the same size, so the mean of their means is the mean. FSDP averages the gradients over the
-    ranks while the last micro batch's are computed, and leaves each its part; until then a rank adds up whole ones.
+    batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
+    the same size, so the mean of their means is the mean. FSDP averages the gradients over the ranks during the
+    backward pass of the last micro batch, and leaves each rank its part. Until then a rank adds up whole gradients.
     """
     optimizer.zero_grad()
-    mean_loss = torch.zeros((), device=run.device)
-    parts = list(zip(*(tensor.split(run.args.micro_batch) for tensor in batch)))
-    for number, (tokens, targets) in enumerate(parts, start=1):
-        model.set_requires_gradient_sync(number == len(parts))
-        with run.autocast:
-            loss = model(tokens, targets).mean() / len(parts)
+    mean_loss = 0.0
+    micro_batches = list(zip(*(tensor.split(args.micro_batch) for tensor in batch)))
+    for number, (inputs, targets) in enumerate(micro_batches, start=1):
+        model.set_requires_gradient_sync(number == len(micro_batches))
+        with precision.autocast:
+            loss = model(inputs, targets).mean() / len(micro_batches)
         loss.backward()
-        mean_loss = mean_loss + loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        mean_loss += loss.detach()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
     optimizer.step()
     return mean_loss
 
 
-def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
-    """Train from step 0, or the newest checkpoint, to args.steps."""
-    run = common.Run(args, device, rank, world)
-    torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
-    model = GPT(args.config).to(run.weights)  # in the host's memory
-    # Rounded before they are gathered: of whole float32 weights autocast would keep a rounded copy of each layer's.
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if run.dtype == "bfloat16" else MixedPrecisionPolicy()
-    # Said, as a torch built for GPUs would look for them on a machine without.
-    how = {"mesh": init_device_mesh(device.type, (world,)), "mp_policy": policy}
-    for layer in model.blocks:
+def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
+    """Train from step 0, or from the newest checkpoint, to step args.steps."""
+    corpus = args.corpus
+    precision = choose_precision(args.dtype, device)
+    torch.manual_seed(args.seed)  # of the initial weights
+    model = GPT(args.config).to(precision.weights)  # in the host's memory
+    # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
+    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    policy = rounded if precision.name == "bfloat16" else MixedPrecisionPolicy()
+    # The device is named, as a torch that is built for GPUs would look for them on a machine without.
+    mesh = init_device_mesh(device.type, (world_size,))
+    for block in model.blocks:
         if args.compile:
-            layer.compile()
-        fully_shard(layer, **how)  # this rank's part of it goes to the GPU
-    fully_shard(model, **how)
-    optimizer = common.make_optimizer(model, args.learning_rate)
-    checkpoints = ShardedCheckpoints(args.out, args.keep, run.settings, common.writers())
-    run.start(checkpoints, model, optimizer)
+            block.compile()
+        fully_shard(block, mesh=mesh, mp_policy=policy)  # this rank's part of it goes to the GPU
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = make_optimizer(model, args.learning_rate)
 
-    numbers = share(len(run.corpus.train), args.global_batch, args.seed, run.first, args.steps, rank, world)
-    for step, batch in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
-        common.prepare_step(step, rank, args, optimizer)
-        run.note(step, train_step(run, model, optimizer, batch), model)
-        if run.save:
-            checkpoints.save(run.state, model, optimizer)
-            run.saved()
-        if run.stop:
+    checkpoints = ShardedCheckpoints(args.out, args.keep, fixed_settings(args), checkpoint_group())
+    state = start_or_resume(checkpoints, model, optimizer, args, rank, world_size)
+    first_step = state["step"]
+    metrics = Metrics(args, state, model, precision, device, rank, world_size)
+    control = Control(args, first_step, device, rank, world_size)
+
+    indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
+    batches = data_loader(corpus.train, indices, args.workers, device)
+    for step, batch in enumerate(batches, start=first_step + 1):
+        set_learning_rate(optimizer, step, args)
+        seed_step(args.seed, step, rank)
+        loss = train_step(model, optimizer, batch, args, precision)
+        metrics.add(loss)  # stays on the device
+
+        request = control.request(step)  # "stop", "save" or ""
+        evaluating = due(step, args.eval_every, args.steps)
+        saving = request or due(step, args.save_every, args.steps)
+        if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
+            metrics.log(step)  # reads the losses since the last line
+        if evaluating:
+            val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device, rank, world_size)
+            metrics.log_validation(step, val_loss)
+        if saving:
+            with control.saving():
+                checkpoints.save(metrics.state, model, optimizer)
+            metrics.restart_clock()
+        if request == "stop":
+            control.requeue()
             break
-    run.finish()
+    metrics.finish()
 
 
 @record
 def main() -> None:
     """Join the other ranks, and train."""
-    args = common.parse_arguments(__doc__, world=common.ranks())
-    train(args, *common.setup(args.timeout))
+    args = parse_arguments(__doc__, launched_world_size())
+    train(args, *setup(args.timeout))
 
 
 if __name__ == "__main__":
     main()
-    common.leave()
+    shutdown()

@@ -7,20 +7,29 @@
 slurm/build_horovod.sh builds Horovod. Same flags, files and losses as train_ddp.py; either continues the other's
 checkpoint. The learning rate is not multiplied by the ranks, as is often done: the batch does not grow with them.
 
-Which text is read is decided in data.py, the model is in model.py. What a run writes into --out: checkpoints (--resume
-continues from the newest) and metrics.jsonl (one line per step, one per evaluation). Exit code 2: something that you
-asked for cannot be done, and the message says what would be.
+To train something of your own, replace the text (data.py) and the model with its loss (model.py). A run writes into
+--out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
+evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
 """
 
 import argparse
 import math
 import os
 
-import common
+import distributed
 import torch
+from arguments import fixed_settings, make_parser, parse_arguments
 from checkpoint import Checkpoints
-from data import loader, share
+from control import Control
+from data import data_loader, sample_indices
+from distributed import fail
+from evaluation import evaluate
+from metrics import Metrics
 from model import GPT
+from optimizer import make_optimizer
+from precision import Precision, choose_precision
+from resume import start_or_resume
+from schedule import due, seed_step, set_learning_rate
 from torch.distributed.elastic.multiprocessing.errors import record
 
 try:
@@ -28,7 +37,6 @@ try:
 except (ImportError, OSError) as error:  # not built, or for another torch or MPI
     hvd, why_not = None, str(error).strip().partition("\n")[0]
 
-CLIP = 1.0  # largest norm of the gradient
 STALL = 60  # seconds without a rank after which Horovod says which one it waits for
 MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # what those who start MPI ranks set
 
@@ -40,7 +48,7 @@ def join(timeout: float) -> tuple[int, int, torch.device]:
     and train the whole by itself. A collective that a peer never joins fails after about `timeout` seconds.
     """
     if hvd is None:
-        common.fail(f"Horovod cannot be used ({why_not}): build it with 'INSTALL_HOROVOD=1 bash slurm/build_venv.sh'")
+        fail(f"Horovod cannot be used ({why_not}): build it with 'INSTALL_HOROVOD=1 bash slurm/build_venv.sh'")
     started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
     by_mpi = any(name in os.environ for name in MPI_RANKS)
     if by_mpi or started == 1:
@@ -51,8 +59,8 @@ def join(timeout: float) -> tuple[int, int, torch.device]:
         hvd.init()
     if started > 1 and not (by_mpi and hvd.size() > 1):
         missing = "not by an MPI that Horovod knows: set LAUNCHER=mpirun-ranks"
-        common.fail(f"{started} processes were started, but {missing}")
-    os.environ["LOCAL_RANK"] = str(hvd.local_rank())  # which common.fail needs: not every MPI tells it by a variable
+        fail(f"{started} processes were started, but {missing}")
+    os.environ["LOCAL_RANK"] = str(hvd.local_rank())  # which fail needs: not every MPI tells it by a variable
     device = torch.device("cpu")
     if torch.cuda.is_available():  # where a rank sees a single GPU, the scheduler has given it that one
         device = torch.device("cuda", hvd.local_rank() if torch.cuda.device_count() > 1 else 0)
@@ -60,68 +68,96 @@ def join(timeout: float) -> tuple[int, int, torch.device]:
     return hvd.rank(), hvd.size(), device
 
 
-def total(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the ranks' tensors."""
-    return hvd.allreduce(numbers, name="total", op=hvd.Sum)
+def sum_over_ranks(numbers: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the ranks' tensors. All ranks have to call."""
+    return hvd.allreduce(numbers, name="sum", op=hvd.Sum)
 
 
-def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list) -> torch.Tensor:
-    """Make one update from this rank's share of a batch, inputs and targets [sequences, context]; return its mean loss.
+def train_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: list[torch.Tensor],
+    args: argparse.Namespace,
+    precision: Precision,
+) -> torch.Tensor:
+    """Update the weights once; return the mean loss of this rank's part of the batch.
 
-    Every micro batch has the same size, so the mean of their means is the mean. Horovod averages the gradients over
-    the ranks while the last micro batch's are computed: the backward_passes_per_step-th that it counts.
+    batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
+    the same size, so the mean of their means is the mean. Horovod averages the gradients over the ranks during the
+    backward pass of the last micro batch: the backward_passes_per_step-th that it counts.
     """
     optimizer.zero_grad()
-    mean_loss = torch.zeros((), device=run.device)
-    parts = list(zip(*(tensor.split(run.args.micro_batch) for tensor in batch)))
-    for tokens, targets in parts:
-        with run.autocast:
-            loss = model(tokens, targets).mean() / len(parts)
+    mean_loss = 0.0
+    micro_batches = list(zip(*(tensor.split(args.micro_batch) for tensor in batch)))
+    for inputs, targets in micro_batches:
+        with precision.autocast:
+            loss = model(inputs, targets).mean() / len(micro_batches)
         loss.backward()
-        mean_loss = mean_loss + loss.detach()
+        mean_loss += loss.detach()
     optimizer.synchronize()  # the averages are there: what is clipped has to be the whole gradient
-    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
     with optimizer.skip_synchronize():
         optimizer.step()
     return mean_loss
 
 
-def train(args: argparse.Namespace, rank: int, world: int, device: torch.device) -> None:
-    """Train from step 0, or the newest checkpoint, to args.steps."""
-    run = common.Run(args, device, rank, world)
-    run.total = total
-    torch.manual_seed(args.seed)  # of the initial weights, which are the same everywhere
-    model = GPT(args.config).to(device, run.weights)
+def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
+    """Train from step 0, or from the newest checkpoint, to step args.steps."""
+    distributed.sum_over_ranks = sum_over_ranks  # for metrics, evaluation and requests
+    corpus = args.corpus
+    precision = choose_precision(args.dtype, device)
+    torch.manual_seed(args.seed)  # of the initial weights
+    model = GPT(args.config).to(device, precision.weights)
     if args.compile:
         model.compile()
-    new = common.make_optimizer(model, args.learning_rate)  # wrapped before it has moments: wrapping drops them
-    optimizer = hvd.DistributedOptimizer(new, model.named_parameters(), backward_passes_per_step=args.accumulation)
-    checkpoints = Checkpoints(args.out, args.keep, run.settings)
-    run.start(checkpoints, model, optimizer)
-    if run.first:  # a new one has no state: Horovod would make a step to get some, in which AdamW decays weights
+    plain = make_optimizer(model, args.learning_rate)  # wrapped before it has moments: wrapping drops them
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), backward_passes_per_step=args.accumulation)
+
+    checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args))
+    state = start_or_resume(checkpoints, model, optimizer, args, rank, world_size)
+    first_step = state["step"]
+    metrics = Metrics(args, state, model, precision, device, rank, world_size)
+    control = Control(args, first_step, device, rank, world_size)
+    if first_step:  # a new optimizer has no state: Horovod would make a step to get some, in which weights decay
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    numbers = share(len(run.corpus.train), args.global_batch, args.seed, run.first, args.steps, rank, world)
-    for step, batch in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
-        common.prepare_step(step, rank, args, optimizer)
-        run.note(step, train_step(run, model, optimizer, batch), model)
-        if run.save:
-            if rank == 0:
-                checkpoints.save(run.state, model, optimizer)
-            hvd.join()  # and not barrier(), for which --timeout holds: a large checkpoint may take longer
-            run.saved()
-        if run.stop:
+    indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
+    batches = data_loader(corpus.train, indices, args.workers, device)
+    for step, batch in enumerate(batches, start=first_step + 1):
+        set_learning_rate(optimizer, step, args)
+        seed_step(args.seed, step, rank)
+        loss = train_step(model, optimizer, batch, args, precision)
+        metrics.add(loss)  # stays on the device
+
+        request = control.request(step)  # "stop", "save" or ""
+        evaluating = due(step, args.eval_every, args.steps)
+        saving = request or due(step, args.save_every, args.steps)
+        if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
+            metrics.log(step)  # reads the losses since the last line
+        if evaluating:
+            val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device, rank, world_size)
+            metrics.log_validation(step, val_loss)
+        if saving:
+            with control.saving():
+                if rank == 0:
+                    checkpoints.save(metrics.state, model, optimizer)
+                hvd.join()  # and not barrier(), for which --timeout holds: a large checkpoint may take longer
+            metrics.restart_clock()
+        if request == "stop":
+            control.requeue()
             break
-    run.finish()
+    metrics.finish()
 
 
 @record
 def main() -> None:
     """Join the other ranks, and train."""
-    rank, world, device = join(common.flags(__doc__).parse_args().timeout)  # first: only MPI knows how many they are
-    train(common.parse_arguments(__doc__, world), rank, world, device)
-    hvd.barrier()  # nobody leaves while rank 0 still writes
+    rank, world_size, device = join(
+        make_parser(__doc__).parse_args().timeout
+    )  # first: only MPI knows how many they are
+    train(parse_arguments(__doc__, world_size), rank, world_size, device)
+    hvd.barrier()  # no rank leaves while rank 0 still writes
     hvd.shutdown()
 
 

@@ -2,66 +2,97 @@
 
     python training/train_single.py                      on the GPU if there is one
 
-Which text is read is decided in data.py, the model is in model.py. What a run writes into --out: checkpoints (--resume
-continues from the newest) and metrics.jsonl (one line per step, one per evaluation). Exit code 2: something that you
-asked for cannot be done, and the message says what would be.
+To train something of your own, replace the text (data.py) and the model with its loss (model.py). A run writes into
+--out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
+evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
 """
 
 import argparse
 
-import common
 import torch
+from arguments import fixed_settings, parse_arguments
 from checkpoint import Checkpoints
-from data import loader, share
+from control import Control
+from data import data_loader, sample_indices
+from evaluation import evaluate
+from metrics import Metrics
 from model import GPT
+from optimizer import make_optimizer
+from precision import Precision, choose_precision
+from resume import start_or_resume
+from schedule import due, seed_step, set_learning_rate
 
-CLIP = 1.0  # largest norm of the gradient
 
+def train_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: list[torch.Tensor],
+    args: argparse.Namespace,
+    precision: Precision,
+) -> torch.Tensor:
+    """Update the weights once; return the mean loss of the batch.
 
-def train_step(run: common.Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: list) -> torch.Tensor:
-    """Make one update from a batch, inputs and targets [sequences, context]; return its mean loss.
-
-    Every micro batch has the same size, so the mean of their means is the mean.
+    batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
+    the same size, so the mean of their means is the mean.
     """
     optimizer.zero_grad()
-    mean_loss = torch.zeros((), device=run.device)
-    parts = list(zip(*(tensor.split(run.args.micro_batch) for tensor in batch)))
-    for tokens, targets in parts:
-        with run.autocast:
-            loss = model(tokens, targets).mean() / len(parts)
+    mean_loss = 0.0
+    micro_batches = list(zip(*(tensor.split(args.micro_batch) for tensor in batch)))
+    for inputs, targets in micro_batches:
+        with precision.autocast:
+            loss = model(inputs, targets).mean() / len(micro_batches)
         loss.backward()
-        mean_loss = mean_loss + loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        mean_loss += loss.detach()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
     optimizer.step()
     return mean_loss
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train from step 0, or the newest checkpoint, to args.steps."""
-    run = common.Run(args, device)
+    """Train from step 0, or from the newest checkpoint, to step args.steps."""
+    corpus = args.corpus
+    precision = choose_precision(args.dtype, device)
     torch.manual_seed(args.seed)  # of the initial weights
-    model = GPT(args.config).to(device, run.weights)
+    model = GPT(args.config).to(device, precision.weights)
     if args.compile:
         model.compile()
-    optimizer = common.make_optimizer(model, args.learning_rate)
-    checkpoints = Checkpoints(args.out, args.keep, run.settings)
-    run.start(checkpoints, model, optimizer)
+    optimizer = make_optimizer(model, args.learning_rate)
 
-    numbers = share(len(run.corpus.train), args.global_batch, args.seed, run.first, args.steps)
-    for step, batch in enumerate(loader(run.corpus.train, numbers, args.workers, device), start=run.first + 1):
-        common.prepare_step(step, 0, args, optimizer)
-        run.note(step, train_step(run, model, optimizer, batch), model)
-        if run.save:
-            checkpoints.save(run.state, model, optimizer)
-            run.saved()
-        if run.stop:
+    checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args))
+    state = start_or_resume(checkpoints, model, optimizer, args)
+    first_step = state["step"]
+    metrics = Metrics(args, state, model, precision, device)
+    control = Control(args, first_step, device)
+
+    indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps)
+    batches = data_loader(corpus.train, indices, args.workers, device)
+    for step, batch in enumerate(batches, start=first_step + 1):
+        set_learning_rate(optimizer, step, args)
+        seed_step(args.seed, step)
+        loss = train_step(model, optimizer, batch, args, precision)
+        metrics.add(loss)  # stays on the device
+
+        request = control.request(step)  # "stop", "save" or ""
+        evaluating = due(step, args.eval_every, args.steps)
+        saving = request or due(step, args.save_every, args.steps)
+        if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
+            metrics.log(step)  # reads the losses since the last line
+        if evaluating:
+            val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device)
+            metrics.log_validation(step, val_loss)
+        if saving:
+            with control.saving():
+                checkpoints.save(metrics.state, model, optimizer)
+            metrics.restart_clock()
+        if request == "stop":
+            control.requeue()
             break
-    run.finish()
+    metrics.finish()
 
 
 def main() -> None:
     """Train on the GPU, if there is one."""
-    args = common.parse_arguments(__doc__, world=1)
+    args = parse_arguments(__doc__, world_size=1)
     train(args, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -1,0 +1,279 @@
+"""The flags of the training programs, and what cannot work for them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from checkpoint import Checkpoints
+from data import Corpus, read_corpus
+from distributed import fail, launched_world_size
+from model import Config
+from schedule import REFERENCE_BATCH
+
+LARGEST_MICRO_BATCH = 32  # sequences that a rank computes at once, unless --micro-batch says otherwise
+DEFAULT_BATCH = f"the smallest multiple of the number of ranks that is at least {REFERENCE_BATCH}"
+
+
+def positive_int(text: str) -> int:
+    """Read a whole number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} has to be a whole number above 0")
+    return int(text)
+
+
+def zero_or_more(text: str) -> int:
+    """Read a whole number, 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} has to be a whole number, 0 or more")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """Read a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} has to be a number above 0")
+    return number
+
+
+def make_parser(doc: str) -> argparse.ArgumentParser:
+    """Return the parser of the flags. doc: what --help prints first."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = fail  # one message per node, without the usage
+
+    parser.add_argument(
+        "--steps",
+        type=positive_int,
+        default=200,
+        metavar="N",
+        help="optimizer steps in all, with those before a --resume (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="PATH",
+        help="text file, or folder of text files (default: the sources of Python's own library)",
+    )
+    parser.add_argument(
+        "--out",
+        default="runs/train",
+        metavar="FOLDER",
+        help="folder for checkpoints and metrics (default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write losses, validation loss and tokens/s into this file too")
+    parser.add_argument(
+        "--timeout",
+        type=positive_number,
+        default=600.0,
+        metavar="SECONDS",
+        help="seconds that a rank waits for another before it fails (default: %(default)s)",
+    )
+
+    parser.add_argument(
+        "--global-batch",
+        type=positive_int,
+        metavar="N",
+        help=f"sequences per step, over all ranks (default: the checkpoint's, or {DEFAULT_BATCH})",
+    )
+    parser.add_argument(
+        "--micro-batch",
+        type=positive_int,
+        metavar="N",
+        help="sequences that a rank computes at once "
+        f"(default: the largest divisor of a rank's part of the batch that is at most {LARGEST_MICRO_BATCH})",
+    )
+    parser.add_argument(
+        "--learning-rate", type=positive_number, default=1e-3, metavar="RATE", help="at its peak (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--scale-learning-rate",
+        choices=["linear", "sqrt"],
+        help=f"multiply it by --global-batch / {REFERENCE_BATCH}, or by the square root of that (default: do not)",
+    )
+    parser.add_argument(
+        "--decay-steps",
+        type=positive_int,
+        metavar="N",
+        help="steps until the learning rate is at its lowest (default: --steps). "
+        "For a run that will be extended give its final length, from its first job on",
+    )
+    parser.add_argument(
+        "--seed",
+        type=zero_or_more,
+        default=0,
+        metavar="N",
+        help="of the initial weights and the order of samples (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["bfloat16", "tf32", "float32", "float64"],
+        help="matmul precision (default: bfloat16 where the GPU supports it, else float32)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=zero_or_more,
+        metavar="N",
+        help="processes per rank that read ahead (default: by the rank's cores on GPUs, 0 on CPUs)",
+    )
+    parser.add_argument(
+        "--grad-clip",
+        type=positive_number,
+        default=1.0,
+        metavar="NORM",
+        help="largest norm of the gradient: a longer one is scaled down to it (default: %(default)s)",
+    )
+    parser.add_argument("--compile", action="store_true", help="torch.compile: a minute first, then faster")
+
+    parser.add_argument(
+        "--log-every",
+        type=positive_int,
+        default=10,
+        metavar="N",
+        help="steps from one line of progress to the next (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--eval-every",
+        type=positive_int,
+        default=100,
+        metavar="N",
+        help="steps from one evaluation to the next; the last step has one too (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--save-every",
+        type=positive_int,
+        default=100,
+        metavar="N",
+        help="steps from one checkpoint to the next; the last step has one too (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--save-minutes", type=positive_number, metavar="MINUTES", help="save also when the last checkpoint is so old"
+    )
+    parser.add_argument(
+        "--keep", type=positive_int, default=3, metavar="N", help="checkpoints on the disk (default: %(default)s)"
+    )
+    restarted = os.environ.get("RESTART_COUNT", "") not in ("", "0")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        default=restarted,
+        help="continue from the newest checkpoint in --out, if any (a job that was requeued always does)",
+    )
+
+    for name, value in vars(Config()).items():
+        parser.add_argument(
+            f"--{name}", type=type(value), default=value, metavar="N", help="of the model (default: %(default)s)"
+        )
+    return parser
+
+
+def parse_arguments(doc: str, world_size: int) -> argparse.Namespace:
+    """Read the flags, and refuse what cannot work on so many ranks, before they join.
+
+    Fills in global_batch and micro_batch. Adds batch_remark (why this batch), accumulation (micro batches per step),
+    config (of the model) and corpus (the data).
+    """
+    args = make_parser(doc).parse_args()
+    if world_size == 1 and launched_world_size() > 1:
+        fail(f"each of {launched_world_size()} ranks would train the whole: use training/train_ddp.py")
+    args.global_batch, args.batch_remark = choose_global_batch(args, world_size)
+    args.micro_batch, args.accumulation = choose_micro_batch(args, world_size)
+    args.config = read_config(args)
+    make_folders(args)
+    args.corpus = read_data(args)
+    return args
+
+
+def default_batch(world_size: int) -> int:
+    """Return DEFAULT_BATCH for so many ranks."""
+    return math.ceil(REFERENCE_BATCH / world_size) * world_size
+
+
+def choose_global_batch(args: argparse.Namespace, world_size: int) -> tuple[int, str]:
+    """Return the sequences per step, and a remark on where the number comes from.
+
+    A run that resumes without --global-batch keeps its checkpoint's batch, on any number of ranks that divides it.
+    """
+    if args.global_batch:
+        if args.global_batch % world_size:
+            batch = f"--global-batch {args.global_batch}"
+            fail(f"{batch} cannot be shared equally by {world_size} ranks: choose a multiple of that")
+        return args.global_batch, ""
+
+    usual = default_batch(world_size)
+    batch = checkpoint_batch(args) if args.resume else None
+    if batch is None:
+        return usual, "" if usual == REFERENCE_BATCH else f" ({DEFAULT_BATCH})"
+    if batch % world_size:
+        divisors = ", ".join(str(ranks) for ranks in range(1, batch + 1) if batch % ranks == 0)
+        fail(
+            f"the checkpoints in --out {args.out} were made with --global-batch {batch}, which {world_size} ranks "
+            f"cannot share equally: resume on {divisors} ranks, or give another --out"
+        )
+    return batch, "" if batch == usual else " (the batch of the checkpoint)"
+
+
+def checkpoint_batch(args: argparse.Namespace) -> int | None:
+    """Return the global batch of the newest checkpoint in --out, None where there is none."""
+    return Checkpoints(args.out, args.keep, {}).newest_settings().get("global_batch")
+
+
+def choose_micro_batch(args: argparse.Namespace, world_size: int) -> tuple[int, int]:
+    """Return the sequences that a rank computes at once, and how often it does so per step."""
+    per_rank = args.global_batch // world_size
+    divisors = [number for number in range(1, LARGEST_MICRO_BATCH + 1) if per_rank % number == 0]
+    micro_batch = args.micro_batch or max(divisors)
+    if per_rank % micro_batch:
+        fail(f"--micro-batch {micro_batch} does not divide the {per_rank} sequences of a rank: choose one that does")
+    return micro_batch, per_rank // micro_batch
+
+
+def read_config(args: argparse.Namespace) -> Config:
+    """Return the model's shape, of the flags that are named after its fields."""
+    try:
+        return Config(**{name: getattr(args, name) for name in vars(Config())})
+    except ValueError as error:
+        fail(str(error))
+
+
+def make_folders(args: argparse.Namespace) -> None:
+    """Make --out and the folder of --json. A file that cannot be written is better named now than after the run."""
+    try:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+        if args.json:
+            Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+            Path(args.json).open("a").close()
+    except OSError as error:
+        fail(f"{error}: give another --out or --json")
+
+
+def read_data(args: argparse.Namespace) -> Corpus:
+    """Return the text, if it is enough for one step and an evaluation."""
+    try:
+        corpus = read_corpus(args.data, args.context)
+    except ValueError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error}: give another --data")
+    samples, held_out = len(corpus.train), len(corpus.validation)
+    if samples < args.global_batch or not held_out:
+        fail(
+            f"{corpus.name} has {samples:,} samples of {args.context} bytes to train on and {held_out:,} to validate: "
+            f"add text, or lower --global-batch {args.global_batch} or --context"
+        )
+    return corpus
+
+
+def fixed_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that a checkpoint and the run that resumes from it have to agree in."""
+    return {
+        **vars(args.config),
+        "seed": args.seed,
+        "global_batch": args.global_batch,
+        "corpus": args.corpus.checksum,
+    }

@@ -1,0 +1,111 @@
+"""The ranks of a run: how they join, add up numbers, report an error and leave.
+
+A rank is one process, on a GPU of its own where there are GPUs. Every rank runs the whole program.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import zlib
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+HEAD_START = 2.0  # seconds that the first rank of a node has to print an error, before the node's other ranks do
+
+
+def setup(timeout: float) -> tuple[int, int, torch.device]:
+    """Join the process group of all ranks; return rank, world size and this rank's device.
+
+    launch/ and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables). Without RANK, this process is the
+    only rank. A collective that another rank does not join within `timeout` seconds fails.
+    """
+    tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+    if "RANK" not in os.environ and tasks != "1":
+        sys.exit(f"started {tasks} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        # Where a rank sees a single GPU, the scheduler has given it that one.
+        device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+
+    wait = timedelta(seconds=timeout)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=wait)
+    else:
+        dist.init_process_group(backend, timeout=wait, store=dist.HashStore(), rank=0, world_size=1)
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+def shutdown(code: int = 0) -> NoReturn:
+    """Leave the process group and end this process with an exit code: the last call of a program."""
+    if dist.is_initialized():  # not after --help, nor where fail() is called before setup()
+        if code == 0:
+            dist.barrier()  # no rank leaves while rank 0 still writes
+        dist.destroy_process_group()
+        # DDP leaves gloo's threads behind. A thread that returns a tensor while Python shuts down aborts the process,
+        # though all is done (https://github.com/pytorch/pytorch/issues/190489). So Python does not shut down.
+        if not torch.cuda.is_available():
+            sys.stdout.flush()
+            os._exit(code)
+    sys.exit(code)
+
+
+def fail(message: str) -> NoReturn:
+    """Print what is wrong, and end this process with exit code 2.
+
+    Where all ranks fail, the first rank of each node prints, and the node's other ranks wait. A launcher ends all ranks
+    as soon as one has failed. So a rank that is still there after HEAD_START has failed alone, and prints too.
+    """
+    if _first_set("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", default="0") != "0":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # stop.py may have set a handler that survives the launcher's
+        time.sleep(HEAD_START)
+    print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
+    shutdown(2)
+
+
+def launched_world_size() -> int:
+    """Return the number of ranks that the launcher started.
+
+    A bare srun or mpirun sets no RANK. It is counted here too: parse_arguments() or setup() then refuses to go on.
+    """
+    return int(_first_set("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", default="1"))
+
+
+def _first_set(*names: str, default: str) -> str:
+    """Return the first of these environment variables that is set and not empty."""
+    for name in names:
+        if os.environ.get(name):
+            return os.environ[name]
+    return default
+
+
+def sum_over_ranks(numbers: torch.Tensor) -> torch.Tensor:
+    """Add up the ranks' tensors in place, and return the sum. All ranks have to call."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(numbers)
+    return numbers
+
+
+def require_same(what: str, value: str, rank: int, world_size: int) -> None:
+    """Fail on all ranks, naming each node's value, unless `value` is the same on all ranks."""
+    checksums = torch.zeros(world_size, dtype=torch.int64)
+    checksums[rank] = zlib.crc32(value.encode())
+    if len(set(sum_over_ranks(checksums).tolist())) > 1:
+        fail(f"ranks differ in their {what}: {value} on {socket.gethostname()}. Share --data and --out among nodes")
+
+
+def checkpoint_group() -> dist.ProcessGroup:
+    """Return a group whose timeout is long enough to write a large checkpoint to a slow file system."""
+    return dist.new_group(backend="gloo", timeout=timedelta(hours=2))
