@@ -29,8 +29,8 @@ COMMON = {
     "benchmark/report.py",
     "benchmark/scaling.sh",
     *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "checkpoint", "model")),
-    *(f"training/{name}.py" for name in ("arguments", "control", "distributed", "evaluation", "metrics", "optimizer")),
-    *(f"training/{name}.py" for name in ("precision", "resume", "schedule")),
+    *(f"training/{name}.py" for name in ("arguments", "control", "distributed", "evaluation", "memory", "metrics")),
+    *(f"training/{name}.py" for name in ("optimizer", "precision", "resume", "schedule")),
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }

@@ -32,7 +32,7 @@ torch = pytest.importorskip("torch")
 
 TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
 ROOMS = ("model", "data", "distributed", "precision", "schedule", "checkpoint", "arguments", "optimizer", "stop")
-ROOMS += ("control", "evaluation", "metrics", "resume")
+ROOMS += ("memory", "control", "evaluation", "metrics", "resume")
 MODULES = (*ROOMS, "train_single", "train_ddp", "train_fsdp")
 STEPS, HALF = 40, 20
 TO_HALF = ("--steps", HALF, "--save-every", 10)
@@ -333,6 +333,81 @@ def test_losses_are_equal_when_compiled(program, ranks, train, tmp_path, whole):
 
 
 FLOAT64 = argparse.Namespace(name="float64", weights=torch.float64, autocast=nullcontext())
+
+
+@pytest.mark.parametrize(("program", "ranks"), [("train_single", 1), ("train_ddp", 2), ("train_fsdp", 2)])
+def test_losses_are_equal_with_activations_that_are_computed_again(program, ranks, train, driver, tmp_path, whole):
+    """And far fewer of them are kept: of a layer its input alone."""
+    change = f"""
+sys.path.insert(0, {str(TRAINING)!r})
+import model, torch
+logits = model.GPT.logits
+def watched(self, tokens):
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes) or t, lambda t: t):
+        result = logits(self, tokens)
+    if self.training:
+        print("kept", sum(kept), flush=True)
+    return result
+model.GPT.logits = watched
+"""
+    kept = {}
+    for words in ((), ("--activation-checkpointing",)):
+        run = train(tmp_path / f"run{len(words)}", ranks, program, "--steps", 8, *words, driver=driver(change))
+        assert largest_difference(run.figures["losses"], whole.figures["losses"][:8]) <= EXACT
+        kept[len(words)] = max(map(int, re.findall(r"kept (\d+)", run.out)))
+    assert kept[1] < kept[0] / 4
+
+
+def test_gradients_are_clipped(modules):
+    model = torch.nn.Linear(1, 1, bias=False).double()
+    before = model.weight.item()
+    model.forward = lambda inputs, targets: 30 * model.weight * inputs
+    optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    batch = [torch.ones(4, 1).double(), torch.ones(4, 1)]
+    args = argparse.Namespace(micro_batch=2, grad_clip=0.5)
+    modules.train_single.train_step(model, optimizer, batch, args, FLOAT64)
+    assert before - model.weight.item() == pytest.approx(0.5, rel=1e-4)
+    args.grad_clip = 100.0
+    modules.train_single.train_step(model, optimizer, batch, args, FLOAT64)
+    assert before - model.weight.item() == pytest.approx(30.5, rel=1e-4)
+
+
+def test_no_rank_ever_holds_the_whole_of_a_sharded_model(server, driver, text, tmp_path):
+    """Peak memory of four ranks while they build 100 MB of weights: their parts and one weight more, at most."""
+    change = f"""
+sys.path.insert(0, {str(TRAINING)!r})
+import argparse
+import train_fsdp
+from model import Config
+def peak():  # bytes
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
+def measured(build, *arguments):
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak begins anew
+    before = peak()
+    model = build(*arguments)
+    return peak() - before, model
+build = train_fsdp.build_sharded_model
+def compared(args, *others):
+    build(argparse.Namespace(**dict(vars(args), config=Config())), *others)  # what the first use imports
+    parts, model = measured(build, args, *others)
+    weights = [4 * weight.numel() for weight in model.parameters()]
+    whole, model = measured(train_fsdp.GPT, args.config)
+    print("peak", parts, whole, sum(weights), max(weights), flush=True)
+    os._exit(0)
+train_fsdp.build_sharded_model = compared
+train_fsdp.main()
+"""
+    words = [*TINY, "--dtype", "float32", "--data", text, "--layers", 8, "--width", 512, "--out", tmp_path / "run"]
+    done = Launch(tmp_path / "log", 4, driver(change), TRAINING / "train_fsdp.py", *words).wait()
+    assert done.codes == [0] * 4, done.err
+    peaks = [list(map(int, line)) for line in re.findall(r"peak (\d+) (\d+) (\d+) (\d+)", done.out)]
+    assert len(peaks) == 4
+    for parts, whole, weights, largest in peaks:
+        assert weights > 100e6
+        assert whole > 0.85 * weights  # what it would be otherwise: the measurement sees it
+        assert parts < weights / 4 + 2 * largest + 10e6
 
 
 class Watched(torch.nn.Module):

@@ -128,6 +128,11 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         metavar="NORM",
         help="largest norm of the gradient: a longer one is scaled down to it (default: %(default)s)",
     )
+    parser.add_argument(
+        "--activation-checkpointing",
+        action="store_true",
+        help="keep each layer's input alone, and compute the rest again in the backward pass: less memory, more time",
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile: a minute first, then faster")
 
     parser.add_argument(

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import sys
 import time
 from datetime import timedelta
@@ -16,6 +15,7 @@ from typing import Any
 import distributed
 import torch
 from distributed import fail
+from memory import peak_memory
 from precision import Precision, peak_flops
 from schedule import learning_rate_at
 
@@ -192,10 +192,3 @@ def open_metrics(path: Path, first_step: int) -> Any:
 def speed_in_words(tokens_per_second: float | None, mfu: float | None) -> str:
     """Return the speed for a line of progress."""
     return f"{tokens_per_second or 0:,.0f} tokens/s" + (f", mfu {mfu:.1%}" if mfu else "")
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the most memory [bytes] that this rank has had: of the GPU, or on a CPU of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,7 +7,11 @@ To train your own, replace `GPT` and `Config`. What the programs ask of them:
 - `GPT(config)` maps what data.py yields, inputs and targets, to losses of any shape [batch, ...], each of equal weight.
   Inputs come as they are; what is not whole numbers, it converts to the type of its weights;
 - `GPT.flops()`, the floating-point operations of a step per token, serves the figure MFU alone; 0 leaves it out;
-- `GPT.blocks` are the layers that train_fsdp.py gathers and frees one by one.
+- `GPT.blocks` are the layers that train_fsdp.py gathers and frees one by one, and that --activation-checkpointing
+  computes twice;
+- `GPT.init_weight(name, weight)` fills one weight with its initial values. train_fsdp.py asks for one weight after the
+  other, so that no rank ever holds the whole model. It builds a model without this function whole, in each rank's host
+  memory.
 """
 
 from dataclasses import dataclass
@@ -72,13 +76,21 @@ class GPT(nn.Module):
         self.position = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
+        torch.manual_seed(torch.initial_seed())  # what the constructors of the layers have drawn shall not matter
         for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.dim() == 2:  # the rest are gains of LayerNorm, which start at one
-                # The residual stream is a sum of 2 x layers terms: smaller ones keep the sum at its size.
-                residual = name.endswith(("attention_out.weight", "mlp_out.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5 if residual else 0.02)
+            self.init_weight(name, parameter)
+
+    def init_weight(self, name: str, weight: torch.Tensor) -> None:
+        """Fill one weight, named as in named_parameters(), with its initial values."""
+        if name.endswith("bias"):
+            nn.init.zeros_(weight)
+        elif weight.dim() == 1:  # a gain of LayerNorm
+            nn.init.ones_(weight)
+        elif name.endswith(("attention_out.weight", "mlp_out.weight")):
+            # The residual stream is a sum of 2 x layers terms: smaller ones keep the sum at its size.
+            nn.init.normal_(weight, std=0.02 / (2 * len(self.blocks)) ** 0.5)
+        else:
+            nn.init.normal_(weight, std=0.02)
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map tokens [batch, time] (int64, time <= context) to the logits of the next one [batch, time, vocabulary]."""

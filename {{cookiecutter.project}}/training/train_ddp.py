@@ -22,6 +22,7 @@ from control import Control
 from data import data_loader, sample_indices
 from distributed import checkpoint_group, launched_world_size, setup, shutdown
 from evaluation import evaluate
+from memory import checkpoint_activations
 from metrics import Metrics
 from model import GPT
 from optimizer import make_optimizer
@@ -65,6 +66,8 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     precision = choose_precision(args.dtype, device)
     torch.manual_seed(args.seed)  # of the initial weights
     model = GPT(args.config).to(device, precision.weights)
+    if args.activation_checkpointing:
+        checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)

@@ -18,8 +18,9 @@ from arguments import fixed_settings, parse_arguments
 from checkpoint import ShardedCheckpoints
 from control import Control
 from data import data_loader, sample_indices
-from distributed import checkpoint_group, launched_world_size, setup, shutdown
+from distributed import checkpoint_group, fail, launched_world_size, setup, shutdown
 from evaluation import evaluate
+from memory import checkpoint_activations
 from metrics import Metrics
 from model import GPT
 from optimizer import make_optimizer
@@ -28,7 +29,11 @@ from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+try:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+except ImportError:
+    fail(f"this program needs torch 2.6 or newer, and this is {torch.__version__}: train_ddp.py runs with torch 2.4")
 
 
 def train_step(
@@ -58,22 +63,44 @@ def train_step(
     return mean_loss
 
 
+def build_sharded_model(
+    args: argparse.Namespace, precision: Precision, rank: int, world_size: int, device: torch.device
+) -> torch.nn.Module:
+    """Return the model, of which this rank holds its part, with the initial weights that train_ddp.py gives it."""
+    one_by_one = hasattr(GPT, "init_weight")
+    with torch.device("meta" if one_by_one else "cpu"):  # meta: shapes without memory
+        model = GPT(args.config).to(precision.weights)
+    if args.activation_checkpointing:
+        checkpoint_activations(model.blocks)
+
+    # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
+    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    policy = rounded if precision.name == "bfloat16" else MixedPrecisionPolicy()
+    # The device is named: a torch that is built for GPUs would look for them on a machine without.
+    mesh = init_device_mesh(device.type, (world_size,))
+    for block in model.blocks:
+        if args.compile:
+            block.compile()
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    if one_by_one:
+        model.to_empty(device=device)  # memory for this rank's parts
+        for name, weight in model.named_parameters():
+            whole = torch.empty(weight.shape)  # in the host's memory, until the next weight
+            model.init_weight(name, whole)
+            parts = whole.chunk(world_size)  # as fully_shard divides it
+            if rank < len(parts):  # a small weight has fewer parts than there are ranks
+                weight.detach().to_local().copy_(parts[rank])
+    return model
+
+
 def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
     corpus = args.corpus
     precision = choose_precision(args.dtype, device)
     torch.manual_seed(args.seed)  # of the initial weights
-    model = GPT(args.config).to(precision.weights)  # in the host's memory
-    # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
-    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    policy = rounded if precision.name == "bfloat16" else MixedPrecisionPolicy()
-    # The device is named, as a torch that is built for GPUs would look for them on a machine without.
-    mesh = init_device_mesh(device.type, (world_size,))
-    for block in model.blocks:
-        if args.compile:
-            block.compile()
-        fully_shard(block, mesh=mesh, mp_policy=policy)  # this rank's part of it goes to the GPU
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    model = build_sharded_model(args, precision, rank, world_size, device)
     optimizer = make_optimizer(model, args.learning_rate)
 
     checkpoints = ShardedCheckpoints(args.out, args.keep, fixed_settings(args), checkpoint_group())

@@ -24,6 +24,7 @@ from control import Control
 from data import data_loader, sample_indices
 from distributed import fail
 from evaluation import evaluate
+from memory import checkpoint_activations
 from metrics import Metrics
 from model import GPT
 from optimizer import make_optimizer
@@ -108,6 +109,8 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     precision = choose_precision(args.dtype, device)
     torch.manual_seed(args.seed)  # of the initial weights
     model = GPT(args.config).to(device, precision.weights)
+    if args.activation_checkpointing:
+        checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     plain = make_optimizer(model, args.learning_rate)  # wrapped before it has moments: wrapping drops them

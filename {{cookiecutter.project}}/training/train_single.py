@@ -15,6 +15,7 @@ from checkpoint import Checkpoints
 from control import Control
 from data import data_loader, sample_indices
 from evaluation import evaluate
+from memory import checkpoint_activations
 from metrics import Metrics
 from model import GPT
 from optimizer import make_optimizer
@@ -54,6 +55,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     precision = choose_precision(args.dtype, device)
     torch.manual_seed(args.seed)  # of the initial weights
     model = GPT(args.config).to(device, precision.weights)
+    if args.activation_checkpointing:
+        checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
