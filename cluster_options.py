@@ -88,8 +88,8 @@ KINDS = {
     "runai": {"runtimes": ("pod",), "launchers": ("torchrun",), "name": "Run:ai"},
 }
 HOSTS = {"gh": "https://github.com/{}.git", "gl": "https://gitlab.com/{}.git", "bb": "https://bitbucket.org/{}"}
-# What examples=no leaves out: what a project that exists has of its own, and the programs to learn from.
-EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "pi", "tests", "training")
+# Files and folders that examples=no leaves out: what a project that exists has of its own, and programs to learn from.
+EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "check/hello.py", "pi", "tests", "training")
 # Options of sbatch that come from elsewhere than `directives`.
 OWN_OPTIONS = {
     "--nodes": "the question nodes",
@@ -1349,7 +1349,7 @@ def template_files(answers) -> list[str]:
 def left_out(answers) -> list[str]:
     """Return the paths of the files that examples=no leaves out."""
     names = template_files(answers) if answers["examples"] == "no" else []
-    return [name for name in names if name.split("/")[0] in EXAMPLES]
+    return [name for name in names if name in EXAMPLES or name.split("/")[0] in EXAMPLES]
 
 
 def instructions(answers) -> str:

@@ -23,6 +23,7 @@ COMMON = {
     "launch/program.sh",
     "launch/torchrun.sh",
     "check/ranks.py",
+    "check/hello.py",
     "pi/pi.py",
     "benchmark/all_reduce.py",
     "benchmark/pairs.py",
@@ -53,7 +54,7 @@ CONTAINER = {
 }
 # examples=no: what is left out, where the page of instructions lies
 EXAMPLES = {name for name in COMMON | HOROVOD if name.startswith(("benchmark/", "pi/", "tests/", "training/"))}
-EXAMPLES |= {"README.md", ".gitignore", "requirements.txt", "benchmark/published.csv"}
+EXAMPLES |= {"README.md", ".gitignore", "requirements.txt", "benchmark/published.csv", "check/hello.py"}
 INTO_A_PROJECT = [
     {"site": "local", "runtime": "venv"},
     {"site": "runai", "account": "mlo-jdoe"},
@@ -126,7 +127,7 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
             continue
         text = path.read_text()
         names = re.findall(r"(?<![\w/.-])(?:training|pi|benchmark|tests)/\w+\S*", text)
-        names += re.findall(r"train_(?:ddp|fsdp|single|horovod)\S*|\bpi\.py|all_reduce\.py", text)
+        names += re.findall(r"train_(?:ddp|fsdp|single|horovod)\S*|\bpi\.py|all_reduce\.py|\bhello\.py", text)
         names += re.findall(r"(?<!/)README\.md", text) if path.name != "README.md" else []
         assert not names, f"{path}: {names}"
     anchors = re.findall(r"\]\(#([\w-]+)\)", (project / page).read_text())

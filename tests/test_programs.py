@@ -1,4 +1,4 @@
-"""pi/pi.py, run as it is: alone, under torchrun, and as ranks that are started by hand. What all programs share, too.
+"""check/hello.py and pi/pi.py, run as they are: alone, under torchrun, as ranks started by hand. What all share, too.
 
 An import of torch takes a second or more, so most tests make several checks in one process (`ranks` below), and ranks
 are forked from one that has imported it.
@@ -9,6 +9,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from waiting import PATIENCE
 
 PROJECT = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}"
-PI = PROJECT / "pi/pi.py"
+HELLO, PI = PROJECT / "check/hello.py", PROJECT / "pi/pi.py"
 RESERVED = ("SLURM_", "PET_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
 CLEAN = {
     name: value
@@ -142,6 +143,21 @@ def torchrun(world_size, *program):
     """Run `program` under torchrun; without the `--` it would look for its own options among the program's."""
     options = ["--standalone", f"--nproc-per-node={world_size}"]
     return run(sys.executable, "-m", "torch.distributed.run", *options, "--", *program)
+
+
+def test_hello_under_torchrun():
+    done = torchrun(2, HELLO)
+    assert done.returncode == 0, done.stderr
+    host = socket.gethostname()
+    expected = [f"rank 0 of 2 on {host}", f"rank 1 of 2 on {host}", "the sum of all ranks is 1"]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_hello_without_a_launcher_names_one():
+    done = run(sys.executable, "-W", "ignore", HELLO)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("RANK is not set: start this program with a launcher, as in torchrun ")
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def trapezoid(n):

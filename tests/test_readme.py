@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import argument_for_hydra, bake
+from baking import TEMPLATE, argument_for_hydra, bake
 
 # Reads a relative path, and prints its argument as hydra would read it.
 PROGRAM = """\
@@ -19,6 +19,15 @@ argument = re.sub(r"[$]{oc[.]env:(\\w+)}", lambda found: os.environ[found[1]], s
 # one write: of a line in pieces, torchrun's --tee may prefix each
 sys.stdout.write(f"read {text}, {argument}\\n")
 """
+
+
+@pytest.mark.parametrize("answers", [{"site": "local"}, {"site": "slurm"}, {"site": "runai", "account": "mlo-jdoe"}])
+def test_it_shows_the_smallest_program_whole(answers, tmp_path):
+    hello = (TEMPLATE / "check/hello.py").read_text()
+    assert f"```python\n{hello}```\n" in (TEMPLATE / "README.md").read_text()
+    project = bake(tmp_path, **answers)
+    assert f"```python\n{hello}```\n" in (project / "README.md").read_text()
+    assert (project / "check/hello.py").read_text() == hello
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_pi(either, project, tmp_path):
 def test_the_other_rendezvous(mostly, project, tmp_path):
     """Programs with c10d, one after the other in one job, submitted by a relative path from slurm/."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'])\n")
-    programs = [f"check/ranks.py --json '{tmp_path}/0.json'", f"'{tmp_path}/own.py'"]
+    programs = [f"check/ranks.py --json '{tmp_path}/0.json'", f"'{tmp_path}/own.py'", "check/hello.py"]
     lines = [f"bash submit_multinode.sh {program}" for program in programs]
     environment = python(RDZV_BACKEND="c10d", **STRAY)
     command = ["salloc", "--nodes=2", "--gpus-per-node=2", "bash", "-ec", "\n".join(lines)]
@@ -153,6 +153,9 @@ def test_the_other_rendezvous(mostly, project, tmp_path):
     assert {row["host"] for row in rows} == {"node1", "node2"}
     assert [row["local_rank"] for row in rows] == [0, 1, 0, 1]
     assert sorted(re.findall(r"\] (\d) of 4$", done.stdout, re.M)) == ["0", "1", "2", "3"], done.stdout
+    hello = sorted(re.findall(r"\] rank (\d) of 4 on (node\d)", done.stdout))
+    assert hello == [("0", "node1"), ("1", "node1"), ("2", "node2"), ("3", "node2")], done.stdout
+    assert done.stdout.count("] the sum of all ranks is 6") == 1, done.stdout
 
 
 def test_a_login_shell_full_of_stray_variables(either, project, tmp_path):
