@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,15 +21,21 @@ spec.loader.exec_module(ranks)
 
 def row(rank, host="a", local=0, **fields):
     """One rank of a GPU cluster where all is well: four GPUs and 288 cores a node."""
-    fields = {
-        "uuid": f"GPU-{host}-{local}",
-        "given": "CUDA_VISIBLE_DEVICES=0,1,2,3",
-        "cores": list(range(288)),
-        "host_cores": 288,
-        **fields,
-    }
-    common = {"node_rank": 0, "device": f"cuda:{local} H100", "threads": 72, "torch": "2.13.0", "nccl": "2.29.1"}
-    return {**common, "rank": rank, "host": host, "local_rank": local, "network": "", **fields}
+    well = ranks.Row(
+        rank=rank,
+        host=host,
+        node_rank=0,
+        local_rank=local,
+        device=f"cuda:{local} H100",
+        uuid=f"GPU-{host}-{local}",
+        cores=list(range(288)),
+        threads=72,
+        torch="2.13.0",
+        nccl="2.29.1",
+        host_cores=288,
+        assigned_gpus="CUDA_VISIBLE_DEVICES=0,1,2,3",
+    )
+    return replace(well, **fields)
 
 
 def cluster():
@@ -37,13 +44,18 @@ def cluster():
 
 def changed(rank, **fields):
     rows = cluster()
-    rows[rank] |= fields
+    rows[rank] = replace(rows[rank], **fields)
     return rows
 
 
+def with_network(network):
+    return [replace(row, network=network) for row in cluster()]
+
+
 def test_no_fault():
-    assert ranks.faults(cluster()) == []
-    assert ranks.faults([row(0, "a"), row(1, "b", uuid="GPU-a-0")]) == []  # the same UUID on another host: another GPU
+    assert ranks.find_faults(cluster()) == []
+    # The same UUID on another host is another GPU.
+    assert ranks.find_faults([row(0, "a"), row(1, "b", uuid="GPU-a-0")]) == []
 
 
 @pytest.mark.parametrize(
@@ -68,19 +80,19 @@ def test_no_fault():
     ],
 )
 def test_each_fault_is_a_sentence(rows, expected):
-    found = ranks.faults(rows)
+    found = ranks.find_faults(rows)
     for words in expected:
         assert any(words in sentence for sentence in found), found
 
 
 def test_one_core_each_is_right_where_there_is_no_more():
-    assert ranks.faults([row(n, local=n, cores=[n], host_cores=4) for n in range(4)]) == []
-    assert ranks.faults([row(n, local=n, cores=[0], host_cores=1) for n in range(4)]) == []
+    assert ranks.find_faults([row(n, local=n, cores=[n], host_cores=4) for n in range(4)]) == []
+    assert ranks.find_faults([row(n, local=n, cores=[0], host_cores=1) for n in range(4)]) == []
 
 
 def test_several_faults_are_all_told():
     rows = changed(5, uuid="GPU-b-0", torch="2.12.0", cores=[1])
-    assert len(ranks.faults(rows)) == 3
+    assert len(ranks.find_faults(rows)) == 3
 
 
 @pytest.mark.parametrize(
@@ -116,28 +128,36 @@ def test_what_gloo_connects_through(monkeypatch):
 def test_what_says_that_there_are_gpus(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "RUNAI_NUM_OF_GPUS", "ALLOW_CPU"):
         monkeypatch.delenv(name, raising=False)
-    assert ranks.given_gpus() == ""
+    assert ranks.assigned_gpus() == ""
     monkeypatch.setenv("RUNAI_NUM_OF_GPUS", "0")
-    assert ranks.given_gpus() == ""
+    assert ranks.assigned_gpus() == ""
     monkeypatch.setenv("RUNAI_NUM_OF_GPUS", "8")
-    assert ranks.given_gpus() == "RUNAI_NUM_OF_GPUS=8"
+    assert ranks.assigned_gpus() == "RUNAI_NUM_OF_GPUS=8"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden from this process
-    assert ranks.given_gpus() == ""
+    assert ranks.assigned_gpus() == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert ranks.given_gpus() == "CUDA_VISIBLE_DEVICES=0"
+    assert ranks.assigned_gpus() == "CUDA_VISIBLE_DEVICES=0"
     monkeypatch.setenv("ALLOW_CPU", "1")
-    assert ranks.given_gpus() == ""
+    assert ranks.assigned_gpus() == ""
 
 
 def test_tcp_is_told_where_rdma_is_required():
-    rdma = [{**one, "network": "nccl IB [0]mlx5_bond_0:1/RoCE [RO]; OOB net1:172.18.128.3<0>"} for one in cluster()]
-    assert ranks.without_rdma(rdma) == []
-    assert ranks.without_rdma([{**one, "network": "nccl AWS Libfabric"} for one in cluster()]) == []
-    rdma[5]["network"] = rdma[6]["network"] = "nccl Socket [0]net1:172.18.128.3<0> [1]eth0:172.16.46.52<0>"
-    (sentence,) = ranks.without_rdma(rdma)
+    rdma = with_network("nccl IB [0]mlx5_bond_0:1/RoCE [RO]; OOB net1:172.18.128.3<0>")
+    assert list(ranks.ranks_without_rdma(rdma)) == []
+    assert list(ranks.ranks_without_rdma(with_network("nccl AWS Libfabric"))) == []
+    rdma[5].network = rdma[6].network = "nccl Socket [0]net1:172.18.128.3<0> [1]eth0:172.16.46.52<0>"
+    (sentence,) = ranks.ranks_without_rdma(rdma)
     assert "rank(s) 5, 6 on b talk through nccl Socket [0]net1" in sentence and "libibverbs" in sentence
     for network in ("gloo tcp 10.0.0.1", "nccl"):  # NCCL that says nothing proves nothing
-        assert len(ranks.without_rdma([{**one, "network": network} for one in cluster()])) == 2
+        assert len(list(ranks.ranks_without_rdma(with_network(network)))) == 2
+
+
+def test_a_wrong_sum_is_a_fault(monkeypatch):
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda total: total.fill_(9))
+    found = ranks.check_all_reduce(0, 4, torch.device("cpu"))
+    assert found == ["the all-reduce over 4 ranks gave 9, not 10"]
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda total: total.fill_(10))
+    assert ranks.check_all_reduce(0, 4, torch.device("cpu")) == []
 
 
 def test_the_table():
@@ -155,7 +175,9 @@ def test_it_needs_torch_alone(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == 2
+    content = json.loads((tmp_path / "rows.json").read_text())
+    assert set(content) == {"rows", "faults"} and [row["rank"] for row in content["rows"]] == [0, 1]
+    assert set(content["rows"][0]) == {*ranks.COLUMNS, "given", "host_cores"}
 
 
 def test_wrong_flags_are_refused_at_once(tmp_path):

@@ -1,10 +1,14 @@
-"""Who is rank N, on which GPU, with how many cores, over which network: the table to read before anything else.
+"""Who is rank N: on which node and GPU, with how many cores, over which network? Run this before anything else.
 
-    python check/ranks.py        here and alone; through the submit script all ranks of a job
+    python check/ranks.py        alone, as the only rank; the submit script starts it on all ranks of a job
 
-Prints one row for each rank and ends with an all-reduce over all of them. Exit code 1, with a sentence for each fault,
-when two ranks share a GPU, when torch sees none of the GPUs that were given (ALLOW_CPU=1 accepts that), when versions
-differ between ranks, when a rank has one core of a machine that has many, or, with REQUIRE_RDMA=1, when ranks talk TCP.
+It prints a table with one row per rank. These faults get a sentence each, and the exit code 1:
+- two ranks share a GPU,
+- torch sees no GPU although the job was given some (ALLOW_CPU=1 accepts that),
+- versions of torch or NCCL differ between ranks,
+- a rank may use a single core, and its host has cores that no such rank uses,
+- an all-reduce over all ranks gives a wrong sum,
+- ranks talk TCP, and REQUIRE_RDMA=1 forbids that.
 """
 
 import argparse
@@ -16,173 +20,351 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+# Columns of the table: fields of Row.
 COLUMNS = ["rank", "host", "node_rank", "local_rank", "device", "uuid", "cores", "threads", "torch", "nccl", "network"]
-# What is wrong, and what to do; told() fills in the names.
-SHARED = "ranks {ranks} share one GPU of {host} ({uuid}): set NPROC_PER_NODE to its number of GPUs; no --gpus-per-task"
-BLIND = "rank(s) {ranks} on {host} were given GPUs ({given}), but torch {torch} sees none: install one for this driver"
-ONE_CORE = "rank(s) {ranks} on {host} may use one core of {host_cores}: pass --cpus-per-task (mpirun: --bind-to none)"
-TCP = "REQUIRE_RDMA=1, but rank(s) {ranks} on {host} talk through {network}: no RDMA device, no libibverbs or no "
-TCP += "librdmacm, or NCCL_IB_DISABLE or NCCL_NET (a program with NCCL_DEBUG=INFO tells); REQUIRE_RDMA=0 accepts TCP"
+# Variables that say which GPUs this process has, and their values that mean none.
+GPU_VARIABLES = {"CUDA_VISIBLE_DEVICES": ("", "-1"), "RUNAI_NUM_OF_GPUS": ("", "0")}
+# What NCCL prints with NCCL_DEBUG=INFO, for example:
+#   n1:1:2 [0] NCCL INFO Using network IB
+#   n1:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.1.1.1<0>
+NCCL_NETWORK = re.compile(r"Using network (.+)")
+NCCL_CARDS = re.compile(r"NET/\w+ *: *Using (\[0\][^;\n]+)")
 
 
-def setup(timeout: float) -> tuple[int, int, torch.device]:
-    """Join the process group that the launcher described; return rank, world size and this process's device.
+@dataclass
+class Row:
+    """What one rank tells about itself."""
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from launch/ or torchrun
-    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables); without RANK the process is alone.
-    A collective that a peer never joins fails after `timeout` seconds.
-    """
-    started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
-    if "RANK" not in os.environ and started != "1":
-        sys.exit(f"started {started} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    device = torch.device("cpu")
-    if torch.cuda.is_available():  # where a rank sees a single GPU, the scheduler has given it that one
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0)
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
-    return dist.get_rank(), dist.get_world_size(), device
+    rank: int
+    host: str
+    node_rank: int
+    local_rank: int
+    device: str  # for example "cuda:0 NVIDIA H100", or "CPU"
+    uuid: str  # tells this GPU from all others, whatever its number is; "" on a CPU
+    cores: list[int]  # the cores that this process may use
+    threads: int  # how many threads torch uses
+    torch: str  # version
+    nccl: str  # version, "-" on a CPU
+    host_cores: int  # how many cores the host has
+    assigned_gpus: str  # the variable that gives this process GPUs, for example "CUDA_VISIBLE_DEVICES=0,1", or ""
+    network: str = ""  # what connects this rank to the others; "" before the first all-reduce
 
-
-def describe(rank: int, device: torch.device) -> dict:
-    """Return this process's row of the table, and what else `faults()` looks at."""
-    row = {"rank": rank, "host": socket.gethostname(), "host_cores": os.cpu_count(), "given": given_gpus(), "uuid": ""}
-    row["node_rank"] = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's name for the rank of the node
-    row["local_rank"] = int(os.environ.get("LOCAL_RANK", "0"))
-    row["cores"] = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count()))
-    row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "device": "CPU", "nccl": "-", "network": ""}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        row["device"] = f"{device} {properties.name}"
-        row["uuid"] = str(getattr(properties, "uuid", f"pci {getattr(properties, 'pci_bus_id', device.index)}"))
-        row["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return row
-
-
-def given_gpus() -> str:
-    """Return what says that this process was given GPUs; '' when nothing does, or when ALLOW_CPU accepts CPUs."""
-    for name, none in (("CUDA_VISIBLE_DEVICES", {"", "-1"}), ("RUNAI_NUM_OF_GPUS", {"", "0"})):
-        if name in os.environ and not os.environ.get("ALLOW_CPU"):
-            return "" if os.environ[name] in none else f"{name}={os.environ[name]}"
-    return ""
-
-
-def told(rows: list[dict], keys: list[str], sentence: str, least: int = 1) -> list[str]:
-    """Return `sentence` for each group of at least `least` rows that agree in `keys`.
-
-    Filled in are {ranks} and {hosts} of the group and any field of a row.
-    """
-    groups = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    found = []
-    for group in groups.values():
-        ranks, hosts = (", ".join(map(str, sorted({row[key] for row in group}))) for key in ("rank", "host"))
-        if len(group) >= least:
-            found.append(sentence.format(ranks=ranks, hosts=hosts, **group[0]))
-    return found
-
-
-def faults(rows: list[dict]) -> list[str]:
-    """Return what is wrong with the rows of all ranks, one sentence each; [] when nothing is.
-
-    rows: one `describe()` for each rank, in any order.
-    """
-    found = told([row for row in rows if row["uuid"]], ["host", "uuid"], SHARED, least=2)
-    found += told([row for row in rows if row["given"] and not row["uuid"]], ["host"], BLIND)
-    versions = told(rows, ["torch", "nccl"], "torch {torch} with NCCL {nccl} on {hosts}")
-    if len(versions) > 1:
-        found.append(f"the ranks run different versions: {'; '.join(versions)}. Use one environment on all nodes")
-    lonely = [row for row in rows if len(row["cores"]) == 1]
-    taken = Counter(host for host, _ in {(row["host"], row["cores"][0]) for row in lonely})
-    lonely = [row for row in lonely if taken[row["host"]] < row["host_cores"]]  # else each core has a rank of its own
-    return found + told(lonely, ["host"], ONE_CORE)
-
-
-def without_rdma(rows: list[dict]) -> list[str]:
-    """Return a sentence for each host whose ranks talk through TCP, or through nobody knows what."""
-    return told([row for row in rows if not re.match("nccl (?!Socket)", row["network"])], ["host", "network"], TCP)
-
-
-def network_of(device: torch.device, nccl_log: str) -> str:
-    """Return what connects this rank: the network that NCCL's log names, or the interface or address of gloo."""
-    if device.type == "cuda":
-        name = re.search(r"Using network (.+)", nccl_log)
-        cards = re.search(r"NET/\w+ *: *Using (\[0\][^;\n]+)", nccl_log)
-        return " ".join(["nccl", *(found.group(1).strip() for found in (name, cards) if found)])
-    address = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    with contextlib.suppress(OSError):  # a host whose name leads nowhere
-        address = address or socket.gethostbyname(socket.gethostname())
-    return f"gloo tcp {address}".strip()
-
-
-def table(rows: list[dict]) -> str:
-    """Return the rows as text, one line each."""
-    rows = [{**row, "uuid": row["uuid"][:12], "cores": f"{len(row['cores'])}/{row['host_cores']}"} for row in rows]
-    lines = [COLUMNS, *([str(row[name]) or "-" for name in COLUMNS] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
-def gather(value, world: int) -> list:
-    """Return `value` (anything that JSON can hold) of every rank, on every rank, in the order of ranks.
-
-    dist.all_gather_object would do, but it needs NumPy.
-    """
-    text = json.dumps(value).encode()
-    longest = torch.tensor(len(text))
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
-    padded = [torch.empty(int(longest), dtype=torch.uint8) for _ in range(world)]
-    dist.all_gather(padded, torch.tensor(list(text.ljust(int(longest))), dtype=torch.uint8))
-    return [json.loads(bytes(row.tolist())) for row in padded]
+    def as_json(self) -> dict:
+        """Return the fields by their names in the file of --json."""
+        fields = asdict(self)
+        fields["given"] = fields.pop("assigned_gpus")
+        return fields
 
 
 @record
 def main() -> None:
-    """Read the flags, join the group, look around, report."""
+    """Describe all ranks, look for faults, report from rank 0."""
+    args = read_flags()
+    nccl_log = open_nccl_log()
+    rank, world_size, device = setup(args.timeout)
+
+    rows = [Row(**fields) for fields in gather(asdict(describe(rank, device)), world_size)]
+    faults = find_faults(rows)
+    if not faults:  # with such a fault, NCCL would stop the ranks with an error of its own
+        faults += check_all_reduce(rank, world_size, device)
+        networks = gather(network_of(device, nccl_log.read()), world_size)
+        for row, network in zip(rows, networks):
+            row.network = network
+        if os.environ.get("REQUIRE_RDMA") == "1":
+            faults += ranks_without_rdma(rows)
+
+    if rank == 0:
+        print_report(rows, faults)
+        if args.json:
+            write_json(args.json, rows, faults)
+    # The launcher ends all ranks when the first one fails. So no rank leaves before rank 0 has printed its report.
+    gather(None, world_size)
+    dist.destroy_process_group()
+    sys.exit(1 if faults else 0)
+
+
+def read_flags() -> argparse.Namespace:
+    """Return the flags; exit with a message if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, with all fields, to FILE")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="give up on a silent rank (60)")
-    if os.environ.get("LOCAL_RANK", "0") != "0":  # local rank 0 speaks for its node; the launcher then ends the others
-        parser.error = lambda _: time.sleep(5) or sys.exit(2)
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        parser.error = exit_silently
     args = parser.parse_args()
     if not 1 <= args.timeout <= 1e6:
         parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
     if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
         parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
+    return args
 
-    # NCCL says which network it took only in its debug output.
-    log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115  (it lives as long as NCCL does)
+
+def exit_silently(_message: str) -> None:
+    """Exit because of a wrong flag, but leave the message to local rank 0 of this node.
+
+    The launcher ends all ranks when the first one exits. So this rank gives local rank 0 the time to print.
+    """
+    time.sleep(5)
+    sys.exit(2)
+
+
+def open_nccl_log() -> IO[str]:
+    """Return a file to which NCCL will write its debug output. Only there does NCCL say which network it uses.
+
+    Call this before NCCL starts, and keep the file: it is deleted when it is closed.
+    """
+    log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
-    rank, world, device = setup(args.timeout)
-    rows = gather(describe(rank, device), world)
-    found = faults(rows)
-    if not found:  # with a fault, NCCL would stop the ranks with an error of its own
-        total, expected = torch.tensor(rank + 1, device=device), world * (world + 1) // 2
-        dist.all_reduce(total)
-        if total.item() != expected:
-            found = [f"the all-reduce over {world} ranks gave {total.item()}, not {expected}"]
-        for row, network in zip(rows, gather(network_of(device, log.read()), world)):
-            row["network"] = network
-        found += without_rdma(rows) if os.environ.get("REQUIRE_RDMA") == "1" else []
-    if rank == 0:
-        hosts = len({row["host"] for row in rows})
-        right = [] if found else [f"all-reduce over {world} rank(s) on {hosts} host(s): right"]
-        print("\n".join([table(rows), *(f"FAULT: {sentence}" for sentence in found), *right]), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps({"rows": rows, "faults": found}, indent=1) + "\n")
-    gather(None, world)  # whoever leaves with a fault has all others ended: not before rank 0 has told it
-    dist.destroy_process_group()
-    sys.exit(1 if found else 0)
+    return log
+
+
+def setup(timeout: float) -> tuple[int, int, torch.device]:
+    """Join the process group of all ranks; return rank, world size and this rank's device.
+
+    launch/ and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables). Without RANK, this process is the
+    only rank. A collective that another rank does not join within `timeout` seconds fails.
+    """
+    tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+    if "RANK" not in os.environ and tasks != "1":
+        sys.exit(f"started {tasks} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        # Where a rank sees a single GPU, the scheduler has given it that one.
+        device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+
+    wait = timedelta(seconds=timeout)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=wait)
+    else:
+        dist.init_process_group(backend, timeout=wait, store=dist.HashStore(), rank=0, world_size=1)
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def describe(rank: int, device: torch.device) -> Row:
+    """Return the row of this rank, without its network."""
+    row = Row(
+        rank=rank,
+        host=socket.gethostname(),
+        node_rank=int(os.environ.get("GROUP_RANK", "0")),  # torchrun's name for the rank of the node
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        device="CPU",
+        uuid="",
+        cores=usable_cores(),
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        nccl="-",
+        host_cores=os.cpu_count(),
+        assigned_gpus=assigned_gpus(),
+    )
+    if device.type == "cuda":
+        row.device = f"{device} {torch.cuda.get_device_name(device)}"
+        row.uuid = gpu_uuid(device)
+        row.nccl = ".".join(str(number) for number in torch.cuda.nccl.version())
+    return row
+
+
+def usable_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count()))
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Return what tells this GPU from the others of its host: UUID, else PCI bus, else number."""
+    properties = torch.cuda.get_device_properties(device)
+    if hasattr(properties, "uuid"):
+        return str(properties.uuid)
+    return f"pci {getattr(properties, 'pci_bus_id', device.index)}"
+
+
+def assigned_gpus() -> str:
+    """Return the variable that gives GPUs to this process, with its value.
+
+    Returns "" if there is none, or if ALLOW_CPU accepts CPUs. The first variable of GPU_VARIABLES that is set counts.
+    """
+    if os.environ.get("ALLOW_CPU"):
+        return ""
+    for name, values_for_none in GPU_VARIABLES.items():
+        if name in os.environ:
+            value = os.environ[name]
+            return "" if value in values_for_none else f"{name}={value}"
+    return ""
+
+
+def network_of(device: torch.device, nccl_log: str) -> str:
+    """Return what connects this rank: the network that NCCL's log names, or the interface or address of gloo."""
+    if device.type == "cuda":
+        matches = (NCCL_NETWORK.search(nccl_log), NCCL_CARDS.search(nccl_log))
+        return " ".join(["nccl", *(match[1].strip() for match in matches if match)])
+    address = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if not address:
+        with contextlib.suppress(OSError):  # no address belongs to the name of this host
+            address = socket.gethostbyname(socket.gethostname())
+    return f"gloo tcp {address}".strip()
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as text, one line each, below a line with the names of the columns."""
+    lines = [COLUMNS, *(cells(row) for row in rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines)]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def cells(row: Row) -> list[str]:
+    """Return the row's cells in the order of COLUMNS; "-" stands for what is empty."""
+    fields = asdict(row)
+    fields["uuid"] = row.uuid[:12]
+    fields["cores"] = f"{len(row.cores)}/{row.host_cores}"
+    return [str(fields[name]) or "-" for name in COLUMNS]
+
+
+def print_report(rows: list[Row], faults: list[str]) -> None:
+    """Print the table, and below it the faults, or that there are none."""
+    lines = [table(rows), *(f"FAULT: {fault}" for fault in faults)]
+    if not faults:
+        hosts = {row.host for row in rows}
+        lines.append(f"all-reduce over {len(rows)} rank(s) on {len(hosts)} host(s): right")
+    print("\n".join(lines), flush=True)
+
+
+def write_json(file: Path, rows: list[Row], faults: list[str]) -> None:
+    """Write rows and faults to a file."""
+    content = {"rows": [row.as_json() for row in rows], "faults": faults}
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+# ---- faults: one function per kind, which yields what is wrong and what to do ----------------------------------------
+
+
+def find_faults(rows: list[Row]) -> list[str]:
+    """Return a sentence for each fault of the rows; the list is empty where all is well."""
+    kinds = (ranks_that_share_a_gpu, ranks_that_see_no_gpu, different_versions, ranks_with_one_core)
+    return [fault for kind in kinds for fault in kind(rows)]
+
+
+def ranks_that_share_a_gpu(rows: list[Row]) -> Iterator[str]:
+    """Two or more ranks compute on one GPU of a host."""
+    on_gpus = [row for row in rows if row.uuid]
+    for group in groups(on_gpus, "host", "uuid"):
+        if len(group) > 1:
+            yield (
+                f"ranks {ranks_of(group)} share one GPU of {group[0].host} ({group[0].uuid}). "
+                "Set NPROC_PER_NODE to the number of GPUs of the node, and do not pass --gpus-per-task"
+            )
+
+
+def ranks_that_see_no_gpu(rows: list[Row]) -> Iterator[str]:
+    """The scheduler gave GPUs, but torch sees none. This torch was built for CPUs, or for another driver."""
+    on_cpus = [row for row in rows if row.assigned_gpus and not row.uuid]
+    for group in groups(on_cpus, "host"):
+        yield (
+            f"rank(s) {ranks_of(group)} on {group[0].host} were given GPUs ({group[0].assigned_gpus}), "
+            f"but torch {group[0].torch} sees none. Install a torch for this driver, or accept CPUs with ALLOW_CPU=1"
+        )
+
+
+def different_versions(rows: list[Row]) -> Iterator[str]:
+    """Not all ranks have the same torch and NCCL."""
+    versions = [
+        f"torch {group[0].torch} with NCCL {group[0].nccl} on {hosts_of(group)}"
+        for group in groups(rows, "torch", "nccl")
+    ]
+    if len(versions) > 1:
+        yield f"the ranks run different versions: {'; '.join(versions)}. Use one environment on all nodes"
+
+
+def ranks_with_one_core(rows: list[Row]) -> Iterator[str]:
+    """A rank may use a single core, and its host has cores that no such rank uses."""
+    with_one_core = [row for row in rows if len(row.cores) == 1]
+    for group in groups(with_one_core, "host"):
+        used_cores = {row.cores[0] for row in group}
+        if len(used_cores) < group[0].host_cores:  # else each core has a rank of its own, and nothing is wrong
+            yield (
+                f"rank(s) {ranks_of(group)} on {group[0].host} may use one core of {group[0].host_cores}: "
+                "pass --cpus-per-task to srun, or --bind-to none to mpirun"
+            )
+
+
+def ranks_without_rdma(rows: list[Row]) -> Iterator[str]:
+    """Ranks talk TCP, or NCCL does not say what they talk."""
+    without_rdma = [row for row in rows if not uses_rdma(row)]
+    for group in groups(without_rdma, "host", "network"):
+        yield (
+            f"REQUIRE_RDMA=1, but rank(s) {ranks_of(group)} on {group[0].host} talk through {group[0].network}. "
+            "There may be no RDMA device, no libibverbs or no librdmacm, or NCCL_IB_DISABLE or NCCL_NET is set. "
+            "A program with NCCL_DEBUG=INFO prints the reason. REQUIRE_RDMA=0 accepts TCP"
+        )
+
+
+def uses_rdma(row: Row) -> bool:
+    """Return whether NCCL names a network other than TCP, which it calls Socket."""
+    return row.network.startswith("nccl ") and not row.network.startswith("nccl Socket")
+
+
+def groups(rows: list[Row], *names: str) -> list[list[Row]]:
+    """Return the rows in groups. The rows of a group agree in the fields `names`."""
+    rows_by_values = {}
+    for row in rows:
+        values = tuple(getattr(row, name) for name in names)
+        rows_by_values.setdefault(values, []).append(row)
+    return list(rows_by_values.values())
+
+
+def ranks_of(rows: list[Row]) -> str:
+    """Return the ranks of these rows, as in "0, 1, 2"."""
+    return ", ".join(str(rank) for rank in sorted(row.rank for row in rows))
+
+
+def hosts_of(rows: list[Row]) -> str:
+    """Return the hosts of these rows, as in "node1, node2"."""
+    return ", ".join(sorted({row.host for row in rows}))
+
+
+# ---- communication ---------------------------------------------------------------------------------------------------
+
+
+def check_all_reduce(rank: int, world_size: int, device: torch.device) -> list[str]:
+    """Add up the numbers 1 ... world_size, one of each rank. Return a sentence if the sum is wrong, else []."""
+    total = torch.tensor(rank + 1, device=device)
+    dist.all_reduce(total)
+    expected = world_size * (world_size + 1) // 2
+    if total.item() == expected:
+        return []
+    return [f"the all-reduce over {world_size} ranks gave {total.item()}, not {expected}"]
+
+
+def gather(value, world_size: int) -> list:
+    """Return the `value` of every rank, in the order of ranks. Every rank gets the list.
+
+    value: anything that JSON can hold. It travels between CPUs, so this works also where NCCL fails.
+    dist.all_gather_object would do the same, but needs NumPy.
+    """
+    text = json.dumps(value).encode()
+    longest = torch.tensor(len(text))
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    padded_text = torch.tensor(list(text.ljust(int(longest))), dtype=torch.uint8)
+    texts = [torch.empty_like(padded_text) for _ in range(world_size)]
+    dist.all_gather(texts, padded_text)
+    return [json.loads(bytes(text.tolist())) for text in texts]
 
 
 if __name__ == "__main__":
