@@ -12,7 +12,8 @@ if "RANK" not in os.environ:
 
 # Join. The launcher has set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 if torch.cuda.is_available():
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    gpu = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
+    device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
 else:
