@@ -30,7 +30,7 @@ HOROVOD = LAUNCHER == "mpirun-ranks"
 NEEDED = {
     "requirements.txt": not RUNAI,
     "benchmark/published.csv": PUBLISHED,
-    "benchmark/pairs.py": KIND != "local",
+    "benchmark/slow_nodes.py": KIND != "local",
     "local/submit.sh": KIND == "local",
     "local/lib.sh": KIND == "local",
     "launch/rank.sh": SLURM,

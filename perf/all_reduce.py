@@ -4,7 +4,7 @@
 
 Three ways to time all-reduce take turns in one process group, so that whatever else the machine does meets all of them:
 
-- ours: a batch of the program's own Bench, with its barrier, its clock, its maximum over ranks;
+- ours: a batch of the program's own Benchmark, with its barrier, its clock, its maximum over ranks;
 - by hand: a barrier, a clock round a loop of dist.all_reduce(), the larger time of both ranks;
 - each alone: as network/benchmarks/all_reduce_bench.py of https://github.com/stas00/ml-engineering (744d01e) does it: a
   barrier before each operation, a clock round each, the mean of the rates, the mean of the ranks.
@@ -70,16 +70,16 @@ def measure(rounds: int) -> None:
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     sys.argv[1:] = []
-    bench = program.Bench(program.arguments())
+    bench = program.Benchmark(program.parse_arguments())
     rows = []
     for size in SIZES:
         output, given = bench.buffers(size)
         number = OPERATIONS[size]
         ways = {
-            "ours": lambda o=output, g=given, n=number: o.nbytes / bench.batch_of_slowest(o, g, n)[0],
+            "ours": lambda o=output, g=given, n=number: o.nbytes / bench.time_operation(o, g, n).mean,
             "by hand": lambda o=output, n=number: o.nbytes / by_hand(o, n),
             "each alone": lambda o=output, n=number: each_alone(o, n),
-            "check": lambda o=output, g=given: checking(bench, o, g),
+            "check": lambda o=output, g=given: checking(program, bench, o, g),
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(-1, rounds):
@@ -96,11 +96,11 @@ def measure(rounds: int) -> None:
     sys.stdout = sys.__stdout__
     wall = time.perf_counter() - started
     if bench.rank == 0:
-        report(rows, wall / sum(row["time_us"] * row["iterations"] / 1e6 for row in results), program.FEWEST)
+        report(rows, wall / sum(result.time_us * result.iterations / 1e6 for result in results), program.MIN_ITERATIONS)
     dist.destroy_process_group()
 
 
-def checking(bench, output: torch.Tensor, given: torch.Tensor) -> float:
+def checking(program, bench, output: torch.Tensor, given: torch.Tensor) -> float:
     """Return the seconds that the check of one size takes beside the operation in it, which is part of the warm-up."""
     run, inside = bench.operation.run, []
 
@@ -110,14 +110,12 @@ def checking(bench, output: torch.Tensor, given: torch.Tensor) -> float:
         run(*buffers)
         inside.append(time.perf_counter() - started)
 
-    bench.operation = bench.operation._replace(run=timed)
+    operation = bench.operation._replace(run=timed)
     started = time.perf_counter()
     dist.barrier()
     waited = time.perf_counter() - started
-    bench.wrong_after_one(output, given)
-    seconds = time.perf_counter() - started - waited - inside[0]
-    bench.operation = bench.operation._replace(run=run)
-    return seconds
+    program.run_and_check(operation, output, given, bench.rank, bench.world_size)
+    return time.perf_counter() - started - waited - inside[0]
 
 
 def report(rows: list[tuple[int, dict[str, list[float]]]], overhead: float, fewest: int) -> None:

@@ -26,7 +26,7 @@ COMMON = {
     "check/hello.py",
     "pi/pi.py",
     "benchmark/all_reduce.py",
-    "benchmark/pairs.py",
+    "benchmark/slow_nodes.py",
     "benchmark/report.py",
     "benchmark/scaling.sh",
     *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "checkpoint", "model")),
@@ -40,7 +40,7 @@ SLURM |= {"slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "s
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py"}
 RUNAI = {f"runai/{name}.sh" for name in ("submit_multinode", "interactive", "lib", "pod", "pod_lib")}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/Dockerfile", "container/requirements.txt"}
-LOCAL = COMMON - {"benchmark/pairs.py"} | {"local/submit.sh", "local/lib.sh"}
+LOCAL = COMMON - {"benchmark/slow_nodes.py"} | {"local/submit.sh", "local/lib.sh"}
 FILES = {"local": LOCAL, "slurm": SLURM, "runai": RUNAI}
 HOROVOD = {"slurm/build_horovod.sh", "training/train_horovod.py"}
 IMAGE = {"slurm/build_container.sh", "container/Dockerfile", "container/requirements.txt"}

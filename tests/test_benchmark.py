@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,7 +88,7 @@ def test_the_pattern(program):
     """The shares of all ranks are the pattern; no type overflows; no rank is silent, and none can stand for another."""
     for world_size in [*range(1, 40), 64, 251, 255, 256, 259, 1024, 4096]:
         for key in (0, world_size - 1):
-            shares = torch.stack([program.share(key, rank, world_size) for rank in range(world_size)])
+            shares = torch.stack([program.contribution(key, rank, world_size) for rank in range(world_size)])
             assert torch.equal(shares.sum(0), program.pattern(key))
             assert shares.min() >= 0 and program.pattern(key).min() >= 1 and program.pattern(key).max() <= 251
             if key == 0:
@@ -103,12 +102,10 @@ def test_the_pattern(program):
 
 def test_the_comparison(program):
     """It counts wrong elements wherever they are, of every type, and leaves zeros: here of a rank that is alone."""
-    bench = SimpleNamespace(rank=0, world_size=1, inputs=1, outputs=1)
+    row = program.PERIOD * program.REPETITIONS["cpu"]
     for name, size in TYPES.items():
-        bench.dtype = getattr(torch, name)
-        row = program.PERIOD * program.REPEATS["cpu"]
         for length in (16 // size, 256, 768, row, 2 * row + 304):
-            block = torch.zeros(length, dtype=bench.dtype)
+            block = torch.zeros(length, dtype=getattr(torch, name))
             places = sorted({0, length // 2, length - 1})
             given = []
 
@@ -117,14 +114,16 @@ def test_the_comparison(program):
                 output[places] += 1
 
             spoilt = program.OPERATIONS["all_reduce"]._replace(run=spoil)
-            for bench.operation, wrong in ((spoilt, len(places)), (spoilt._replace(run=lambda o, i: None), 0)):
-                assert program.Bench.wrong_after_one(bench, block, block) == wrong
+            for operation, wrong in ((spoilt, len(places)), (spoilt._replace(run=lambda o, i: None), 0)):
+                assert program.run_and_check(operation, block, block, rank=0, world_size=1) == wrong
                 assert not block.any()
             expected = program.pattern(0).repeat(length // program.PERIOD + 1)[:length]
             assert torch.equal(given[0].to(torch.int64), expected)
-    bench.operation = spoilt._replace(run=lambda output, given: output.fill_(float("nan")))
-    bench.dtype, block = torch.float32, torch.zeros(2 * row)
-    assert program.Bench.wrong_after_one(bench, block, block) == 2 * row and not block.any()
+    block = torch.zeros(2 * row)
+    # Bit patterns that compare unlike numbers: NaN does not equal itself, and what differs in the sign alone is -0.0.
+    for spoil in (lambda output, given: output.fill_(float("nan")), lambda output, given: output.neg_()):
+        operation = spoilt._replace(run=spoil)
+        assert program.run_and_check(operation, block, block, rank=0, world_size=1) == 2 * row and not block.any()
 
 
 def runs_of(types, folder):
@@ -268,10 +267,9 @@ def test_sizes_and_memory(tmp_path):
 
 
 def test_the_sizes_of_a_sweep(program):
-    bench = SimpleNamespace(more=1, args=SimpleNamespace(min=2**10, max=2**34))
-    for bench.args.factor in (2, 4, 8, 2**24):
-        expected = [2**10 * bench.args.factor**k for k in range(25) if bench.args.factor**k <= 2**24]
-        assert program.Bench.sizes(bench) == expected
+    for factor in (2, 4, 8, 2**24):
+        expected = [2**10 * factor**k for k in range(25) if factor**k <= 2**24]
+        assert program.message_sizes(2**10, 2**34, factor, blocks=1) == expected
 
 
 def test_memory_is_a_small_multiple_of_the_largest_message():
@@ -372,8 +370,9 @@ def test_what_is_too_long_to_gather_is_refused_by_all(tmp_path):
 def test_large_numbers_keep_the_columns(program):
     row = {"bytes": 16 * 2**30, "count": 4 * 2**30, "time_us": 123456789.0, "p50_us": 999999.94, "p95_us": 1e8}
     row.update(algbw_GBps=9.99999, busbw_GBps=1234.5, algbw_Gbps=99.9999, busbw_Gbps=98765.4, wrong=12345)
-    assert len(program.table_row({**row, "of_line_rate": 99.99})) == 100
-    assert len(program.table_row({**row, "of_line_rate": None})) == 100
+    row.update(in_place=True, p99_us=1e8, iterations=25)
+    assert len(program.table_row(program.Result(**row, of_line_rate=99.99))) == 100
+    assert len(program.table_row(program.Result(**row, of_line_rate=None))) == 100
 
 
 def test_interrupted(tmp_path):
@@ -485,7 +484,7 @@ def test_the_clock_on_a_gpu(program, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
     barrier, run = (lambda name=name: calls.append(name) for name in ("barrier", "run"))
-    assert program.batch(torch.device("cuda"), barrier, run, 3) == [1, 1, 1]
+    assert program.time_batch(torch.device("cuda"), barrier, run, 3) == [1, 1, 1]
     assert calls == ["record"] * 4 + ["synchronize", "barrier", "record"] + ["run", "record"] * 3 + ["wait"]
 
 

@@ -1,24 +1,32 @@
-"""How fast do the ranks add up, or exchange, a tensor? A sweep of all-reduce and its relatives over message sizes.
+"""How fast do the ranks exchange a tensor? A sweep of all-reduce and three other collectives over message sizes.
 
     torchrun --nproc-per-node 2 -- benchmark/all_reduce.py --min 1K --max 256M
 
-(Without the `--`, torchrun takes --max for its own --max-restarts: https://github.com/pytorch/pytorch/issues/120601.)
+The `--` is needed: without it, torchrun takes --max for its own --max-restarts
+(https://github.com/pytorch/pytorch/issues/120601).
 
-Per message of S bytes: time t of one operation, algbw = S / t, and busbw = algbw * 2 (n - 1) / n for an all-reduce over
-n ranks, algbw * (n - 1) / n for the others. Unless switches do the adding, every rank has to send and to receive that
-share of the data, so busbw can be held against the speed of the hardware whatever n is. As there, S is the total over
-the ranks where each has a part of the message: count per rank x n
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, 2026-11-21).
-1 GB/s = 1e9 bytes/s = 8 Gbit/s; sizes count in powers of 1024 (1K = 1024 bytes).
+The columns, for a message of S bytes over n ranks
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, 2026-11-21):
 
-The time is that of a batch of operations back to back, after one barrier, on the slowest rank, over their number. The
-percentiles are of the operations of the same batch, each on its slowest rank. (A mean of rates instead of times would
-overstate: on loopback up to 3 times below 4 MiB, where a few operations are slow.)
+    time    of one operation
+    algbw   S / time
+    busbw   algbw * 2 (n - 1) / n for an all-reduce, algbw * (n - 1) / n for the other operations
 
-The first operation on a size moves small whole numbers, and every element is checked on every rank. Wrong data is named
-and makes the exit code 1. What is measured is printed at once; --json and --csv are written when the sweep is complete.
+busbw is what every rank has to send, and to receive, per second. So it can be compared with the speed of the hardware,
+whatever n is. The exception is a network whose switches do the adding. Where each rank has a part of the message, S is
+the total over the ranks: count per rank x n. 1 GB/s = 1e9 bytes/s = 8 Gbit/s. Sizes count in powers of 1024.
 
-pairs.py takes functions from here and needs this file beside it; this file needs no other.
+How it is timed: after a barrier, each rank runs a batch of operations back to back. The time of an operation is the
+time of the batch on the slowest rank, divided by the number of operations. The percentiles are of the operations of
+that batch, each percentile on its slowest rank. A mean of rates would overstate, on loopback up to 3 times below 4 MiB,
+because a few operations there are slow.
+
+How it is checked: the first operation on each size moves a pattern of small whole numbers. Every rank compares every
+element that it receives. A rank with wrong data is named, and the exit code is 1.
+
+Rank 0 prints each size as soon as it is measured. It writes --json and --csv when the sweep is complete.
+
+slow_nodes.py imports functions from this file and needs it in the same folder. This file needs no other.
 """
 
 from __future__ import annotations
@@ -33,32 +41,366 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter, namedtuple
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")  # that gloo and NCCL both add up
-FEWEST, MOST = 25, 1000  # operations in a timed batch; of 25 large ones the check takes less than 3 % of the time
-PERIOD = 251  # of the test pattern; a prime, so that exchanged blocks (powers of two) are not taken for each other
-REPEATS = {"cpu": 2**8, "cuda": 2**14}  # of the pattern in one go: 0.5 MB of the widest type, in a core's cache
-# Bytes that all ranks of a machine may take, half of what it has, if they run on CPUs. A limit of the job below that (a
-# cgroup) is not known here: Linux would end the process when it is reached.
-MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
-FIGURES = ("time_us", "p50_us", "p95_us", "p99_us", "algbw_GBps", "busbw_GBps", "algbw_Gbps", "busbw_Gbps")
-WIDTHS = (12, 11, 9, 9, 9, 7, 7, 8, 8, 5, 5)  # of the table's columns, with a space between: 100
-TITLES = """\
-#       size       count      time       p50       p95   algbw   busbw    algbw    busbw wrong  line
-#      bytes       elem.        us        us        us    GB/s    GB/s   Gbit/s   Gbit/s elem.  rate"""
-# torch 2.13 renames these two and warns of the old names.
-ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-ALL_TO_ALL = dist.all_to_all_single
+# Types that both gloo and NCCL add up.
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
+# Operations in a timed batch. The check takes less than 3 % of the time of 25 large ones.
+MIN_ITERATIONS, MAX_ITERATIONS = 25, 1000
+# Length of the test pattern. It is a prime, so blocks of 2^k elements start at different places of the pattern, and
+# blocks that were exchanged are seen.
+PERIOD = 251
+# Repetitions of the pattern that are copied or compared at once: on a CPU at most 0.5 MB, which a core's cache holds.
+REPETITIONS = {"cpu": 2**8, "cuda": 2**14}
+# Integers of as many bytes, to compare elements bit by bit: as numbers, 0.0 equals -0.0, and no NaN equals itself.
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Bytes that the ranks of a machine may take together where they run on CPUs: half of its memory. A job's own limit (a
+# cgroup) can be lower. This program does not know that limit; Linux ends a process that exceeds it.
+CPU_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+
+
+class Operation(NamedTuple):
+    """A collective operation. A rank's input and output consist of blocks: a single one, or one for each rank."""
+
+    run: Callable  # run(output_tensor, input_tensor); both are flat
+    busbw_factor: int  # busbw = algbw * busbw_factor * (n - 1) / n
+    reduces: bool  # True: it adds up the inputs of all ranks; False: it moves them
+    input_block_per_rank: bool
+    output_block_per_rank: bool
+    # Which pattern a block holds before and after the operation: functions of (rank, block, world_size).
+    input_key: Callable
+    output_key: Callable
+
+    def input_blocks(self, world_size: int) -> int:
+        """Return the number of blocks in a rank's input."""
+        return world_size if self.input_block_per_rank else 1
+
+    def output_blocks(self, world_size: int) -> int:
+        """Return the number of blocks in a rank's output."""
+        return world_size if self.output_block_per_rank else 1
+
+
+def all_reduce(output_tensor: torch.Tensor, input_tensor: torch.Tensor) -> None:
+    """Add up the tensors of all ranks; torch does that in place only, so both tensors are one."""
+    dist.all_reduce(output_tensor)
+
+
+# torch 2.13 renames these two and warns of the old names. Its all_to_all works out of place only.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def same_key(rank: int, block: int, world_size: int) -> int:
+    """Return 0: all ranks have the same pattern."""
+    return 0
+
+
+def rank_key(rank: int, block: int, world_size: int) -> int:
+    """Return the rank: each has a pattern of its own."""
+    return rank
+
+
+def block_key(rank: int, block: int, world_size: int) -> int:
+    """Return the number of the block, which is the rank that gives or gets it."""
+    return block
+
+
+def sent_key(rank: int, block: int, world_size: int) -> int:
+    """Return a number of its own for what `rank` sends to rank `block`."""
+    return rank * world_size + block
+
+
+def received_key(rank: int, block: int, world_size: int) -> int:
+    """Return the sent_key() of what rank `block` sends to `rank`."""
+    return block * world_size + rank
+
+
+OPERATIONS = {
+    "all_reduce": Operation(
+        run=all_reduce,
+        busbw_factor=2,
+        reduces=True,
+        input_block_per_rank=False,
+        output_block_per_rank=False,
+        input_key=same_key,
+        output_key=same_key,
+    ),
+    "all_gather": Operation(
+        run=all_gather,
+        busbw_factor=1,
+        reduces=False,
+        input_block_per_rank=False,
+        output_block_per_rank=True,
+        input_key=rank_key,
+        output_key=block_key,
+    ),
+    "reduce_scatter": Operation(
+        run=reduce_scatter,
+        busbw_factor=1,
+        reduces=True,
+        input_block_per_rank=True,
+        output_block_per_rank=False,
+        input_key=block_key,
+        output_key=rank_key,
+    ),
+    "all_to_all": Operation(
+        run=dist.all_to_all_single,
+        busbw_factor=1,
+        reduces=False,
+        input_block_per_rank=True,
+        output_block_per_rank=True,
+        input_key=sent_key,
+        output_key=received_key,
+    ),
+}
+
+
+class Timing(NamedTuple):
+    """Seconds of an operation in a batch, each figure on its slowest rank."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+
+
+class Result(NamedTuple):
+    """What was measured with one message size: an entry of "results" in --json, a row of --csv."""
+
+    bytes: int  # of the message
+    count: int  # its elements
+    in_place: bool
+    time_us: float  # mean time of an operation
+    p50_us: float  # 50 % of the operations took at most this
+    p95_us: float
+    p99_us: float
+    algbw_GBps: float
+    busbw_GBps: float
+    algbw_Gbps: float
+    busbw_Gbps: float
+    iterations: int  # operations in the timed batch
+    wrong: int | None  # wrong elements on all ranks; None: not checked
+    of_line_rate: float | None  # share of --line-rate; None: not given, or a single rank
+
+
+# ---- the table that rank 0 prints ------------------------------------------------------------------------------------
+
+
+def five_digits(value: float) -> str:
+    """Return a number with five digits, or with all those before its point if they are more."""
+    digits_before_point = len(str(int(value)))
+    return f"{value:.{max(0, 5 - digits_before_point)}f}"
+
+
+def percent(value: float) -> str:
+    """Return a ratio as whole percent."""
+    return f"{value:.0%}"
+
+
+class Column(NamedTuple):
+    """A column of the table."""
+
+    field: str  # of Result
+    width: int
+    title: str
+    unit: str  # or the second line of the title
+    text: Callable  # turns the field's value into text
+
+
+COLUMNS = (  # with a space between them, a line has 100 characters
+    Column("bytes", 12, "size", "bytes", str),
+    Column("count", 11, "count", "elem.", str),
+    Column("time_us", 9, "time", "us", five_digits),
+    Column("p50_us", 9, "p50", "us", five_digits),
+    Column("p95_us", 9, "p95", "us", five_digits),
+    Column("algbw_GBps", 7, "algbw", "GB/s", five_digits),
+    Column("busbw_GBps", 7, "busbw", "GB/s", five_digits),
+    Column("algbw_Gbps", 8, "algbw", "Gbit/s", five_digits),
+    Column("busbw_Gbps", 8, "busbw", "Gbit/s", five_digits),
+    Column("wrong", 5, "wrong", "elem.", str),
+    Column("of_line_rate", 5, "line", "rate", percent),
+)
+
+
+def table_line(cells: list[str]) -> str:
+    """Return a line of the table: each cell at the right of its column."""
+    return " ".join(cell.rjust(column.width) for cell, column in zip(cells, COLUMNS))
+
+
+def table_titles() -> str:
+    """Return the two lines above the table, each a comment."""
+    titles = table_line([column.title for column in COLUMNS])
+    units = table_line([column.unit for column in COLUMNS])
+    return f"#{titles[1:]}\n#{units[1:]}"
+
+
+def table_row(result: Result) -> str:
+    """Return the line of one message size; '-' stands for what is not known."""
+    cells = []
+    for column in COLUMNS:
+        value = getattr(result, column.field)
+        cells.append("-" if value is None else column.text(value))
+    return table_line(cells)
+
+
+# ---- the process group -----------------------------------------------------------------------------------------------
+
+
+def setup(timeout: float) -> tuple[int, int, torch.device]:
+    """Join the process group of all ranks; return rank, world size and this rank's device.
+
+    launch/ and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
+    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables). Without RANK, this process is the
+    only rank. A collective that another rank does not join within `timeout` seconds fails.
+    """
+    tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
+    if "RANK" not in os.environ and tasks != "1":
+        sys.exit(f"started {tasks} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        # Where a rank sees a single GPU, the scheduler has given it that one.
+        device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+
+    wait = timedelta(seconds=timeout)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=wait)
+    else:
+        dist.init_process_group(backend, timeout=wait, store=dist.HashStore(), rank=0, world_size=1)
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+def gather(value: object, world_size: int) -> list:
+    """Return every rank's value, in the order of the ranks: anything that JSON can hold in 256 bytes.
+
+    It runs on the CPU. No rank returns before all ranks have called it, so it is a barrier, too. all_gather_object()
+    would do, but it needs NumPy. A longer value is cut, so it is a ValueError on every rank, and no rank waits for one
+    that failed.
+    """
+    text = json.dumps(value).encode()[:256].ljust(256)
+    own = torch.tensor(list(text), dtype=torch.uint8)
+    texts = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(texts, own)
+    return [json.loads(bytes(text.tolist())) for text in texts]
+
+
+def join(timeout: float, **settings: object) -> tuple[int, torch.device, dict]:
+    """Join the process group, connect the ranks, print the header; return rank, device and the facts of the header.
+
+    settings: facts of the calling program. From here on, print() prints on rank 0 alone.
+    """
+    environment = network_variables()
+    nccl_log = let_nccl_write_a_log()
+    rank, world_size, device = setup(timeout)
+    dist.all_reduce(torch.zeros(1, device=device))  # connects the ranks, and returns when that is done
+    hardware = describe_hardware(device, nccl_log)
+    facts = describe_run(world_size, settings, hardware, environment)
+    if rank != 0:
+        sys.stdout = None  # print() does nothing then
+    print_header(facts)
+    return rank, device, facts
+
+
+def network_variables() -> dict[str, str]:
+    """Return the environment variables that change how fast ranks communicate."""
+    prefixes = ("NCCL_", "GLOO_", "FI_", "OMP_")
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
+
+
+def let_nccl_write_a_log() -> Path:
+    """Have NCCL say in a file of this process which network it takes; return the file's name.
+
+    NCCL says so only in its debug output. INIT and NET write while NCCL connects, and nothing during an operation.
+    Where the user has set NCCL_DEBUG or NCCL_DEBUG_FILE, these stay, and there is no such file.
+    """
+    log = Path(tempfile.gettempdir(), f"nccl-{os.getpid()}.log")
+    if torch.cuda.is_available() and "NCCL_DEBUG" not in os.environ and "NCCL_DEBUG_FILE" not in os.environ:
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
+    return log
+
+
+def network_of(nccl_log: str) -> str:
+    """Return the cards and the network that NCCL's log names; '' if it names none."""
+    names = []
+    for line in nccl_log.splitlines():
+        for expression in (r"NET/\w+ *: *Using (\[0\][^;]*)", r"Using network ([^;]+)"):
+            match = re.search(expression, line)
+            if match and match[1] not in names:
+                names.append(match[1])
+    return " ".join(names)
+
+
+def describe_hardware(device: torch.device, nccl_log: Path) -> dict:
+    """Return this rank's device, and what its ranks communicate with."""
+    if device.type == "cpu":
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "by hosts' names")
+        return {"device": "cpu", "backend": "gloo", "nccl": None, "network": f"tcp {interface}"}
+    network = "see what NCCL prints"
+    if nccl_log.exists():
+        network = network_of(nccl_log.read_text(errors="replace"))
+        nccl_log.unlink()
+    nccl_version = ".".join(map(str, torch.cuda.nccl.version()))
+    return {"device": torch.cuda.get_device_name(), "backend": "nccl", "nccl": nccl_version, "network": network}
+
+
+def describe_run(world_size: int, settings: dict, hardware: dict, environment: dict[str, str]) -> dict:
+    """Return the facts that a reader needs to repeat the run; they are printed, and are in --json."""
+    hosts = gather(socket.gethostname(), world_size)
+    devices = gather(hardware["device"], world_size)
+    program = Path(sys.argv[0])
+    program_in_project = "/".join(program.resolve().parts[-2:])
+    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("RUNAI_JOB_NAME") or os.environ.get("JOB_NAME") or ""
+    return {
+        "program": program.name,
+        **settings,
+        "world_size": world_size,
+        "nodes": len(set(hosts)),
+        "hosts": hosts,
+        "ranks_per_node": max(Counter(hosts).values()),
+        "devices": devices,
+        "backend": hardware["backend"],
+        "nccl": hardware["nccl"],
+        "network": hardware["network"],
+        "torch": torch.__version__,
+        "environment": environment,
+        "job": job,
+        "command": shlex.join([program_in_project, *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def print_header(facts: dict) -> None:
+    """Print the facts of a run as comments; those that are not known are left out."""
+    texts = dict(facts)
+    texts["hosts"] = counted(facts["hosts"])
+    texts["devices"] = counted(facts["devices"])
+    texts["environment"] = " ".join(f"{name}={value}" for name, value in facts["environment"].items())
+    lines = [f"# {key}: {text}" for key, text in texts.items() if text is not None and text != ""]
+    print("\n".join(lines), flush=True)
+
+
+def counted(names: list[str]) -> str:
+    """Return each name once with its count: node1 x 4, node2 x 4."""
+    return ", ".join(f"{name} x {count}" for name, count in Counter(names).items())
+
+
+# ---- the check -------------------------------------------------------------------------------------------------------
 
 
 def pattern(key: int) -> torch.Tensor:
@@ -66,133 +408,285 @@ def pattern(key: int) -> torch.Tensor:
     return 1 + (torch.arange(PERIOD) * (3 + key // PERIOD) + key) % PERIOD
 
 
-def share(key: int, rank: int, world_size: int) -> torch.Tensor:
-    """Return what a rank adds so that all together have pattern(key), shape [PERIOD]: whole numbers, none negative.
+def contribution(key: int, rank: int, world_size: int) -> torch.Tensor:
+    """Return what a rank adds so that all ranks together have pattern(key), shape [PERIOD].
 
-    So no partial sum exceeds 251 and every type is exact, in whatever order and over however many ranks is added. Up to
-    4096 ranks no share is zero everywhere; up to 259 no two are equal.
+    They are whole numbers, none negative. So no partial sum exceeds 251, and every type is exact whatever the order of
+    the additions. Up to 4096 ranks no rank contributes zeros alone. Up to 259 ranks no two contribute the same.
     """
-    place = (torch.arange(PERIOD) + rank) % world_size  # the larger shares go round
-    return pattern(key) * (place + 1) // world_size - pattern(key) * place // world_size
+    # Each number is split into world_size parts. Which part a rank adds changes from one number to the next.
+    part = (torch.arange(PERIOD) + rank) % world_size
+    return pattern(key) * (part + 1) // world_size - pattern(key) * part // world_size
 
 
-def pieces(block: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the pieces of a flat block, each beside what is right in it: `values`, shape [PERIOD], over and over.
+def repeated(values: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    """Return `values`, shape [PERIOD], in the type of the block, over and over, but no longer than a cache holds.
 
-    Both are seen as int64: the fastest to copy and to compare. The block holds a multiple of 8 bytes.
+    The result is seen as int64, the fastest type to copy and to compare. A block has a multiple of 8 bytes.
     """
-    row = values.to(block).repeat(min(REPEATS[block.device.type], len(block) // PERIOD // 8 * 8 + 8)).view(torch.int64)
-    return [(piece, row[: len(piece)]) for piece in block.view(torch.int64).split(len(row))]
+    for_whole_block = len(block) // PERIOD // 8 * 8 + 8  # a multiple of 8: whole int64, whatever the type
+    repetitions = min(REPETITIONS[block.device.type], for_whole_block)
+    return values.to(block).repeat(repetitions).view(torch.int64)
 
 
-# A collective: busbw = algbw * bus * (n - 1) / n (see the top); how many blocks a rank gives and gets, 0 for
-# one per rank; is what they give added, or just moved; run(output, input), each a flat tensor; which key the pattern
-# in a block has where it is given and where it is expected: functions of (rank, block, number of ranks).
-Operation = namedtuple("Operation", ("bus", "inputs", "outputs", "adds", "run", "given", "expected"))
-# torch's all_reduce works in place only, its all_to_all out of place only.
-OPERATIONS = {
-    "all_reduce": Operation(2, 1, 1, True, lambda o, i: dist.all_reduce(o), lambda r, b, n: 0, lambda r, b, n: 0),
-    "all_gather": Operation(1, 1, 0, False, ALL_GATHER, lambda r, b, n: r, lambda r, b, n: b),
-    "reduce_scatter": Operation(1, 0, 1, True, REDUCE_SCATTER, lambda r, b, n: b, lambda r, b, n: r),
-    "all_to_all": Operation(1, 0, 0, False, ALL_TO_ALL, lambda r, b, n: r * n + b, lambda r, b, n: b * n + r),
-}
+def fill_input(operation: Operation, input_tensor: torch.Tensor, rank: int, world_size: int) -> None:
+    """Write the patterns, or this rank's contributions to them, into the input."""
+    for block_number, block in enumerate(input_tensor.chunk(operation.input_blocks(world_size))):
+        key = operation.input_key(rank, block_number, world_size)
+        row = repeated(contribution(key, rank, world_size) if operation.reduces else pattern(key), block)
+        words = block.view(torch.int64)
+        rows = len(words) // len(row)
+        words[: rows * len(row)].view(rows, len(row)).copy_(row)
+        rest = words[rows * len(row) :]
+        rest.copy_(row[: len(rest)])
 
 
-def setup(timeout: float) -> tuple[int, int, torch.device]:
-    """Join the process group that the launcher described; return rank, world size and this process's device.
+def count_wrong_elements(operation: Operation, output_tensor: torch.Tensor, rank: int, world_size: int) -> int:
+    """Return how many elements of the output differ from the patterns that belong there; leave zeros."""
+    wrong = 0
+    for block_number, block in enumerate(output_tensor.chunk(operation.output_blocks(world_size))):
+        row = repeated(pattern(operation.output_key(rank, block_number, world_size)), block)
+        differences = torch.zeros_like(row)
+        for chunk in block.view(torch.int64).split(len(row)):
+            chunk.bitwise_xor_(row[: len(chunk)])  # zero where the chunk is right
+            differences[: len(chunk)].bitwise_or_(chunk)
+        if differences.any():
+            for chunk in block.view(INTEGERS[block.element_size()]).split(len(row)):
+                wrong += int(torch.count_nonzero(chunk))
+            block.zero_()
+    return wrong
 
-    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT come from launch/ or torchrun
-    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables); without RANK the process is alone.
-    A collective that a peer never joins fails after `timeout` seconds.
+
+def run_and_check(
+    operation: Operation, output_tensor: torch.Tensor, input_tensor: torch.Tensor, rank: int, world_size: int
+) -> int:
+    """Run the operation once on a known pattern; return the number of wrong elements on this rank.
+
+    Afterwards, the tensors of an operation that reduces are zeros. Other numbers would grow with each operation in
+    place, and overflow.
     """
-    started = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
-    if "RANK" not in os.environ and started != "1":
-        sys.exit(f"started {started} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    device = torch.device("cpu")
-    if torch.cuda.is_available():  # where a rank sees a single GPU, the scheduler has given it that one
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0)
-        torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout), **alone)
-    return dist.get_rank(), dist.get_world_size(), device
+    fill_input(operation, input_tensor, rank, world_size)
+    operation.run(output_tensor, input_tensor)
+    wrong = count_wrong_elements(operation, output_tensor, rank, world_size)
+    if operation.reduces and input_tensor is not output_tensor:
+        input_tensor.zero_()
+    return wrong
 
 
-def gather(value: object, world_size: int) -> list:
-    """Return every rank's value, in the order of the ranks: anything that JSON can hold in 256 bytes.
-
-    It runs on the CPU and ends for nobody before everybody has joined it: a barrier, too. all_gather_object() would do,
-    but it needs numpy. A longer value is half a text of JSON, so it is a ValueError on every rank, and nobody waits.
-    """
-    mine = torch.tensor(list(json.dumps(value).encode()[:256].ljust(256)), dtype=torch.uint8)
-    rows = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(rows, mine)
-    return [json.loads(bytes(row.tolist())) for row in rows]
+# ---- the clock -------------------------------------------------------------------------------------------------------
 
 
-def network_of(nccl_log: str) -> str:
-    """Return the cards and the network that NCCL says it took, from its NCCL_DEBUG=INFO output; '' if it says none."""
-    return " ".join(dict.fromkeys(re.findall(r"(?:Using network |NET/\w+ *: *Using (?=\[0\]))([^;\n]+)", nccl_log)))
+def time_batch(device: torch.device, start_together: Callable, run: Callable, iterations: int) -> list[float]:
+    """Return the seconds of each of `iterations` calls of run() on this rank, back to back.
 
-
-def join(timeout: float, **settings: object) -> tuple[int, torch.device, dict]:
-    """Join the group and connect; print what somebody needs to repeat the run; return rank, device and that.
-
-    From then on rank 0 prints for all.
-    """
-    environment = {name: os.environ[name] for name in sorted(os.environ) if re.match("NCCL_|GLOO_|FI_|OMP_", name)}
-    # NCCL says which network it took only in its debug output, which goes to a file of this process unless the user
-    # has other plans for it. INIT and NET are said while it connects; nothing is said of an operation.
-    log = Path(tempfile.gettempdir(), f"nccl-{os.getpid()}.log")
-    if torch.cuda.is_available() and not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & set(os.environ):
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
-    rank, n, device = setup(timeout)
-    dist.all_reduce(torch.zeros(1, device=device))  # connects, and returns when that is done
-    name, backend, nccl, network = "cpu", "gloo", None, "tcp " + os.environ.get("GLOO_SOCKET_IFNAME", "by hosts' names")
-    if device.type == "cuda":
-        name, backend, nccl = torch.cuda.get_device_name(), "nccl", ".".join(map(str, torch.cuda.nccl.version()))
-        network = network_of(log.read_text(errors="replace")) if log.exists() else "see what NCCL prints"
-        log.unlink(missing_ok=True)
-    hosts, devices = gather(socket.gethostname(), n), gather(name, n)
-    job = next(filter(None, map(os.environ.get, ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME"))), "")
-    facts = {"program": Path(sys.argv[0]).name, **settings, "world_size": n, "nodes": len(set(hosts)), "hosts": hosts}
-    facts.update(ranks_per_node=max(Counter(hosts).values()), devices=devices, backend=backend, nccl=nccl)
-    facts.update(network=network, torch=torch.__version__, environment=environment, job=job)
-    facts.update(command=shlex.join(["/".join(Path(sys.argv[0]).resolve().parts[-2:]), *sys.argv[1:]]))
-    facts.update(date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-    if rank:
-        sys.stdout = None  # print() does nothing then
-    shown = {**facts, "environment": " ".join(map("=".join, environment.items()))}
-    for key, values in {"hosts": hosts, "devices": devices}.items():
-        shown[key] = ", ".join(f"{one} x {count}" for one, count in Counter(values).items())
-    print("\n".join(f"# {key}: {value}" for key, value in shown.items() if value not in (None, "")), flush=True)
-    return rank, device, facts
-
-
-def batch(device: torch.device, ready: Callable, run: Callable, iterations: int) -> list[float]:
-    """Call `ready`, then so many times `run`; return the seconds of each operation that run() starts on this rank.
-
-    Nothing but the operations is inside the clock. On a GPU the events stand in the current stream, which each
-    operation makes wait for NCCL's, and the CPU waits for the last of them alone.
+    start_together: returns on all ranks at about the same time; it is called before the clock starts. Nothing but the
+    operations is inside the clock.
     """
     if device.type == "cuda":
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-        for event in events:
-            event.record()  # which makes it: not to be done inside the clock
-        torch.cuda.synchronize()
-        ready()
-        events[0].record()
-        for event in events[1:]:
-            run()
-            event.record()
-        events[-1].synchronize()
-        return [events[i].elapsed_time(events[i + 1]) / 1000 for i in range(iterations)]  # from ms
-    ready()
+        return time_batch_on_gpu(start_together, run, iterations)
+    start_together()
     times = [time.perf_counter()]
     for _ in range(iterations):
         run()
         times.append(time.perf_counter())
-    return [times[i + 1] - times[i] for i in range(iterations)]
+    return [end - start for start, end in zip(times, times[1:])]
+
+
+def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) -> list[float]:
+    """Do the same with events of CUDA.
+
+    The events are in the current stream, which each operation makes wait for NCCL's stream. The CPU waits for the last
+    event only.
+    """
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+    for event in events:
+        event.record()  # CUDA creates an event when it is first recorded: here, outside the clock
+    torch.cuda.synchronize()
+    start_together()
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    events[-1].synchronize()
+    milliseconds = [start.elapsed_time(end) for start, end in zip(events, events[1:])]
+    return [value / 1000 for value in milliseconds]
+
+
+def percentile(sorted_values: list[float], percent_of_values: float) -> float:
+    """Return the smallest value that this percentage of the values does not exceed (nearest rank)."""
+    return sorted_values[math.ceil(percent_of_values / 100 * len(sorted_values)) - 1]
+
+
+# ---- the benchmark ---------------------------------------------------------------------------------------------------
+
+
+def message_sizes(smallest: int, largest: int, factor: float, blocks: int) -> list[int]:
+    """Return the sizes of a sweep in bytes, at least one, each once.
+
+    Like nccl-tests, round down so that each of the blocks of a message has a multiple of 16 bytes.
+    """
+    steps = int(math.log(largest / smallest, factor) + 1e-9)
+    unit = 16 * blocks
+    sizes = set()
+    for step in range(steps + 1):
+        units = int(smallest * factor**step) // unit
+        sizes.add(max(units, 1) * unit)
+    return sorted(sizes)
+
+
+def busbw_at_line_rate(line_rate: float | None, op: str, world_size: int, ranks_per_node: int) -> float | None:
+    """Return the busbw, in Gbit/s, at which the network cards of a node are busy all the time; None: not known.
+
+    A ring enters and leaves each node once, whatever the number of its ranks. So busbw is what all cards of a node
+    carry together. On a single node it is what the link of a rank carries. In an all-to-all, each of a node's r ranks
+    sends (n - r) / (n - 1) of its data to other nodes.
+    """
+    if line_rate is None or world_size == 1:
+        return None
+    if op == "all_to_all" and ranks_per_node < world_size:
+        return line_rate / (ranks_per_node * (world_size - ranks_per_node) / (world_size - 1))
+    return line_rate
+
+
+class Benchmark:
+    """One operation on one type over the ranks of this run."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Join the process group; keep what does not change between sizes."""
+        self.op = args.op
+        self.operation = OPERATIONS[args.op]
+        self.dtype = getattr(torch, args.dtype)
+        self.check = args.check
+        self.budget = args.budget
+        # In place: the smaller of input and output is a part of the larger, or both are the same tensor.
+        self.in_place = args.op != "all_to_all" and not args.out_of_place
+
+        settings = {"operation": args.op, "dtype": args.dtype, "in_place": self.in_place}
+        self.rank, self.device, self.facts = join(args.timeout, **settings, line_rate_Gbps=args.line_rate)
+        self.hosts = self.facts["hosts"]
+        self.world_size = self.facts["world_size"]
+        self.ranks_per_node = self.facts["ranks_per_node"]
+
+        self.input_blocks = self.operation.input_blocks(self.world_size)
+        self.output_blocks = self.operation.output_blocks(self.world_size)
+        self.sizes = message_sizes(args.min, args.max, args.factor, max(self.input_blocks, self.output_blocks))
+        self.busbw_per_algbw = self.operation.busbw_factor * (self.world_size - 1) / self.world_size
+        self.full_busbw = busbw_at_line_rate(args.line_rate, args.op, self.world_size, self.ranks_per_node)
+
+    def least_memory(self) -> tuple[float, int]:
+        """Return the free bytes of the rank that has fewest, and that rank."""
+        torch.cuda.empty_cache()  # frees the buffers of the size before
+        free = CPU_MEMORY / self.ranks_per_node
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info()[0]
+        free_bytes = gather(free, self.world_size)
+        return min((free, rank) for rank, free in enumerate(free_bytes))
+
+    def memory_needed(self, size: int) -> float:
+        """Return the bytes that a message takes on a rank: buffers, check, and the copy that gloo makes of blocks."""
+        return size * (1.25 if self.op == "all_reduce" else 3)
+
+    def buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return output and input for a message of `size` bytes: flat tensors of zeros.
+
+        The larger of the two is the message. The other is this rank's block of it, or as large.
+        """
+        message = torch.zeros(size, dtype=torch.uint8, device=self.device).view(self.dtype)
+        other = message
+        if self.input_blocks != self.output_blocks:
+            other = message.chunk(self.world_size)[self.rank]
+        if not self.in_place:
+            other = torch.zeros_like(other)
+        if self.input_blocks <= self.output_blocks:
+            return message, other
+        return other, message
+
+    def time_operation(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, iterations: int) -> Timing:
+        """Time a batch; return the figures of the slowest rank, on every rank the same."""
+        barrier = partial(gather, 0, self.world_size)
+        run = partial(self.operation.run, output_tensor, input_tensor)
+        seconds = sorted(time_batch(self.device, barrier, run, iterations))
+        own = Timing(
+            mean=sum(seconds) / iterations,
+            p50=percentile(seconds, 50),
+            p95=percentile(seconds, 95),
+            p99=percentile(seconds, 99),
+        )
+        timings_of_ranks = gather(own, self.world_size)
+        return Timing(*map(max, zip(*timings_of_ranks)))
+
+    def choose_iterations(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor) -> int:
+        """Warm up with longer and longer batches; return how many operations fit into the budget.
+
+        A batch that takes a fortieth of the budget is long enough. The times are those of the slowest rank, so all
+        ranks return the same number.
+        """
+        for iterations in (1, 4, 16, 64, 256):
+            seconds = self.time_operation(output_tensor, input_tensor, iterations).mean
+            if iterations * seconds > self.budget / 40:
+                break
+        return min(max(math.ceil(self.budget / seconds), MIN_ITERATIONS), MAX_ITERATIONS)
+
+    def run_first_operation(self, size: int, output_tensor: torch.Tensor, input_tensor: torch.Tensor) -> int | None:
+        """Run the operation for the first time on a size, and check it unless --no-check is given.
+
+        Name each rank with wrong data. Return the number of wrong elements on all ranks; None: not checked.
+        """
+        if not self.check:
+            self.operation.run(output_tensor, input_tensor)
+            return None
+        wrong = run_and_check(self.operation, output_tensor, input_tensor, self.rank, self.world_size)
+        wrong_per_rank = gather(wrong, self.world_size)
+        for rank, wrong_on_rank in enumerate(wrong_per_rank):
+            if wrong_on_rank:
+                where = f"rank {rank} ({self.hosts[rank]}) at {size} bytes"
+                print(f"# WRONG DATA on {where}: {wrong_on_rank} of {len(output_tensor)} elements")
+        return sum(wrong_per_rank)
+
+    def measure(self, size: int) -> Result:
+        """Check, warm up and time one message size."""
+        output_tensor, input_tensor = self.buffers(size)
+        wrong = self.run_first_operation(size, output_tensor, input_tensor)
+        iterations = self.choose_iterations(output_tensor, input_tensor)
+        timing = self.time_operation(output_tensor, input_tensor, iterations)
+        algbw = size / timing.mean / 1e9
+        busbw = algbw * self.busbw_per_algbw
+        return Result(
+            bytes=size,
+            count=size // output_tensor.element_size(),
+            in_place=self.in_place,
+            time_us=timing.mean * 1e6,
+            p50_us=timing.p50 * 1e6,
+            p95_us=timing.p95 * 1e6,
+            p99_us=timing.p99 * 1e6,
+            algbw_GBps=algbw,
+            busbw_GBps=busbw,
+            algbw_Gbps=8 * algbw,
+            busbw_Gbps=8 * busbw,
+            iterations=iterations,
+            wrong=wrong,
+            of_line_rate=None if self.full_busbw is None else 8 * busbw / self.full_busbw,
+        )
+
+
+def sweep(benchmark: Benchmark) -> list[Result]:
+    """Measure size after size and print a line for each; end at the first for which a rank has no memory."""
+    print(table_titles(), flush=True)
+    results = []
+    for number, size in enumerate(benchmark.sizes, 1):
+        free, rank = benchmark.least_memory()
+        if benchmark.memory_needed(size) > free:
+            print(f"# from {size} bytes on skipped: no memory for it on rank {rank} ({benchmark.hosts[rank]})")
+            break
+        if benchmark.rank == 0 and sys.stderr.isatty():  # the line of the table will overwrite this one
+            print(f"# {number} of {len(benchmark.sizes)}: {size} bytes", end="\r", file=sys.stderr, flush=True)
+        result = benchmark.measure(size)
+        print(table_row(result), flush=True)
+        results.append(result)
+    return results
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def byte_count(text: str) -> int:
@@ -200,140 +694,77 @@ def byte_count(text: str) -> int:
     match = re.fullmatch(r"([1-9]\d{0,14})([KMGT]?)", text.upper())
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes; write for example 4K or 256M")
-    return int(match[1]) * 1024 ** " KMGT".index(match[2] or " ")
+    return int(match[1]) * SIZE_UNITS[match[2]]
 
 
 def at_least(least: float) -> Callable:
     """Return a function that reads a number from `least` to 1e6, of the type of `least`."""
 
     def number(text: str) -> float:
-        if not least <= type(least)(text) <= 1e6:
+        value = type(least)(text)
+        if not least <= value <= 1e6:
             raise argparse.ArgumentTypeError(f"{text} is not a number from {least:g} to 1e6")
-        return type(least)(text)
+        return value
 
     return number
 
 
 def new_file(text: str) -> Path:
-    """Read the name of a file that rank 0 will write; the other ranks may not even see that file system."""
+    """Read the name of a file that rank 0 will write; the other ranks may not see its file system."""
     path = Path(text)
-    refused = not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not path.is_file())
-    if refused and os.environ.get("RANK", "0") == "0":
+    writable = os.access(path.parent, os.W_OK | os.X_OK) and (path.is_file() or not path.exists())
+    if not writable and os.environ.get("RANK", "0") == "0":
         raise argparse.ArgumentTypeError(f"cannot write {path}: name a file in a folder that is there and yours")
     return path
 
 
-def write(path: Path | None, text: str) -> None:
-    """Write a file on rank 0, if it has a name; nobody finds it half written. All ranks call."""
-    if path and dist.get_rank() == 0:
-        part = path.with_name(path.name + ".part")
-        part.write_text(text + "\n")
-        part.replace(path)
-    gather(0, dist.get_world_size())  # whoever leaves with exit code 1 has all others ended
-
-
-class Bench:
-    """One operation on one type over the ranks of this run."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        """Join the group; keep what does not change between sizes."""
-        self.in_place = args.op != "all_to_all" and not args.out_of_place  # one of input and output lies in the other
-        settings = {"operation": args.op, "dtype": args.dtype, "in_place": self.in_place}
-        self.rank, self.device, self.facts = join(args.timeout, **settings, line_rate_Gbps=args.line_rate)
-        self.hosts, here, n = self.facts["hosts"], self.facts["ranks_per_node"], self.facts["world_size"]
-        self.args, self.operation, self.dtype = args, OPERATIONS[args.op], getattr(torch, args.dtype)
-        self.world_size, self.inputs, self.outputs = n, self.operation.inputs or n, self.operation.outputs or n
-        self.fewer, self.more = sorted((self.inputs, self.outputs))
-        # A ring enters and leaves every node once, whatever the number of its ranks, so busbw is what all cards of a
-        # node carry together (on one node: what the link of a rank carries). In an all-to-all each of a node's r ranks
-        # sends (n - r) / (n - 1) of its traffic to other nodes.
-        crossing = here * (n - here) / (n - 1) if args.op == "all_to_all" and here < n else 1
-        self.full = args.line_rate / crossing if args.line_rate and n > 1 else None  # busbw of full links, Gbit/s
-
-    def sizes(self) -> list[int]:
-        """Return the sizes of the sweep in bytes, each of whole aligned parts; at least one."""
-        steps = int(math.log(self.args.max / self.args.min, self.args.factor) + 1e-9)
-        unit = self.more * 16  # each rank's part of a message, as in nccl-tests
-        return sorted({max(int(self.args.min * self.args.factor**k) // unit, 1) * unit for k in range(steps + 1)})
-
-    def buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return output and input for a message of `size` bytes, zeros of shape [blocks * count of a block] each."""
-        whole = torch.zeros(size, dtype=torch.uint8, device=self.device).view(self.dtype)
-        parts = self.more // self.fewer
-        part = whole.chunk(parts)[self.rank % parts]
-        part = part if self.in_place else torch.zeros_like(part)
-        return (whole, part) if self.inputs <= self.outputs else (part, whole)
-
-    def wrong_after_one(self, output: torch.Tensor, given: torch.Tensor) -> int:
-        """Move a known pattern once; return the number of wrong elements on this rank.
-
-        What is to be added is left as zeros: other numbers would grow with every operation in place and overflow.
-        """
-        operation, rank, n, wrong = self.operation, self.rank, self.world_size, 0
-        for number, block in enumerate(given.chunk(self.inputs)):
-            key = operation.given(rank, number, n)
-            for piece, right in pieces(block, share(key, rank, n) if operation.adds else pattern(key)):
-                piece.copy_(right)
-        operation.run(output, given)
-        for number, block in enumerate(output.chunk(self.outputs)):
-            for piece, right in pieces(block, pattern(operation.expected(rank, number, n))):
-                if torch.count_nonzero(piece.bitwise_xor_(right)):  # zeros are what is right
-                    wrong += int(piece.view(torch.uint8).unflatten(0, (-1, output.element_size())).any(1).sum())
-                    piece.zero_()
-        if operation.adds and given is not output:
-            given.zero_()
-        return wrong
-
-    def batch_of_slowest(self, output: torch.Tensor, given: torch.Tensor, iterations: int) -> list[float]:
-        """Return an operation's mean seconds, p50, p95 and p99 (nearest rank), each the largest of all ranks'."""
-        barrier, run = partial(gather, 0, self.world_size), partial(self.operation.run, output, given)
-        each = sorted(batch(self.device, barrier, run, iterations))
-        mine = [sum(each) / iterations, *(each[math.ceil(q * iterations) - 1] for q in (0.5, 0.95, 0.99))]
-        return [max(column) for column in zip(*gather(mine, self.world_size))]
-
-    def measure(self, size: int) -> dict:
-        """Check, warm up and time one size; return its row of results.
-
-        Every rank gets the time of the slowest, so they agree on each number of operations.
-        """
-        output, given = self.buffers(size)
-        once = self.wrong_after_one if self.args.check else self.operation.run
-        found = gather(once(output, given), self.world_size)  # None where nothing was checked
-        for rank, (host, wrong) in enumerate(zip(self.hosts, found)):
-            if wrong:
-                print(f"# WRONG DATA on rank {rank} ({host}) at {size} bytes: {wrong} of {len(output)} elements")
-        for iterations in (1, 4, 16, 64, 256):  # until they take a tenth of the budget in all: enough to warm up
-            estimate = self.batch_of_slowest(output, given, iterations)[0]
-            if iterations * estimate > self.args.budget / 40:
-                break
-        iterations = min(max(math.ceil(self.args.budget / estimate), FEWEST), MOST)
-        times = [seconds * 1e6 for seconds in self.batch_of_slowest(output, given, iterations)]
-        algbw = size / times[0] / 1e3
-        busbw = algbw * (self.operation.bus * (self.world_size - 1) / self.world_size)
-        figures = dict(zip(FIGURES, (*times, algbw, busbw, 8 * algbw, 8 * busbw)))
-        row = {"bytes": size, "count": size // output.element_size(), "in_place": self.in_place, **figures}
-        row.update(iterations=iterations, wrong=sum(found) if self.args.check else None)
-        return {**row, "of_line_rate": self.full and 8 * busbw / self.full}
-
-
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Time and check a collective operation over a range of message sizes.")
-    add = parser.add_argument
-    size_help = "message in bytes; K, M, G, T = powers of 1024 (default: %(default)s)"
-    add("--min", type=byte_count, default="1K", metavar="SIZE", help=f"smallest {size_help}")
-    add("--max", type=byte_count, default="256M", metavar="SIZE", help=f"largest {size_help}")
-    add("--factor", type=at_least(1.01), default=2.0, help="from each size to the next, > 1 (default: 2)")
-    add("--size", type=byte_count, help="this one size, in place of the three above")
-    add("--op", choices=OPERATIONS, default="all_reduce", help="(default: all_reduce)")
-    add("--dtype", choices=DTYPES, default="float32", help="type of the elements (default: float32)")
-    add("--out-of-place", action="store_true", help="input and output apart, where torch has both")
-    add("--budget", type=at_least(0.001), default=0.2, metavar="SECONDS", help="of timed operations (default: 0.2)")
-    add("--no-check", dest="check", action="store_false", help="do not check the data")
-    add("--line-rate", type=at_least(0.001), metavar="GBIT/S", help="of a node's network cards, or of a rank's link")
-    add("--json", type=new_file, metavar="FILE", help="write the results there too (rank 0)")
-    add("--csv", type=new_file, metavar="FILE", help="write the rows there too (rank 0)")
-    add("--timeout", type=at_least(1.0), default=300.0, metavar="SECONDS", help="give up on a late rank (default: 300)")
+    parser.add_argument(
+        "--min",
+        type=byte_count,
+        default="1K",
+        metavar="SIZE",
+        help="smallest message in bytes; K, M, G, T are powers of 1024 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max",
+        type=byte_count,
+        default="256M",
+        metavar="SIZE",
+        help="largest message in bytes; K, M, G, T are powers of 1024 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--factor", type=at_least(1.01), default=2.0, help="from each message size to the next (default: 2)"
+    )
+    parser.add_argument("--size", type=byte_count, help="a single message size, instead of --min, --max and --factor")
+    parser.add_argument("--op", choices=OPERATIONS, default="all_reduce", help="the operation (default: all_reduce)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="type of the message's elements (default: float32)"
+    )
+    parser.add_argument(
+        "--out-of-place", action="store_true", help="input and output are separate tensors (all_reduce has none)"
+    )
+    parser.add_argument(
+        "--budget",
+        type=at_least(0.001),
+        default=0.2,
+        metavar="SECONDS",
+        help="how long to time each message size; a batch has 25 to 1000 operations (default: 0.2)",
+    )
+    parser.add_argument("--no-check", dest="check", action="store_false", help="do not check the data")
+    parser.add_argument(
+        "--line-rate",
+        type=at_least(0.001),
+        metavar="GBIT/S",
+        help="speed of all network cards of a node together, or of a rank's link on a single node",
+    )
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="rank 0 writes header and results to FILE")
+    parser.add_argument("--csv", type=new_file, metavar="FILE", help="rank 0 writes a row per message size to FILE")
+    parser.add_argument(
+        "--timeout", type=at_least(1.0), default=300.0, metavar="SECONDS", help="give up on a late rank (default: 300)"
+    )
     args = parser.parse_args()
     if args.size:
         args.min = args.max = args.size
@@ -344,56 +775,71 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def table_row(row: dict) -> str:
-    """Return one line of the table."""
-    figures = [f"{row[name]:.{max(0, 5 - len(str(int(row[name]))))}f}" for name in FIGURES if name != "p99_us"]
-    wrong, line = ("-" if row[name] is None else row[name] for name in ("wrong", "of_line_rate"))
-    cells = [row["bytes"], row["count"], *figures, wrong, line if line == "-" else f"{line:.0%}"]
-    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS))
+def print_explanations(benchmark: Benchmark) -> None:
+    """Print what the columns mean, for this operation and this number of ranks."""
+    factor = benchmark.operation.busbw_factor
+    print("# time: of one operation of a batch, on the slowest rank; p50, p95: most that 50 % or 95 % took")
+    print(
+        f"# busbw: algbw * {factor} (n - 1) / n = algbw * {benchmark.busbw_per_algbw:.6g};"
+        " 1 GB/s = 1e9 bytes/s = 8 Gbit/s"
+    )
+    if benchmark.world_size == 1:
+        print("# n = 1: nothing crosses a link; this is the cost of a call and says nothing of a network")
 
 
-def sweep(bench: Bench) -> list[dict]:
-    """Measure size after size, print a line for each; return their rows of results."""
-    results, sizes = [], bench.sizes()
-    for number, size in enumerate(sizes, 1):
-        torch.cuda.empty_cache()  # the buffers of the size before
-        room = torch.cuda.mem_get_info()[0] if bench.device.type == "cuda" else MEMORY / bench.facts["ranks_per_node"]
-        room, rank = min((free, rank) for rank, free in enumerate(gather(room, bench.world_size)))
-        # Buffers, check, and the copy that gloo makes where it has parts.
-        if size * (1.25 if bench.args.op == "all_reduce" else 3) > room:  # all ranks know, and end the sweep here
-            print(f"# from {size} bytes on skipped: no memory for it on rank {rank} ({bench.hosts[rank]})")
-            break
-        if bench.rank == 0 and sys.stderr.isatty():  # the line of the table will overwrite it
-            print(f"# {number} of {len(sizes)}: {size} bytes", end="\r", file=sys.stderr, flush=True)
-        results.append(bench.measure(size))
-        print(table_row(results[-1]), flush=True)
-    return results
+def warn_above_line_rate(results: list[Result]) -> None:
+    """Print a warning if some size exceeds the line rate by more than 5 %.
+
+    Trees: https://github.com/NVIDIA/nccl/issues/837. NVLS: https://github.com/NVIDIA/nccl-tests/issues/153.
+    """
+    shares = [(result.of_line_rate or 0, result.bytes) for result in results]
+    share, size = max(shares, default=(0, 0))
+    if share > 1.05:
+        print(f"# WARNING: {share:.0%} of the line rate at {size} bytes: --line-rate is not in Gbit/s of all cards")
+        print("# of a node, or less crosses the links than busbw counts: on 2 nodes NCCL's tree sends half")
+        print("# of it (NCCL_ALGO=Ring shows the links), and with NVLS or SHARP the switch adds.")
+
+
+def write_file(path: Path | None, text: str) -> None:
+    """Write a file on rank 0, if it has a name. All ranks call this and return when the file is complete.
+
+    A rank that left earlier with exit code 1 would have the launcher end rank 0. Until it is complete, the file has
+    another name.
+    """
+    if path and dist.get_rank() == 0:
+        part = path.with_name(path.name + ".part")
+        part.write_text(text + "\n")
+        part.replace(path)
+    gather(0, dist.get_world_size())
+
+
+def json_text(facts: dict, results: list[Result]) -> str:
+    """Return the facts of the header and the results as JSON."""
+    return json.dumps({**facts, "results": [result._asdict() for result in results]}, indent=1)
+
+
+def csv_text(facts: dict, results: list[Result]) -> str:
+    """Return a row for each result, below the names of the columns; no text contains a comma."""
+    common = {key: facts[key] for key in ("operation", "dtype", "world_size", "nodes")}
+    rows = [{**common, **result._asdict()} for result in results]
+    lines = [",".join(row) for row in rows[:1]]
+    lines += [",".join(str(value) for value in row.values()) for row in rows]
+    return "\n".join(lines)
 
 
 @record
 def main() -> None:
-    """Read the flags, join the group, sweep the sizes, report."""
-    args = arguments()
-    bench = Bench(args)
-    n, bus = bench.world_size, bench.operation.bus
-    print("# time: of one operation of a batch, on the slowest rank; p50, p95: most that 50 % or 95 % took")
-    print(f"# busbw: algbw * {bus} (n - 1) / n = algbw * {bus * (n - 1) / n:.6g}; 1 GB/s = 1e9 bytes/s = 8 Gbit/s")
-    if n == 1:
-        print("# n = 1: nothing crosses a link; this is the cost of a call and says nothing of a network")
-    print(TITLES, flush=True)
-    results = sweep(bench)
-    share, size = max(((row["of_line_rate"] or 0, row["bytes"]) for row in results), default=(0, 0))
-    if share > 1.05:
-        # https://github.com/NVIDIA/nccl/issues/837 (trees), https://github.com/NVIDIA/nccl-tests/issues/153 (NVLS)
-        print(f"# WARNING: {share:.0%} of the line rate at {size} bytes: --line-rate is not in Gbit/s of all cards")
-        print("# of a node, or less crosses the links than busbw counts: on 2 nodes NCCL's tree sends half")
-        print("# of it (NCCL_ALGO=Ring shows the links), and with NVLS or SHARP the switch adds.")
-    write(args.json, json.dumps({**bench.facts, "results": results}, indent=1))
-    common = {"operation": args.op, "dtype": args.dtype, "world_size": n, "nodes": bench.facts["nodes"]}
-    rows = [{**common, **row} for row in results]
-    write(args.csv, "\n".join(",".join(map(str, cells)) for cells in [*rows[:1], *map(dict.values, rows)]))
+    """Read the flags, join the process group, sweep the message sizes, write the results."""
+    args = parse_arguments()
+    benchmark = Benchmark(args)
+    print_explanations(benchmark)
+    results = sweep(benchmark)
+    warn_above_line_rate(results)
+    write_file(args.json, json_text(benchmark.facts, results))
+    write_file(args.csv, csv_text(benchmark.facts, results))
     dist.destroy_process_group()
-    sys.exit(int(not results or any(row["wrong"] for row in results)))
+    all_right = results and not any(result.wrong for result in results)
+    sys.exit(0 if all_right else 1)
 
 
 if __name__ == "__main__":

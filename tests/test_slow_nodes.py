@@ -1,4 +1,4 @@
-"""benchmark/pairs.py: the schedule, the verdicts on invented figures, and real runs, also with a network slowed by tc.
+"""benchmark/slow_nodes.py: the schedule, the verdicts on invented figures, real runs, also on a network slowed by tc.
 
 An import of torch takes a second or more, so what can be tested without starting ranks is tested in this process.
 """
@@ -21,12 +21,12 @@ from slurm_cluster import PATH, ClusterError
 from test_programs import forked, meeting_point
 from waiting import FOREVER
 
-PROGRAM = TEMPLATE / "benchmark/pairs.py"
-SPEC = importlib.util.spec_from_file_location("pairs", PROGRAM)
-pairs = importlib.util.module_from_spec(SPEC)
+PROGRAM = TEMPLATE / "benchmark/slow_nodes.py"
+SPEC = importlib.util.spec_from_file_location("slow_nodes", PROGRAM)
+slow_nodes = importlib.util.module_from_spec(SPEC)
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(PROGRAM.parent)  # as Python does it for a program: all_reduce.py lies beside it
-    SPEC.loader.exec_module(pairs)
+    SPEC.loader.exec_module(slow_nodes)
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ FEW = [*range(2, 66), 127, 128, 129, 255, 256, 257, 511, 512, 513, 1023, 1024]
 @pytest.mark.parametrize("numbers", [FEW, pytest.param(range(2, 1025), marks=pytest.mark.drill)], ids=["few", "all"])
 def test_every_pair_meets_exactly_once(numbers):
     for nodes in numbers:
-        table = pairs.tournament(nodes)
+        table = slow_nodes.tournament(nodes)
         node = torch.arange(nodes)
         assert table.shape == (nodes - 1 + nodes % 2, nodes)
         idle = table < 0
@@ -69,7 +69,7 @@ def figures(nodes, speeds=(), links=(), noise=0.05, seed=0, rounds=None):
     """
     invent = random.Random(seed)
     speeds, links = dict(speeds), dict(links)
-    table = pairs.tournament(nodes)
+    table = slow_nodes.tournament(nodes)
     rates = {}
     for row in (table if rounds is None else table[rounds]).tolist():
         for a, b in enumerate(row):
@@ -81,7 +81,7 @@ def figures(nodes, speeds=(), links=(), noise=0.05, seed=0, rounds=None):
 
 def judge(rates):
     """Return the median of each node, the slow nodes and the slow links."""
-    found = pairs.judge(rates)
+    found = slow_nodes.judge(rates).as_json()
     medians = {row["node"]: row["median_GBps"] for row in found["results"]}
     assert list(medians.values()) == sorted(medians.values())
     return [medians[node] for node in range(len(medians))], sorted(found["slow_nodes"]), sorted(found["slow_links"])
@@ -139,8 +139,8 @@ def test_a_sample_of_rounds_is_enough():
 
 
 def describe(rates, names):
-    found = pairs.judge({(names[a], names[b]): rate for (a, b), rate in rates.items()})
-    text = pairs.table(found)
+    findings = slow_nodes.judge({(names[a], names[b]): rate for (a, b), rate in rates.items()})
+    found, text = findings.as_json(), slow_nodes.table(findings)
     assert all(len(line) <= 100 for line in text.splitlines()), text
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     return found, rows, text
@@ -209,15 +209,15 @@ BAD = [
 
 def test_bad_values_are_refused(monkeypatch, capsys):
     for arguments, message in BAD:
-        monkeypatch.setattr(sys, "argv", ["pairs.py", *arguments])
+        monkeypatch.setattr(sys, "argv", ["slow_nodes.py", *arguments])
         with pytest.raises(SystemExit) as end:
-            pairs.main()
+            slow_nodes.main()
         assert end.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1], arguments
-    monkeypatch.setattr(sys, "argv", ["pairs.py"])
+    monkeypatch.setattr(sys, "argv", ["slow_nodes.py"])
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    monkeypatch.setattr(pairs, "join", lambda timeout, **facts: sys.exit(f"{timeout:g} s, {facts['bytes']} bytes"))
+    monkeypatch.setattr(slow_nodes, "join", lambda timeout, **facts: sys.exit(f"{timeout:g} s, {facts['bytes']} bytes"))
     with pytest.raises(SystemExit, match=r"^305 s, 67108864 bytes$"):
-        pairs.main()
+        slow_nodes.main()
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
@@ -275,9 +275,9 @@ def test_each_rank_meets_those_of_its_place(tmp_path):
     for rank, (_, _, err) in enumerate(done):
         met = json.loads(re.search(r"^met (.*)$", err, re.M)[1])
         expected = {other for other in range(6) if other // 3 == rank // 3 and other != rank}
-        assert set(met) == expected and len(met) == 2 * (pairs.WARM_UP + pairs.EXCHANGES)
+        assert set(met) == expected and len(met) == 2 * (slow_nodes.WARM_UP + slow_nodes.EXCHANGES)
     found = json.loads((tmp_path / "result.json").read_text())
-    assert (found["program"], found["hosts"], found["ranks_per_node"]) == ("pairs.py", ["a", "b", "c"] * 2, 2)
+    assert (found["program"], found["hosts"], found["ranks_per_node"]) == ("slow_nodes.py", ["a", "b", "c"] * 2, 2)
     assert (found["nodes"], found["world_size"], found["bytes"], found["rounds"]) == (3, 6, 65536, 3)
     assert sorted(pair[:2] for pair in found["pairs_GBps"]) == [["a", "b"], ["a", "c"], ["b", "c"]]
     assert all(0 < pair[2] < 1000 for pair in found["pairs_GBps"])
@@ -304,8 +304,8 @@ def test_a_sample_of_rounds(tmp_path):
 def test_what_cannot_be_measured_is_refused(hosts, found):
     done = run(hosts)
     assert [code for code, _, _ in done] == [2] * len(hosts), done
-    assert f"pairs.py: {found}: expected 3 nodes or more, with the same NPROC_PER_NODE on each" in done[0][2]
-    assert not any("pairs.py:" in err for _, _, err in done[1:])
+    assert f"slow_nodes.py: {found}: expected 3 nodes or more, with the same NPROC_PER_NODE on each" in done[0][2]
+    assert not any("slow_nodes.py:" in err for _, _, err in done[1:])
 
 
 # Rank 3 hangs until rank 1 has given up. The time of rank 1 is over as soon as rank 3 hangs, and not after a number of
@@ -374,7 +374,7 @@ def tc(cluster):
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b") / "pairs", site="slurm", nodes="4", gpus_per_node="0")
+    return bake(tmp_path_factory.mktemp("a b") / "slow_nodes", site="slurm", nodes="4", gpus_per_node="0")
 
 
 def test_the_slow_node_of_a_cluster_is_named(cluster, tc, project, tmp_path):
@@ -382,7 +382,7 @@ def test_the_slow_node_of_a_cluster_is_named(cluster, tc, project, tmp_path):
     environment = {"PYTHON": sys.executable, "NPROC_PER_NODE": "1", "LAUNCHER": "srun", "ALLOW_CPU": "1"}
 
     def measured(name):
-        arguments = ["benchmark/pairs.py", "--size", "1M", "--json", tmp_path / name]
+        arguments = ["benchmark/slow_nodes.py", "--size", "1M", "--json", tmp_path / name]
         job = cluster.submit("--nodes=4", "slurm/submit_multinode.sh", *arguments, cwd=project, env=environment)
         return job, json.loads((tmp_path / name).read_text())
 

@@ -1,0 +1,368 @@
+"""Which node is slow? Every node exchanges data with every other, and those that stand out are named.
+
+    sbatch --nodes 8 slurm/submit_multinode.sh benchmark/slow_nodes.py
+    sbatch --nodes 128 slurm/submit_multinode.sh benchmark/slow_nodes.py --rounds 32        of many nodes, a sample
+
+The nodes play a round-robin tournament. In each round disjoint pairs of nodes exchange data, all pairs at once and both
+ways at once. After n - 1 rounds (n if n is odd) every node has met every other.
+
+The bandwidth of a pair is what one node sends, all its ranks together, while as much comes back. The bandwidth of a
+node is the median over its pairs, so a slow partner does not count. Of an even number of pairs it is the higher of the
+two in the middle. 1 GB/s = 1e9 bytes/s = 8 Gbit/s.
+
+A node is slow if its bandwidth is below both of these:
+
+- Tukey's inner fence: 1.5 interquartile ranges below the lower quartile of the nodes
+  (https://www.itl.nist.gov/div898/handbook/prc/section1/prc16.htm)
+- MARGIN below the median node, because the fence alone often names a node where all are well
+
+So at most a quarter of the nodes can be named. Three nodes are too few for quartiles: there, the margin alone counts.
+Two nodes are one pair, with no other to compare it with. A slow node makes the exit code 1.
+
+It needs all_reduce.py in the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import threading
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from all_reduce import at_least, byte_count, gather, join, new_file, time_batch, write_file
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
+
+# Exchanges of each pair. The first of the warm-up connects the two nodes.
+WARM_UP, EXCHANGES = 2, 10
+# Interquartile ranges below the lower quartile: Tukey's fences.
+INNER_FENCE, OUTER_FENCE = 1.5, 3
+# Of nodes that are all well, normal noise of 5 or 10 % in each pair puts one beyond the fence in a quarter of the runs.
+# With a margin of 0.1 these are 0 and 5 % of the runs for 8 nodes, 0.4 and 9 % for 4 nodes. With 0.25 next to none are
+# left. (These shares were simulated.)
+MARGIN = 0.1
+# The wide margin is for fewer nodes than FEW_NODES, and for links, each of which is measured only once.
+WIDE_MARGIN = 0.25
+FEW_NODES = 8
+TITLES = """\
+# figures: what one node of a pair sends, all its ranks together, while as much comes back
+# node                          median  median slowest    pair  with                      verdict
+#                                 GB/s  Gbit/s    GB/s  Gbit/s"""
+
+
+class NodeResult(NamedTuple):
+    """What was found of a node: a row of the table, and of "results" in --json."""
+
+    node: str
+    median_GBps: float  # the node's bandwidth: the median over its pairs
+    median_Gbps: float
+    slowest_GBps: float  # bandwidth of its slowest pair
+    slowest_Gbps: float
+    slowest_with: str  # the other node of that pair
+    verdict: str  # SLOW; link: one end of a slow link; fine; -: two nodes cannot be compared
+
+
+class Findings(NamedTuple):
+    """What the bandwidths of all pairs say."""
+
+    nodes: list[NodeResult]  # the slowest first
+    slow_nodes: list[str]
+    slow_links: list[tuple[str, str]]  # the slowest first
+    sentences: list[str]  # which node or link is slow, and below which bandwidth one is
+    pairs: dict[tuple[str, str], float]  # the bandwidths in GB/s
+
+    def as_json(self) -> dict:
+        """Return these findings under the keys of --json."""
+        return {
+            "results": [node._asdict() for node in self.nodes],
+            "slow_nodes": self.slow_nodes,
+            "slow_links": self.slow_links,
+            "said": self.sentences,
+            "pairs_GBps": [[node, partner, bandwidth] for (node, partner), bandwidth in self.pairs.items()],
+        }
+
+
+# ---- the tournament --------------------------------------------------------------------------------------------------
+
+
+def tournament(nodes: int) -> torch.Tensor:
+    """Return whom each node meets in each round, shape [rounds, nodes]; -1: no node, which happens if `nodes` is odd.
+
+    The circle method (https://en.wikipedia.org/wiki/Round-robin_tournament#Circle_method): one node stands still, and
+    the others, an odd number, sit in a ring. In round r those of the ring meet whose numbers add up to 2 r modulo the
+    length of the ring. That is true of any two in exactly one round. Node r meets the node that stands still, or no
+    node if `nodes` is odd.
+    """
+    ring = nodes - 1 if nodes % 2 == 0 else nodes  # nodes in the ring, and number of the one that stands still
+    round_number = torch.arange(ring).unsqueeze(1)
+    node = torch.arange(nodes)
+    met = (2 * round_number - node) % ring
+    met = torch.where(node == round_number, ring, met)
+    met = torch.where(node == ring, round_number, met)
+    return torch.where(met == nodes, -1, met)
+
+
+def choose_rounds(nodes: int, most: int) -> tuple[list[list[int]], int]:
+    """Return at most so many rounds of the tournament, and how many it has; they are spread out evenly.
+
+    So each node meets partners whose numbers are near and far.
+    """
+    schedule = tournament(nodes)
+    count = min(most, len(schedule))
+    rounds = [schedule[number * len(schedule) // count].tolist() for number in range(count)]
+    return rounds, len(schedule)
+
+
+def give_up(sentence: str) -> None:
+    """End this process at once, with a sentence for the reader and for torchrun."""
+    get_error_handler().record_exception(RuntimeError(sentence))
+    print(sentence, file=sys.stderr, flush=True)
+    os._exit(1)  # the main thread is inside NCCL or gloo, where it cannot be interrupted
+
+
+def exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, times: int = 1) -> None:
+    """Send one tensor to rank `partner` and receive the other from it, both at once, so many times.
+
+    Unlike an all-reduce of two ranks, this adds nothing up: what takes the time is the link.
+
+    Both go in one batch of the group of all ranks. So none of the n (n - 1) / 2 pairs needs a group or a communicator
+    of its own. torch runs a batch on the one NCCL communicator of all ranks; a lone isend would make one for the two
+    ranks (ProcessGroupNCCL::pointToPoint). NCCL has one pool of buffers for all remote peers of a rank
+    (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net-shared-buffers, 2026-11). Gloo connects
+    all ranks with each other anyway.
+
+    The receive comes first for gloo, which announces it to the partner in the stream of the data. An announcement
+    behind the data of a send would arrive after them. The partner would start only then, and the two ways would take
+    turns: measured were 0.20 instead of 0.38 Gbit/s each way on a link of 0.4. For NCCL the order does not matter.
+    """
+    for _ in range(times):
+        receive_and_send = [dist.P2POp(dist.irecv, receive, partner), dist.P2POp(dist.isend, send, partner)]
+        for work in dist.batch_isend_irecv(receive_and_send):
+            work.wait()
+
+
+def time_exchanges(
+    send: torch.Tensor, receive: torch.Tensor, partner: int, timeout: float, sentence_if_lost: str
+) -> float:
+    """Return the seconds of EXCHANGES exchanges with a partner; end with the sentence if it takes too long."""
+    # A thread watches, because NCCL connects to a new peer inside the call, where no timeout of the group reaches.
+    watch = threading.Timer(timeout, give_up, [sentence_if_lost])
+    watch.start()
+    try:
+        warm_up = partial(exchange, send, receive, partner, WARM_UP)
+        run = partial(exchange, send, receive, partner)
+        return sum(time_batch(send.device, warm_up, run, EXCHANGES))
+    except RuntimeError as error:
+        raise RuntimeError(sentence_if_lost) from error
+    finally:
+        watch.cancel()
+
+
+def play(
+    rounds: list[list[int]], hosts: list[str], size: int, device: torch.device, timeout: float
+) -> dict[tuple[str, str], float]:
+    """Play the rounds; return the bandwidth of each pair of nodes in GB/s.
+
+    rounds: whom each node meets, as in tournament(). hosts: the name of each rank's host. size: bytes of a message.
+    Ranks with one host name are a node. The first rank of a node meets the first ranks of other nodes, and so on.
+    """
+    rank = dist.get_rank()
+    nodes = list(dict.fromkeys(hosts))
+    ranks_of = [[rank for rank, host in enumerate(hosts) if host == node] for node in nodes]
+    own_node = nodes.index(hosts[rank])
+    rank_on_node = ranks_of[own_node].index(rank)
+    send, receive = torch.zeros([2, size], dtype=torch.uint8, device=device)
+    pairs = {}
+    for number, partner_of in enumerate(rounds, 1):
+        seconds = 0.0
+        if partner_of[own_node] >= 0:
+            partner = ranks_of[partner_of[own_node]][rank_on_node]
+            sentence_if_lost = (
+                f"round {number} of {len(rounds)}: {hosts[rank]} (rank {rank}) and {hosts[partner]} (rank {partner})"
+                f" lost each other or took more than {timeout:g} s: leave out one of these nodes, then the other"
+            )
+            seconds = time_exchanges(send, receive, partner, timeout, sentence_if_lost)
+        seconds_of = gather(seconds, len(hosts))  # is the barrier between two rounds, too
+        for node, partner_node in enumerate(partner_of):
+            if node < partner_node:  # each pair once
+                slowest = max(seconds_of[rank] for rank in ranks_of[node] + ranks_of[partner_node])
+                bytes_sent = len(ranks_of[node]) * size * EXCHANGES
+                pairs[nodes[node], nodes[partner_node]] = bytes_sent / slowest / 1e9
+    return pairs
+
+
+# ---- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def fence(values: list[float], interquartile_ranges: float) -> float:
+    """Return the lower quartile less so many interquartile ranges; quartiles between two values are interpolated.
+
+    Three values or fewer have no quartiles that mean anything: the fence is at infinity, and excludes none.
+    """
+    if len(values) < 4:
+        return math.inf
+    lower_quartile, _, upper_quartile = statistics.quantiles(values, n=4, method="inclusive")
+    return lower_quartile - interquartile_ranges * (upper_quartile - lower_quartile)
+
+
+def partners_by_node(pairs: dict[tuple[str, str], float]) -> dict[str, list[tuple[float, str]]]:
+    """Return for each node the bandwidth with each partner, and the partner; the slowest first."""
+    partners: dict[str, list[tuple[float, str]]] = {}
+    for (node, partner), bandwidth in pairs.items():
+        partners.setdefault(node, []).append((bandwidth, partner))
+        partners.setdefault(partner, []).append((bandwidth, node))
+    return {node: sorted(bandwidths) for node, bandwidths in partners.items()}
+
+
+def find_slow_links(
+    pairs: dict[tuple[str, str], float], medians: dict[str, float], slow_nodes: list[str]
+) -> list[tuple[str, str]]:
+    """Return the pairs of nodes that are slow though neither node is; the slowest first.
+
+    There are many more links than nodes, so the limits are wider: OUTER_FENCE and WIDE_MARGIN. A link is compared with
+    what the slower of its two nodes reaches, because some networks have links of several speeds.
+    """
+    slow = set(slow_nodes)
+    of_node_median = {}
+    for (node, partner), bandwidth in pairs.items():
+        if node not in slow and partner not in slow:
+            of_node_median[node, partner] = bandwidth / min(medians[node], medians[partner])
+    limit = min(fence(list(of_node_median.values()), OUTER_FENCE), 1 - WIDE_MARGIN)
+    slow_links = [pair for pair, ratio in of_node_median.items() if ratio < limit]
+    return sorted(slow_links, key=lambda pair: pairs[pair])
+
+
+def judge(pairs: dict[tuple[str, str], float]) -> Findings:
+    """Find the slow nodes and the slow links. pairs: the bandwidth of each pair of nodes in GB/s."""
+    partners = partners_by_node(pairs)
+    medians = {node: statistics.median_high(bandwidths)[0] for node, bandwidths in partners.items()}
+    median_node = statistics.median(medians.values())
+    margin = WIDE_MARGIN if len(medians) < FEW_NODES else MARGIN
+    limit = min(fence(list(medians.values()), INNER_FENCE), (1 - margin) * median_node)
+    slow_nodes = [node for node, bandwidth in medians.items() if bandwidth < limit]
+    slow_links = find_slow_links(pairs, medians, slow_nodes)
+
+    results = []
+    for node in sorted(medians, key=lambda node: medians[node]):
+        slowest, partner = partners[node][0]
+        if node in slow_nodes:
+            verdict = "SLOW"
+        elif any(node in link for link in slow_links):
+            verdict = "link"
+        elif len(medians) == 2:
+            verdict = "-"
+        else:
+            verdict = "fine"
+        results.append(NodeResult(node, medians[node], 8 * medians[node], slowest, 8 * slowest, partner, verdict))
+
+    if len(medians) == 2:
+        sentences = ["two nodes are one pair: hold it against the speed of the link, or take three nodes"]
+        return Findings(results, slow_nodes, slow_links, sentences, pairs)
+    fence_text = "1.5 interquartile ranges, and " if len(medians) > 3 else ""
+    sentences = [f"below {limit:.4g} GB/s ({fence_text}{margin:.0%} below the median node) a node is slow"]
+    for node in slow_nodes:
+        of_median_node = medians[node] / median_node
+        sentences.append(f"SLOW NODE {node}: {medians[node]:.4g} GB/s, {of_median_node:.0%} of the median node")
+    for node, partner in slow_links:
+        bandwidth = pairs[node, partner]
+        sentences.append(f"SLOW LINK {node} - {partner}: {bandwidth:.4g} GB/s; both are faster with other nodes")
+    if not slow_nodes:
+        sentences.append("no node is slow")
+    if not slow_nodes and not slow_links:
+        sentences += doubt(pairs, medians)
+    return Findings(results, slow_nodes, slow_links, sentences, pairs)
+
+
+def doubt(pairs: dict[tuple[str, str], float], medians: dict[str, float]) -> list[str]:
+    """Return a sentence if the nodes differ much though none was found to be slow, else [].
+
+    Where two of four nodes are slow, the medians of all nodes are. So the fastest pair counts where nodes are few.
+    """
+    lowest = min(medians.values())
+    highest = max(pairs.values()) if len(medians) < FEW_NODES else max(medians.values())
+    if lowest >= (1 - WIDE_MARGIN) * highest:
+        return []
+    return [f"but they differ, {lowest:.4g} to {highest:.4g} GB/s: noise (run it again), or too many are slow"]
+
+
+def bandwidth_cell(value: float) -> str:
+    """Return a bandwidth with four digits, or all those before its point, in 8 characters."""
+    return f"{value:8.4g}" if value < 1000 else f"{value:8.0f}"
+
+
+def table(findings: Findings) -> str:
+    """Return the findings as text: a line for each node, and the sentences as comments."""
+    lines = [TITLES]
+    for result in findings.nodes:
+        # Of a name that is too long, keep the end: there the names of nodes differ.
+        node, partner = result.node[-29:], result.slowest_with[-23:]
+        median = bandwidth_cell(result.median_GBps) + bandwidth_cell(result.median_Gbps)
+        slowest = bandwidth_cell(result.slowest_GBps) + bandwidth_cell(result.slowest_Gbps)
+        lines.append(f"{node:<30}{median}{slowest}  {partner:<26}{result.verdict}")
+    lines += [f"# {sentence}" for sentence in findings.sentences]
+    return "\n".join(lines)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--size", type=byte_count, default="64M", help="bytes that a rank sends at a time, as 4K or 1G (default: 64M)"
+    )
+    # With fewer than 3 rounds, a slow node's partner has no other pairs to outvote that one.
+    parser.add_argument(
+        "--rounds", type=at_least(3), default=10**6, metavar="N", help="play N of the n - 1 rounds (default: all)"
+    )
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="rank 0 writes header and results to FILE")
+    parser.add_argument(
+        "--timeout", type=at_least(1.0), default=300.0, metavar="SECONDS", help="give up on a round (default: 300)"
+    )
+    return parser.parse_args()
+
+
+def refuse_uneven_nodes(facts: dict, rank: int) -> None:
+    """End with exit code 2 unless there are several nodes with the same number of ranks on each."""
+    nodes, ranks_per_node, world_size = facts["nodes"], facts["ranks_per_node"], facts["world_size"]
+    if nodes > 1 and nodes * ranks_per_node == world_size:
+        return
+    if rank == 0:
+        found = f"{world_size} ranks on {nodes} node(s), {ranks_per_node} on one of them"
+        expected = "expected 3 nodes or more, with the same NPROC_PER_NODE on each"
+        print(f"slow_nodes.py: {found}: {expected}", file=sys.stderr)
+    dist.destroy_process_group()
+    sys.exit(2)
+
+
+@record
+def main() -> None:
+    """Join the process group, play the tournament, judge the nodes, report."""
+    args = parse_arguments()
+    # Where a peer is gone, torch's watchdog would end this process before it can say with which node it was paired.
+    # torchrun sets 1 (https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html, 2026-11).
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    # Other ranks wait 5 seconds longer than a pair that hangs, so that the pair speaks first.
+    rank, device, facts = join(args.timeout + 5, bytes=args.size, exchanges=EXCHANGES)
+    refuse_uneven_nodes(facts, rank)
+
+    rounds, all_rounds = choose_rounds(facts["nodes"], args.rounds)
+    print(f"# rounds: {len(rounds)} of {all_rounds}", flush=True)
+    findings = judge(play(rounds, facts["hosts"], args.size, device, args.timeout))
+    print(table(findings), flush=True)
+
+    # JSON on one line: 1024 nodes are half a million pairs.
+    write_file(args.json, json.dumps({**facts, "rounds": len(rounds), **findings.as_json()}))
+    dist.destroy_process_group()
+    sys.exit(1 if findings.slow_nodes else 0)
+
+
+if __name__ == "__main__":
+    main()
