@@ -362,7 +362,9 @@ REFUSED = {  # name -> arguments, files (nodes, results, changes), what is said
     "no JSON": (["r"], {"a.json": "# no"}, "a.json is neither what all_reduce.py --json writes nor"),
     "a list": (["r"], {"a.json": "[1]"}, "(TypeError('list indices"),
     "binary": (["r"], {"a.json": b"\x80\xff"}, "(UnicodeDecodeError("),
-    "another program": (["r"], {"a.json": (1, [row(M, 1, 4)], {"program": "pairs.py"})}, "all_reduce of pairs.py"),
+    "another program": (
+        ["r"], {"a.json": (1, [row(M, 1, 4)], {"program": "slow_nodes.py"})}, "all_reduce of slow_nodes.py"
+    ),
     "unknown operation": (["r"], {"a.json": (1, [row(M, 1, 4)], {"operation": "send"})}, "send of all_reduce.py"),
     "no results": (["r"], {"a.json": (1, [], {})}, "remove it, or name another"),
     "no busbw": (["r"], {"a.json": (1, [{"bytes": 4, "algbw_Gbps": 1.0}], {})}, "(KeyError('busbw_Gbps'))"),
