@@ -55,7 +55,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 # Types that both gloo and NCCL add up.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 # Operations in a timed batch. The check takes less than 3 % of the time of 25 large ones.
-MIN_ITERATIONS, MAX_ITERATIONS = 25, 1000
+MIN_ITERATIONS = 25
+MAX_ITERATIONS = 1000
 # Length of the test pattern. It is a prime, so blocks of 2^k elements start at different places of the pattern, and
 # blocks that were exchanged are seen.
 PERIOD = 251
@@ -489,11 +490,11 @@ def time_batch(device: torch.device, start_together: Callable, run: Callable, it
     for _ in range(iterations):
         run()
         times.append(time.perf_counter())
-    return [end - start for start, end in zip(times, times[1:])]
+    return [times[number + 1] - times[number] for number in range(iterations)]
 
 
 def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) -> list[float]:
-    """Do the same with events of CUDA.
+    """Return the seconds of each of `iterations` calls of run() on this rank's GPU, measured with CUDA events.
 
     The events are in the current stream, which each operation makes wait for NCCL's stream. The CPU waits for the last
     event only.
@@ -508,7 +509,7 @@ def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) 
         run()
         event.record()
     events[-1].synchronize()
-    milliseconds = [start.elapsed_time(end) for start, end in zip(events, events[1:])]
+    milliseconds = [events[number].elapsed_time(events[number + 1]) for number in range(iterations)]
     return [value / 1000 for value in milliseconds]
 
 

@@ -36,13 +36,22 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from all_reduce import at_least, byte_count, gather, join, new_file, time_batch, write_file
+from all_reduce import (
+    at_least,
+    byte_count,
+    gather,
+    join,
+    new_file,
+    time_batch,
+    write_file,
+)
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 
-# Exchanges of each pair. The first of the warm-up connects the two nodes.
-WARM_UP, EXCHANGES = 2, 10
-# Interquartile ranges below the lower quartile: Tukey's fences.
-INNER_FENCE, OUTER_FENCE = 1.5, 3
+WARM_UP = 2  # exchanges of a pair before the clock starts; the first one connects the two nodes
+EXCHANGES = 10  # of a pair while the clock runs
+# Tukey's fences, in interquartile ranges below the lower quartile.
+INNER_FENCE = 1.5
+OUTER_FENCE = 3
 # Of nodes that are all well, normal noise of 5 or 10 % in each pair puts one beyond the fence in a quarter of the runs.
 # With a margin of 0.1 these are 0 and 5 % of the runs for 8 nodes, 0.4 and 9 % for 4 nodes. With 0.25 next to none are
 # left. (These shares were simulated.)
@@ -113,10 +122,10 @@ def choose_rounds(nodes: int, most: int) -> tuple[list[list[int]], int]:
 
     So each node meets partners whose numbers are near and far.
     """
-    schedule = tournament(nodes)
-    count = min(most, len(schedule))
-    rounds = [schedule[number * len(schedule) // count].tolist() for number in range(count)]
-    return rounds, len(schedule)
+    all_rounds = tournament(nodes).tolist()
+    count = min(most, len(all_rounds))
+    rounds = [all_rounds[number * len(all_rounds) // count] for number in range(count)]
+    return rounds, len(all_rounds)
 
 
 def give_up(sentence: str) -> None:
@@ -172,20 +181,21 @@ def play(
     rounds: whom each node meets, as in tournament(). hosts: the name of each rank's host. size: bytes of a message.
     Ranks with one host name are a node. The first rank of a node meets the first ranks of other nodes, and so on.
     """
-    rank = dist.get_rank()
+    own_rank = dist.get_rank()
     nodes = list(dict.fromkeys(hosts))
     ranks_of = [[rank for rank, host in enumerate(hosts) if host == node] for node in nodes]
-    own_node = nodes.index(hosts[rank])
-    rank_on_node = ranks_of[own_node].index(rank)
+    own_node = nodes.index(hosts[own_rank])
+    rank_on_node = ranks_of[own_node].index(own_rank)
     send, receive = torch.zeros([2, size], dtype=torch.uint8, device=device)
     pairs = {}
     for number, partner_of in enumerate(rounds, 1):
         seconds = 0.0
         if partner_of[own_node] >= 0:
             partner = ranks_of[partner_of[own_node]][rank_on_node]
+            both = f"{hosts[own_rank]} (rank {own_rank}) and {hosts[partner]} (rank {partner})"
             sentence_if_lost = (
-                f"round {number} of {len(rounds)}: {hosts[rank]} (rank {rank}) and {hosts[partner]} (rank {partner})"
-                f" lost each other or took more than {timeout:g} s: leave out one of these nodes, then the other"
+                f"round {number} of {len(rounds)}: {both} lost each other or took more than {timeout:g} s:"
+                " leave out one of these nodes, then the other"
             )
             seconds = time_exchanges(send, receive, partner, timeout, sentence_if_lost)
         seconds_of = gather(seconds, len(hosts))  # is the barrier between two rounds, too
