@@ -9,8 +9,8 @@ BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, a Debian 13 with its newer Slurm.
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-mysql-plugin mariadb-server-core munge openmpi-bin iproute2 procps hostname mmdebstrap
-# What the drills need more: they build Horovod.
-DRILL_PACKAGES := libopenmpi-dev cmake g++
+# What the drills need more: they build Horovod, and node runs Perfetto's reader.
+DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -33,7 +33,7 @@ test: .venv/ready packages ## every test but the slow drills
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-all: PACKAGES += $(DRILL_PACKAGES)
-test-all: TOOLS += cmake g++ mpi.h
+test-all: TOOLS += cmake g++ mpi.h node
 test-all: .venv/ready packages ## every test, drills included
 	$(PYTEST) -m "drill or not drill" $(PYTEST_ARGS)
 

@@ -45,6 +45,8 @@ slow = int(os.environ.get("SLURM_RESTART_COUNT", 0)) < int(os.environ.get("SLOW_
 seconds = float(os.environ.get("PAUSE", "0.06")) if slow else 0
 def set_learning_rate(*arguments, set_learning_rate=schedule.set_learning_rate):
     time.sleep(seconds)
+    while os.path.exists("hold"):
+        time.sleep(0.05)
     return set_learning_rate(*arguments)
 schedule.set_learning_rate = set_learning_rate
 while os.environ.get("LATE") and slow and time.time() < float(os.environ["STOP_TIME"]):  # a start that takes too long
@@ -832,12 +834,14 @@ def test_two_jobs_in_one_folder(drill, cluster):
     """The second one is refused, and the first one is not disturbed."""
     first = drill.submit(PAUSE="0.2", LAUNCHER="spawn")
     drill.reach(10)
+    (drill.folder / "hold").touch()  # the first one waits until the second has ended
     drill.breaks()
     drill.submit("--nodes=1", program="training/train_ddp.py", LAUNCHER="spawn")
     second, seconds = drill.ends(within=60)
     assert second.state == "FAILED" and second.exit_code, second.output
     assert f"{drill.out} is in use by job {first} on node1" in second.output, second.output
     said = cause(second.output)
+    (drill.folder / "hold").unlink()
     job = cluster.wait(first)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     drill.row("two jobs with one `--out`", second, seconds, message=said, lost=0)

@@ -43,6 +43,26 @@ def positive_number(text: str) -> float:
     return number
 
 
+def step_range(text: str) -> tuple[int, int]:
+    """Read FIRST:LAST, two steps."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} has to be FIRST:LAST, two steps, for example 5:8")
+    if int(first) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} begins with step 0, but steps are counted from 1")
+    if int(first) > int(last):
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins: give the first step first")
+    return int(first), int(last)
+
+
+def rank_list(text: str) -> list[int]:
+    """Read ranks with commas between them; return them in their order, each once."""
+    numbers = text.split(",")
+    if not all(number.isdecimal() for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} has to be ranks with commas between them, for example 0,3")
+    return sorted(set(map(int, numbers)))
+
+
 def make_parser(doc: str) -> argparse.ArgumentParser:
     """Return the parser of the flags. doc: what --help prints first."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -162,6 +182,18 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep", type=positive_int, default=3, metavar="N", help="checkpoints on the disk (default: %(default)s)"
     )
+    parser.add_argument(
+        "--profile",
+        type=step_range,
+        metavar="FIRST:LAST",
+        help="record these steps with torch.profiler: a trace in --out for https://ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--profile-ranks",
+        type=rank_list,
+        metavar="RANK,RANK",
+        help="ranks that --profile records (default: 0)",
+    )
     restarted = os.environ.get("RESTART_COUNT", "") not in ("", "0")
     parser.add_argument(
         "--resume",
@@ -180,8 +212,8 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
 def parse_arguments(doc: str, world_size: int) -> argparse.Namespace:
     """Read the flags, and refuse what cannot work on so many ranks, before they join.
 
-    Fills in global_batch and micro_batch. Adds batch_remark (why this batch), accumulation (micro batches per step),
-    config (of the model) and corpus (the data).
+    Fills in global_batch, micro_batch and profile_ranks. Adds batch_remark (why this batch), accumulation (micro
+    batches per step), config (of the model) and corpus (the data).
     """
     args = make_parser(doc).parse_args()
     if world_size == 1 and launched_world_size() > 1:
@@ -189,6 +221,7 @@ def parse_arguments(doc: str, world_size: int) -> argparse.Namespace:
     args.global_batch, args.batch_remark = choose_global_batch(args, world_size)
     args.micro_batch, args.accumulation = choose_micro_batch(args, world_size)
     args.config = read_config(args)
+    args.profile_ranks = choose_profile_ranks(args, world_size)
     make_folders(args)
     args.corpus = read_data(args)
     return args
@@ -244,6 +277,22 @@ def read_config(args: argparse.Namespace) -> Config:
         return Config(**{name: getattr(args, name) for name in vars(Config())})
     except ValueError as error:
         fail(str(error))
+
+
+def choose_profile_ranks(args: argparse.Namespace, world_size: int) -> list[int]:
+    """Return the ranks that record the steps of --profile, if the run has these ranks and steps."""
+    ranks = ",".join(map(str, args.profile_ranks or []))
+    if not args.profile:
+        if args.profile_ranks:
+            fail(f"--profile-ranks {ranks} needs steps to record: give --profile FIRST:LAST too")
+        return []
+    first, last = args.profile
+    if last > args.steps:
+        fail(f"--profile {first}:{last} ends after --steps {args.steps}: choose earlier steps")
+    if args.profile_ranks and args.profile_ranks[-1] >= world_size:
+        existing = "rank 0 alone" if world_size == 1 else f"ranks 0 to {world_size - 1}"
+        fail(f"--profile-ranks {ranks}: this run has {existing}, choose from these")
+    return args.profile_ranks or [0]
 
 
 def make_folders(args: argparse.Namespace) -> None:

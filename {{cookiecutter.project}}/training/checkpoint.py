@@ -133,7 +133,8 @@ class Checkpoints:
         """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
         aside = next(path for n in count(1) if not (path := self.folder / f"previous-{n}").exists())
         aside.mkdir()
-        for path in (*self.existing(), *self.folder.glob("latest"), *self.folder.glob("metrics.jsonl")):
+        others = (path for name in ("latest", "metrics.jsonl", "trace-*") for path in self.folder.glob(name))
+        for path in (*self.existing(), *others):
             os.replace(path, aside / path.name)
         return aside
 

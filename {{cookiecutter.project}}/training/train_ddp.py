@@ -31,6 +31,7 @@ from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
+from tracing import Profiler
 
 
 def train_step(
@@ -77,12 +78,14 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     first_step = state["step"]
     metrics = Metrics(args, state, model, precision, device, rank, world_size)
     control = Control(args, first_step, device, rank, world_size)
+    profiler = Profiler(args, metrics)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
     wait_for_writer = checkpoint_group()
 
     indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
     batches = data_loader(corpus.train, indices, args.workers, device)
     for step, batch in enumerate(batches, start=first_step + 1):
+        profiler.begin(step)  # records the steps of --profile
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(ddp, optimizer, batch, args, precision)
@@ -105,6 +108,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         if request == "stop":
             control.requeue()
             break
+    profiler.finish()
     metrics.finish()
 
 

@@ -29,6 +29,7 @@ from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
+from tracing import Profiler
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -108,10 +109,12 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     first_step = state["step"]
     metrics = Metrics(args, state, model, precision, device, rank, world_size)
     control = Control(args, first_step, device, rank, world_size)
+    profiler = Profiler(args, metrics)
 
     indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
     batches = data_loader(corpus.train, indices, args.workers, device)
     for step, batch in enumerate(batches, start=first_step + 1):
+        profiler.begin(step)  # records the steps of --profile
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(model, optimizer, batch, args, precision)
@@ -132,6 +135,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         if request == "stop":
             control.requeue()
             break
+    profiler.finish()
     metrics.finish()
 
 

@@ -32,6 +32,7 @@ from precision import Precision, choose_precision
 from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
 from torch.distributed.elastic.multiprocessing.errors import record
+from tracing import Profiler
 
 try:
     import horovod.torch as hvd
@@ -121,6 +122,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     first_step = state["step"]
     metrics = Metrics(args, state, model, precision, device, rank, world_size)
     control = Control(args, first_step, device, rank, world_size)
+    profiler = Profiler(args, metrics)
     if first_step:  # a new optimizer has no state: Horovod would make a step to get some, in which weights decay
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -128,6 +130,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
     batches = data_loader(corpus.train, indices, args.workers, device)
     for step, batch in enumerate(batches, start=first_step + 1):
+        profiler.begin(step)  # records the steps of --profile
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(model, optimizer, batch, args, precision)
@@ -150,6 +153,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         if request == "stop":
             control.requeue()
             break
+    profiler.finish()
     metrics.finish()
 
 

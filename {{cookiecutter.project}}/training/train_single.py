@@ -22,6 +22,7 @@ from optimizer import make_optimizer
 from precision import Precision, choose_precision
 from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
+from tracing import Profiler
 
 
 def train_step(
@@ -66,10 +67,12 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     first_step = state["step"]
     metrics = Metrics(args, state, model, precision, device)
     control = Control(args, first_step, device)
+    profiler = Profiler(args, metrics)
 
     indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps)
     batches = data_loader(corpus.train, indices, args.workers, device)
     for step, batch in enumerate(batches, start=first_step + 1):
+        profiler.begin(step)  # records the steps of --profile
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step)
         loss = train_step(model, optimizer, batch, args, precision)
@@ -90,6 +93,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if request == "stop":
             control.requeue()
             break
+    profiler.finish()
     metrics.finish()
 
 
