@@ -31,7 +31,7 @@ COMMON = {
     "benchmark/scaling.sh",
     *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "checkpoint", "model")),
     *(f"training/{name}.py" for name in ("arguments", "control", "distributed", "evaluation", "memory", "metrics")),
-    *(f"training/{name}.py" for name in ("optimizer", "precision", "resume", "schedule", "tracing")),
+    *(f"training/{name}.py" for name in ("optimizer", "precision", "resume", "sample", "schedule", "tracing")),
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }

@@ -6,6 +6,7 @@ To train your own, replace `GPT` and `Config`. What the programs ask of them:
   the number of tokens in a sample; 1 where there are no tokens;
 - `GPT(config)` maps what data.py yields, inputs and targets, to losses of any shape [batch, ...], each of equal weight.
   Inputs come as they are; what is not whole numbers, it converts to the type of its weights;
+- `GPT.logits(tokens)` serves sample.py alone, which prints what the model continues a text with;
 - `GPT.flops()`, the floating-point operations of a step per token, serves the figure MFU alone; 0 leaves it out;
 - `GPT.blocks` are the layers that train_fsdp.py gathers and frees one by one, and that --activation-checkpointing
   computes twice;
