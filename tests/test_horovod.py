@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PROJECT = REPOSITORY / "{{cookiecutter.project}}"
 TRAINING = PROJECT / "training"
 BUILD = PROJECT / "slurm/build_horovod.sh"
-LARGEST_DIFFERENCE = 94  # lines removed and added: it is there to be read
+LARGEST_DIFFERENCE = 100  # lines removed and added: it is there to be read
 # What may differ from train_ddp.py. All else that both have is one text.
 DIFFERENT = {"train_step", "train", "main"}
 ROOMS = ("arguments", "checkpoint", "control", "data", "distributed", "evaluation", "memory", "metrics", "model")

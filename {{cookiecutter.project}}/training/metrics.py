@@ -61,6 +61,8 @@ class Metrics:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         compiled = ", compiled" if args.compile else ""
         steps_per_epoch = len(corpus.train) // args.global_batch
+        samples = f"{len(corpus.train):,} samples to train on, {len(corpus.validation):,} to validate"
+        tokens = args.global_batch * args.context
         divided = f"{self.world_size} (ranks) x {args.micro_batch} (micro batch) x {args.accumulation} (accumulation)"
         left = ""
         if self.first_step >= args.steps:
@@ -68,10 +70,8 @@ class Metrics:
         lines = [
             f"ranks   {self.world_size} ({self.device.type}, {self.precision.name}{compiled})",
             f"model   {parameters:,} parameters, {args.config}",
-            f"corpus  {corpus.name}: {len(corpus.train):,} samples to train on, "
-            f"{len(corpus.validation):,} to validate; steps per epoch: {steps_per_epoch:,}",
-            f"batch   {args.global_batch} sequences{args.batch_remark} = {divided}, "
-            f"{args.global_batch * args.context:,} tokens a step",
+            f"corpus  {corpus.name}: {samples}; steps per epoch: {steps_per_epoch:,}",
+            f"batch   {args.global_batch} sequences{args.batch_remark} = {divided}, {tokens:,} tokens a step",
             f"start   at step {self.first_step}{left}",
         ]
         return "\n".join(lines)
