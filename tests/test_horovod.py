@@ -36,7 +36,7 @@ LARGEST_DIFFERENCE = 100  # lines removed and added: it is there to be read
 # What may differ from train_ddp.py. All else that both have is one text.
 DIFFERENT = {"train_step", "train", "main"}
 ROOMS = ("arguments", "checkpoint", "control", "data", "distributed", "evaluation", "memory", "metrics", "model")
-ROOMS += ("optimizer", "precision", "resume", "schedule", "stop")
+ROOMS += ("optimizer", "precision", "resume", "schedule", "stop", "tracing", "trackers")
 TINY = ["--context", "16", "--layers", "1", "--heads", "2", "--width", "16", "--dtype", "float64", "--eval-every", "5"]
 LAUNCHERS = ("SLURM_", "PMI", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "HOROVOD_")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}

@@ -33,7 +33,7 @@ torch = pytest.importorskip("torch")
 
 TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
 ROOMS = ("model", "data", "distributed", "precision", "schedule", "checkpoint", "arguments", "optimizer", "stop")
-ROOMS += ("memory", "control", "evaluation", "metrics", "resume", "tracing")
+ROOMS += ("memory", "control", "evaluation", "metrics", "resume", "tracing", "trackers")
 MODULES = (*ROOMS, "train_single", "train_ddp", "train_fsdp", "sample")
 STEPS, HALF = 40, 20
 TO_HALF = ("--steps", HALF, "--save-every", 10)

@@ -13,6 +13,7 @@ from data import Corpus, read_corpus
 from distributed import fail, launched_world_size
 from model import Config
 from schedule import REFERENCE_BATCH
+from trackers import require_packages
 
 LARGEST_MICRO_BATCH = 32  # sequences that a rank computes at once, unless --micro-batch says otherwise
 DEFAULT_BATCH = f"the smallest multiple of the number of ranks that is at least {REFERENCE_BATCH}"
@@ -87,6 +88,16 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         help="folder for checkpoints and metrics (default: %(default)s)",
     )
     parser.add_argument("--json", metavar="FILE", help="write losses, validation loss and tokens/s into this file too")
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write metrics for TensorBoard too, into the folder tensorboard of --out",
+    )
+    parser.add_argument(
+        "--wandb",
+        metavar="PROJECT",
+        help="report metrics to this project of W&B too; without internet, into the folder wandb of --out",
+    )
     parser.add_argument(
         "--timeout",
         type=positive_number,
@@ -218,6 +229,7 @@ def parse_arguments(doc: str, world_size: int) -> argparse.Namespace:
     args = make_parser(doc).parse_args()
     if world_size == 1 and launched_world_size() > 1:
         fail(f"each of {launched_world_size()} ranks would train the whole: use training/train_ddp.py")
+    require_packages(args)
     args.global_batch, args.batch_remark = choose_global_batch(args, world_size)
     args.micro_batch, args.accumulation = choose_micro_batch(args, world_size)
     args.config = read_config(args)

@@ -24,6 +24,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
+RUN_FILES = ("latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb")  # of a run, beside its checkpoints
 
 
 class IncompatibleCheckpoint(ValueError):
@@ -133,7 +134,7 @@ class Checkpoints:
         """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
         aside = next(path for n in count(1) if not (path := self.folder / f"previous-{n}").exists())
         aside.mkdir()
-        others = (path for name in ("latest", "metrics.jsonl", "trace-*") for path in self.folder.glob(name))
+        others = [path for name in RUN_FILES for path in self.folder.glob(name)]
         for path in (*self.existing(), *others):
             os.replace(path, aside / path.name)
         return aside

@@ -1,4 +1,4 @@
-"""What a run tells: lines of progress, metrics.jsonl, and the figures of --json. Rank 0 alone writes and prints."""
+"""What a run tells: lines of progress, metrics.jsonl, trackers, and --json. Rank 0 alone writes and prints."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from distributed import fail
 from memory import peak_memory
 from precision import Precision, peak_flops
 from schedule import learning_rate_at
+from trackers import start_trackers
 
 
 class Metrics:
@@ -50,9 +51,14 @@ class Metrics:
         self.mfu_per_speed = model.flops() / (world_size * peak_flops(precision, device))  # MFU / (tokens/s); or 0
         # A bar that is drawn anew on a terminal. mpirun gives ranks a terminal even where its own output is a file.
         self.bar = sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
+        self.trackers = []
         if rank == 0:
-            self.file = open_metrics(Path(args.out, "metrics.jsonl"), self.first_step)
+            path = Path(args.out, "metrics.jsonl")
+            self.file = open_metrics(path, self.first_step)
+            self.trackers = start_trackers(args, self.first_step, path)
         self.say(self.plan(model))
+        for tracker in self.trackers:
+            self.say(tracker.start_line)
         self.restart_clock()
 
     def plan(self, model: torch.nn.Module) -> str:
@@ -113,7 +119,7 @@ class Metrics:
         self.clock = time.monotonic()
 
     def finish(self) -> None:
-        """Say how the run went, and write the figures for --json."""
+        """Say how the run went, write the figures for --json, and let the trackers end."""
         args, state = self.args, self.state
         speed = self.speed(self.tokens, self.seconds)
         memory = peak_memory(self.device)
@@ -144,6 +150,9 @@ class Metrics:
                 **speed,
             }
             Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
+        for tracker in self.trackers:
+            if line := tracker.finish():
+                self.say(line)
 
     def say(self, text: str) -> None:
         """Print lines on rank 0, in place of the bar if there is one."""
@@ -169,8 +178,11 @@ class Metrics:
     def write(self, step: int, name: str, loss: float, **others: float | None) -> None:
         """Write a loss of a step. If it is not finite, fail on all ranks, before a checkpoint of this step is saved."""
         self.state.update({"step": step, name: loss})
+        row = {"step": step, name: loss, **others}
         if self.rank == 0:
-            print(json.dumps({"step": step, name: loss, **others}), file=self.file, flush=True)
+            print(json.dumps(row), file=self.file, flush=True)
+        for tracker in self.trackers:
+            tracker.write(row)
         if not math.isfinite(loss):
             fail(f"{name} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
 

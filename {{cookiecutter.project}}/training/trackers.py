@@ -1,0 +1,309 @@
+"""Metrics where people look at them: TensorBoard and W&B (Weights & Biases), beside metrics.jsonl.
+
+metrics.jsonl is the truth, a tracker shows it. Metrics hands each row to the trackers on rank 0; the other ranks have
+none. After a resume, steps come again that a killed run had reported after its last checkpoint. Each tracker says below
+why its curve then has every step once. To report to something else, write a class with these methods:
+
+    start_line       what rank 0 prints at the start
+    write(row)       take a row of metrics.jsonl: "step", and "loss" or "val_loss" with others
+    finish()         return what rank 0 prints at the end
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import math
+import netrc
+import os
+import queue
+import shlex
+import ssl
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from distributed import fail
+
+Row = dict[str, Any]
+
+MODULES = {  # that a flag needs: torch.utils.tensorboard imports both of its two (torch 2.13, summary.py, 2026-11-22)
+    "tensorboard": ("tensorboard", "numpy"),
+    "wandb": ("wandb",),
+}
+ANSWER_SECONDS = 5.0  # that W&B's server has to answer in, or the run is offline
+WANDB_PATIENCE = 60.0  # seconds that W&B may take to begin, and again to send the last rows
+
+
+def require_packages(args: argparse.Namespace) -> None:
+    """Fail if a flag asks for a package that is not installed. Looks for it only: rank 0 alone will import it."""
+    for package, modules in MODULES.items():
+        for module in modules:
+            if getattr(args, package) and not is_installed(module):
+                fail(f"--{package} needs the package {module}: pip install {module}, or leave out --{package}")
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be found. A mere folder of that name, such as W&B's own ./wandb, does not count."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None
+
+
+def start_trackers(args: argparse.Namespace, first_step: int, metrics_file: Path) -> list[TensorBoard | WandB]:
+    """Return the trackers that the flags ask for. On rank 0 only.
+
+    metrics_file: has the rows up to first_step, from where the run goes on.
+    """
+    trackers: list[TensorBoard | WandB] = []
+    if args.tensorboard:
+        trackers.append(TensorBoard(Path(args.out, "tensorboard"), first_step, metrics_file))
+    if args.wandb:
+        trackers.append(WandB(args, first_step, metrics_file))
+    return trackers
+
+
+def rows_until(step: int, metrics_file: Path) -> Iterator[Row]:
+    """Read the rows of metrics.jsonl up to a step, one by one: the file may be long, and may be growing."""
+    with metrics_file.open() as lines:
+        for line in lines:
+            row = json.loads(line) if line.endswith("\n") else {"step": math.inf}  # a line that is being written
+            if row["step"] > step:
+                return
+            yield row
+
+
+def import_or_fail(module: str, flag: str) -> Any:
+    """Import a module that is installed. It may still be too old for this Python or torch, or half installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        fail(f"{flag}: {error}. Install its package again, or leave out {flag}")
+
+
+# TensorBoard
+
+
+class TensorBoard:
+    """Event files, one more after each resume.
+
+    purge_step tells TensorBoard to forget what earlier files have from that step on. No step up to there is missing:
+    each row is in its file before the checkpoint of its step is written.
+    """
+
+    def __init__(self, folder: Path, first_step: int, metrics_file: Path) -> None:
+        """Go on after first_step, with all rows before it if earlier attempts of this run had no --tensorboard."""
+        writer = import_or_fail("torch.utils.tensorboard", "--tensorboard").SummaryWriter
+        is_new = not any(folder.glob("events.*"))
+        self.writer = writer(str(folder), purge_step=1 if is_new else first_step + 1)
+        self.start_line = f"board   tensorboard --logdir {shlex.quote(str(folder))}"
+        if is_new:
+            for row in rows_until(first_step, metrics_file):
+                self.write(row)
+
+    def write(self, row: Row) -> None:
+        """Write each number of a row into the file."""
+        for name, value in numbers(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+        self.writer.flush()  # half a millisecond: until the writer's thread has written all
+
+    def finish(self) -> str:
+        """Close the file."""
+        self.writer.close()
+        return ""
+
+
+# W&B
+
+
+class WandB:
+    """A run of W&B: online where its server can be reached, else in files that `wandb sync` sends later.
+
+    Every attempt of a job hands W&B the rows of all attempts before it, from metrics.jsonl:
+
+    - Online, W&B says which step it expects next, and rows before that are skipped: it has them.
+    - Offline, an attempt cannot know what others left or what was sent. W&B ignores `resume` offline up to 0.28
+      (core/internal/runupserter/runupserter.go at b6e2950, 2026-08-21), and a synced folder replaces what the server
+      had of the same id (https://github.com/wandb/wandb/issues/3841, /5865, read 2026-11-22). So each attempt's folder
+      has the whole run, and the newest is the one to send.
+
+    Training does not wait for W&B: a thread hands over the rows. An error of W&B ends that thread, and not the run.
+    """
+
+    def __init__(self, args: argparse.Namespace, first_step: int, metrics_file: Path) -> None:
+        """Begin a run of W&B, or go on with it after --resume."""
+        self.wandb = import_or_fail("wandb", "--wandb")
+        if "finish_timeout" not in self.wandb.Settings.model_fields:
+            # The setting that bounds the wait at the end (CHANGELOG.md of wandb, 0.27.0, 2026-05-14).
+            fail(f"--wandb needs wandb 0.27 or newer, here is {self.wandb.__version__}: pip install --upgrade wandb")
+        self.patience = min(WANDB_PATIENCE, args.timeout / 2)  # the other ranks wait meanwhile
+        self.trouble, self.run = "", None
+        with Caught() as caught:
+            settings = self.wandb.setup().settings
+        if caught.error:
+            fail(f"--wandb: {caught.error}. Look into the variables WANDB_* and ~/.config/wandb")
+        self.mode, why = choose_mode(settings)
+        with Caught() as caught:
+            self.run = self.begin(args)
+        if caught.error:
+            self.mode, why = "offline", caught.error
+            with Caught() as caught:
+                self.run = self.begin(args)
+            self.trouble = caught.error
+
+        if self.run is None:
+            self.start_line = f"wandb   off: {self.trouble}"
+            return
+        self.start_line = f"wandb   {self.mode}: {self.run.url if self.mode == 'online' else why}"
+        if self.mode == "offline":
+            self.start_line += f"\n{self.how_to_sync()}"
+        self.rows: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self.send, args=(first_step, metrics_file), daemon=True)
+        self.thread.start()
+
+    def begin(self, args: argparse.Namespace) -> Any:
+        """Return W&B's run. Raises what W&B raises."""
+        settings = self.wandb.Settings(
+            silent=True,  # its lines would break into the lines of progress
+            console="off",
+            init_timeout=self.patience,
+            finish_timeout=self.patience,  # the default is to try for as long as it takes
+            finish_timeout_raises=True,
+        )
+        return self.wandb.init(
+            project=args.wandb,
+            dir=args.out,
+            id=run_id(Path(args.out, "wandb", "run-id"), args.resume),
+            name=os.environ.get("WANDB_NAME") or Path(args.out).resolve().name,
+            config={name: value for name, value in vars(args).items() if isinstance(value, (int, float, str))},
+            mode=self.mode,
+            resume="allow" if self.mode == "online" else None,
+            settings=settings,
+        )
+
+    def write(self, row: Row) -> None:
+        """Queue a row for W&B."""
+        if self.run is not None:
+            self.rows.put(row)
+
+    def send(self, first_step: int, metrics_file: Path) -> None:
+        """Hand W&B the rows of earlier attempts that it has not, and then each row as it comes. In a thread."""
+        with Caught() as caught:
+            for row in rows_until(first_step, metrics_file):
+                self.send_row(row)
+            while (row := self.rows.get()) is not None:
+                self.send_row(row)
+            self.run.finish()
+        self.trouble = caught.error
+        with Caught():
+            self.wandb.teardown()  # waits for W&B's own process, which writes the file to its end after finish()
+
+    def send_row(self, row: Row) -> None:
+        """Hand W&B a row, unless it has that step and would ignore the row, with a warning in its log.
+
+        W&B joins rows of the same step: a loss and a validation loss.
+        """
+        if row["step"] >= self.run.starting_step:
+            self.run.log(numbers(row), step=row["step"])
+
+    def finish(self) -> str:
+        """Wait for the last rows, but not for long. Return what is left to do."""
+        if self.run is not None:
+            self.rows.put(None)
+            self.thread.join(self.patience + 5)  # a little longer than W&B itself waits
+            if self.thread.is_alive():
+                self.trouble = self.trouble or f"not done in {self.patience:g} seconds"
+        if self.trouble:
+            return f"wandb   does not have all rows ({self.trouble}): metrics.jsonl has, and --resume sends them"
+        return self.how_to_sync() if self.mode == "offline" else ""
+
+    def how_to_sync(self) -> str:
+        """Return the command that sends the whole run, earlier attempts included."""
+        folder = Path(self.run.dir).parent
+        return f"wandb   to send it, from a machine with internet: wandb sync {shlex.quote(str(folder))}"
+
+
+class Caught(AbstractContextManager):
+    """Like contextlib.suppress(Exception), and keeps the error for a line of output."""
+
+    error = ""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        """Keep the error of an Exception, and go on after the block. A SystemExit is none."""
+        if not isinstance(error, Exception):
+            return False
+        self.error = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return True
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """Return what a row measures, without what is not known, such as the MFU on a CPU."""
+    return {name: value for name, value in row.items() if name != "step" and value is not None}
+
+
+def choose_mode(settings: Any) -> tuple[str, str]:
+    """Return W&B's mode, "online", "offline" or "disabled", and why. settings: those that W&B has found."""
+    if os.environ.get("WANDB_MODE"):
+        mode = os.environ["WANDB_MODE"]
+        return {"run": "online", "dryrun": "offline"}.get(mode, mode), f"WANDB_MODE={mode}"
+    if not has_key(settings):
+        return "offline", f"no API key for {settings.base_url}, wandb login stores one"
+    if not answers(settings.base_url):
+        return "offline", f"no answer from {settings.base_url} in {ANSWER_SECONDS:g} seconds"
+    return "online", "there is a key, and the server answers"
+
+
+def has_key(settings: Any) -> bool:
+    """Return whether W&B will find an API key: without one it would ask for it.
+
+    Its settings have those of the environment and of its own files. `wandb login` writes the netrc file, with the name
+    of the server, or with that of the server behind it (wandb/sdk/lib/wbauth/wbnetrc.py and urls.py of 0.31.0).
+    """
+    if settings.api_key or settings.identity_token_file:
+        return True
+    server = urlsplit(settings.base_url).netloc
+    names = [server, "api.wandb.ai"] if server == "api.forge.coreweave.com" else [server]
+    try:
+        keys = netrc.netrc(Path(os.environ.get("NETRC") or "~/.netrc").expanduser())
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return any(keys.authenticators(name) for name in names)
+
+
+def answers(server: str) -> bool:
+    """Return whether the server answers in time, through a proxy if the environment names one."""
+    answered = []
+
+    def ask() -> None:
+        try:
+            urlopen(Request(server, method="HEAD"), timeout=ANSWER_SECONDS).close()
+            answered.append("well")
+        except HTTPError:
+            answered.append("with an error")
+        except URLError as error:
+            if isinstance(error.reason, ssl.SSLError):
+                answered.append("with a certificate that this Python cannot check, but W&B may")
+        except (OSError, ValueError):
+            pass
+
+    # In a thread, because urlopen's timeout does not count the resolution of the name. It ends with this process.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    return bool(answered)
+
+
+def run_id(file: Path, resume: bool) -> str:
+    """Return W&B's id of this run, which --resume keeps."""
+    if resume and file.exists():
+        return file.read_text().strip()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{uuid.uuid4().hex[:12]}\n")
+    return file.read_text().strip()
