@@ -1,18 +1,20 @@
 """A small GPT over bytes: the model that the training programs train.
 
-To train your own, replace `GPT` and `Config`. What the programs ask of them:
+To train your own, replace `GPT` and `Config`. The programs ask for this:
 
-- `Config` is a dataclass of numbers: its fields become flags, and are compared with those in a checkpoint. `context` is
-  the number of tokens in a sample; 1 where there are no tokens;
-- `GPT(config)` maps what data.py yields, inputs and targets, to losses of any shape [batch, ...], each of equal weight.
-  Inputs come as they are; what is not whole numbers, it converts to the type of its weights;
-- `GPT.logits(tokens)` serves sample.py alone, which prints what the model continues a text with;
-- `GPT.flops()`, the floating-point operations of a step per token, serves the figure MFU alone; 0 leaves it out;
-- `GPT.blocks` are the layers that train_fsdp.py gathers and frees one by one, and that --activation-checkpointing
-  computes twice;
+- `Config` is a dataclass of numbers. Its fields become flags. A checkpoint of other numbers is refused. `context` is
+  the number of tokens in a sample, or 1 where there are no tokens.
+- `GPT(config)` maps inputs and targets, as data.py yields them, to losses of any shape [batch, ...]. Each loss has the
+  same weight. Inputs arrive as they are: the model converts floating-point inputs to the type of its weights.
+- `GPT.blocks` are its layers. train_fsdp.py gathers and frees them one by one. --activation-checkpointing computes them
+  twice.
+- `GPT.flops()` returns the floating-point operations of a step per token, for the figure MFU. 0 leaves MFU out.
+
+Two functions are optional:
+
 - `GPT.init_weight(name, weight)` fills one weight with its initial values. train_fsdp.py asks for one weight after the
-  other, so that no rank ever holds the whole model. It builds a model without this function whole, in each rank's host
-  memory.
+  other, so that no rank holds the whole model. Without this function it builds the whole in each rank's host memory.
+- `GPT.logits(tokens)` is for sample.py, which prints what the model continues a text with.
 """
 
 from dataclasses import dataclass
