@@ -153,10 +153,12 @@ def test_tcp_is_told_where_rdma_is_required():
 
 
 def test_a_wrong_sum_is_a_fault(monkeypatch):
-    monkeypatch.setattr(ranks.dist, "all_reduce", lambda total: total.fill_(9))
-    found = ranks.check_all_reduce(0, 4, torch.device("cpu"))
-    assert found == ["the all-reduce over 4 ranks gave 9, not 10"]
+    """On whichever rank: rank 0 tells of all."""
+    monkeypatch.setattr(ranks, "gather", lambda total, _: [total, total, total, 9])
     monkeypatch.setattr(ranks.dist, "all_reduce", lambda total: total.fill_(10))
+    found = ranks.check_all_reduce(0, 4, torch.device("cpu"))
+    assert found == ["the all-reduce over 4 ranks gave 9 on rank 3, not 10"]
+    monkeypatch.setattr(ranks, "gather", lambda total, world_size: [total] * world_size)
     assert ranks.check_all_reduce(0, 4, torch.device("cpu")) == []
 
 

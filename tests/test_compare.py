@@ -111,8 +111,8 @@ def test_a_program_with_a_mistake_is_caught(text, tmp_path):
     """Both ranks read the first one's share: a plausible curve, and not the same."""
     broken = shutil.copytree(TRAINING, tmp_path / "broken")
     source = (broken / "train_ddp.py").read_text()
-    assert source.count("args.steps, rank, world)") == 1
-    (broken / "train_ddp.py").write_text(source.replace("args.steps, rank, world)", "args.steps, 0, world)"))
+    assert source.count("args.steps, rank, world_size)") == 1
+    (broken / "train_ddp.py").write_text(source.replace("args.steps, rank, world_size)", "args.steps, 0, world_size)"))
     words = ["--out", tmp_path / "out", "--", *TINY, "--data", text]
     done = start("compare.py", "single-1", "ddp-2", *words, folder=broken, code=1)
     assert re.search(r"^NOT equal: .* from single-1 is .*, of ddp-2 at step \d; allowed is 1e-14$", done.stdout, re.M)

@@ -145,6 +145,7 @@ def torchrun(world_size, *program):
     return run(sys.executable, "-m", "torch.distributed.run", *options, "--", *program)
 
 
+@pytest.mark.drill  # among the fast tests it runs as a job, test_slurm.py
 def test_hello_under_torchrun():
     done = torchrun(2, HELLO)
     assert done.returncode == 0, done.stderr

@@ -106,7 +106,7 @@ def test_a_slow_node_is_found(nodes):
         assert min(medians[:which] + medians[which + 1 :]) > 9
 
 
-@pytest.mark.parametrize("nodes", [8, 64, 1024])
+@pytest.mark.parametrize("nodes", [8, 64, pytest.param(1024, marks=pytest.mark.drill)])
 def test_a_little_slow(nodes):
     """Nodes are named from MARGIN on, if the others are alike; few nodes only from WIDE_MARGIN on."""
     assert judge(figures(nodes, {1: 8.5}, noise=0.02))[1] == [1]

@@ -417,7 +417,7 @@ def test_a_server_that_falls_silent_keeps_no_training_from_its_end(online):
     assert [step for step, _ in expected_rows(folder)] == list(range(1, LAST + 1))
 
 
-@pytest.mark.parametrize("variables", [{}, {"WANDB_MODE": "online"}])
+@pytest.mark.parametrize("variables", [{}, pytest.param({"WANDB_MODE": "online"}, marks=pytest.mark.drill)])
 def test_a_server_that_is_out_of_reach_makes_the_run_offline(variables, online):
     """Found out before W&B begins, or, where online was asked for, by W&B itself."""
     done, folder = online("http://127.0.0.1:9", "--timeout", 6, **variables)
@@ -443,6 +443,7 @@ metrics.Metrics.log = log_without_wandb
 """
 
 
+@pytest.mark.drill
 def test_a_wandb_that_ends_early_ends_no_training(online, driver):
     """As where Slurm sends SIGTERM to all processes of a job. The next attempt hands over what is missing."""
     done, folder = online("https://x.example", "--log-every", 1, programs=[driver(WANDB_ENDS)], WANDB_MODE="offline")
@@ -471,7 +472,11 @@ def test_the_mode(variables, key, answers, expected, modules, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(modules.trackers, "answers", lambda _: answers)
     settings = argparse.Namespace(base_url="https://w.example", api_key=KEY if key else None, identity_token_file=None)
+    settings.mode = "online"
     assert modules.trackers.choose_mode(settings) == expected
+    if not variables:
+        settings.mode = "disabled"
+        assert modules.trackers.choose_mode(settings) == ("disabled", "W&B's settings say so, as after wandb disabled")
 
 
 @pytest.mark.parametrize(

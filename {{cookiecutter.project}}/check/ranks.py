@@ -343,13 +343,15 @@ def hosts_of(rows: list[Row]) -> str:
 
 
 def check_all_reduce(rank: int, world_size: int, device: torch.device) -> list[str]:
-    """Add up the numbers 1 ... world_size, one of each rank. Return a sentence if the sum is wrong, else []."""
+    """Add up the numbers 1 ... world_size, one of each rank. Return a sentence for each rank with a wrong sum."""
     total = torch.tensor(rank + 1, device=device)
     dist.all_reduce(total)
     expected = world_size * (world_size + 1) // 2
-    if total.item() == expected:
-        return []
-    return [f"the all-reduce over {world_size} ranks gave {total.item()}, not {expected}"]
+    return [
+        f"the all-reduce over {world_size} ranks gave {found} on rank {number}, not {expected}"
+        for number, found in enumerate(gather(total.item(), world_size))
+        if found != expected
+    ]
 
 
 def gather(value, world_size: int) -> list:

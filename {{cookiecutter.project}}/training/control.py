@@ -12,7 +12,7 @@ import distributed
 import torch
 from stop import Stop
 
-CHECK_SECONDS = 5.0  # or one step if that takes longer: until all ranks know that one was asked to stop
+CHECK_SECONDS = 5.0  # at most this long, or one step, a request to stop goes unnoticed
 
 
 class Control:
@@ -25,7 +25,7 @@ class Control:
     def __init__(
         self, args: argparse.Namespace, first_step: int, device: torch.device, rank: int = 0, world_size: int = 1
     ) -> None:
-        """Listen for requests from now on. Signals do not end the process any more."""
+        """Listen for requests from now on. SIGTERM, SIGUSR1 and SIGUSR2 are requests, and do not end the process."""
         self.args, self.device, self.world_size = args, device, world_size
         self.stop = Stop(rank)
         self.checked_step = first_step
@@ -54,12 +54,12 @@ class Control:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Keep SIGTERM from ending the ranks that wait while a checkpoint is written."""
+        """Let ranks wait for a checkpoint that is being written. Otherwise stop.py ends a rank 15 s after SIGTERM."""
         self.stop.saving = True
         yield
         self.stop.saving = False
         self.saved_at = time.monotonic()
 
     def requeue(self) -> None:
-        """Tell the submit script that all is saved, and that there is more to do."""
+        """Tell the submit script that all is saved and that there is more to do, by the file REQUEUE_FILE."""
         self.stop.obey()

@@ -69,7 +69,7 @@ def fail(message: str) -> NoReturn:
     as soon as one has failed. So a rank that is still there after HEAD_START has failed alone, and prints too.
     """
     if _first_set("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", default="0") != "0":
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # stop.py may have set a handler that survives the launcher's
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's SIGTERM has to end it, whatever stop.py has set
         time.sleep(HEAD_START)
     print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
     shutdown(2)

@@ -39,7 +39,7 @@ class Metrics:
     ) -> None:
         """Say what is about to happen.
 
-        state: of the checkpoint that the run goes on from: its step, its loss and its validation loss.
+        state: step, loss and validation loss of the checkpoint that the run goes on from. It is updated in place.
         """
         self.args, self.state, self.precision, self.device = args, state, precision, device
         self.rank, self.world_size = rank, world_size

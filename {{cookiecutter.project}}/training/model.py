@@ -13,7 +13,8 @@ To train your own, replace `GPT` and `Config`. The programs ask for this:
 Two functions are optional:
 
 - `GPT.init_weight(name, weight)` fills one weight with its initial values. train_fsdp.py asks for one weight after the
-  other, so that no rank holds the whole model. Without this function it builds the whole in each rank's host memory.
+  other, so that no rank holds the whole model. The constructor has to use it too, in the order of named_parameters(),
+  and the model can have no buffers. Without this function train_fsdp.py builds the whole in each rank's host memory.
 - `GPT.logits(tokens)` is for sample.py, which prints what the model continues a text with.
 """
 

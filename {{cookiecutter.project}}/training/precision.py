@@ -17,6 +17,8 @@ PEAK_FLOPS = (
     ("H100 PCIe", 756e12),
     ("H100 NVL", 835e12),
     ("H100", 989e12),
+    ("H200 NVL", math.inf),  # not in that list, like GB200
+    ("GB200", math.inf),
     ("H200", 989e12),  # and GH200
     ("B200", 2250e12),
     ("MI250X", 191.5e12),  # torch sees each half as a GPU
@@ -28,15 +30,15 @@ class Precision(NamedTuple):
     """How the model computes."""
 
     name: str  # bfloat16, tf32, float32 or float64
-    weights: torch.dtype  # of the parameters, which the optimizer updates
+    weights_dtype: torch.dtype  # of the parameters, which the optimizer updates
     autocast: AbstractContextManager  # in which the loss is computed
 
 
 def choose_precision(name: str | None, device: torch.device) -> Precision:
     """Return the precision of that name. The default is bfloat16 where the GPU supports it, else float32."""
-    ampere = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-    name = name or ("bfloat16" if ampere else "float32")
-    if name == "tf32" and (not ampere or torch.version.hip):
+    has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    name = name or ("bfloat16" if has_bfloat16 else "float32")
+    if name == "tf32" and (not has_bfloat16 or torch.version.hip):
         fail("--dtype tf32 is for NVIDIA's GPUs since Ampere: choose float32 or bfloat16")
     # Set here, and not left to defaults. That of cuDNN is TF32. Some containers set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1,
     # which makes TF32 the default of matrix products too.

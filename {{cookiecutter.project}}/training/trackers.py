@@ -253,6 +253,8 @@ def choose_mode(settings: Any) -> tuple[str, str]:
     if os.environ.get("WANDB_MODE"):
         mode = os.environ["WANDB_MODE"]
         return {"run": "online", "dryrun": "offline"}.get(mode, mode), f"WANDB_MODE={mode}"
+    if settings.mode in ("offline", "disabled"):
+        return settings.mode, f"W&B's settings say so, as after wandb {settings.mode}"
     if not has_key(settings):
         return "offline", f"no API key for {settings.base_url}, wandb login stores one"
     if not answers(settings.base_url):

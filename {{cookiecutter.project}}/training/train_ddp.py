@@ -44,8 +44,8 @@ def train_step(
     """Update the weights once; return the mean loss of this rank's part of the batch.
 
     batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
-    the same size, so the mean of their means is the mean. DDP averages the gradients over the ranks during the backward
-    pass of the last micro batch. no_sync() keeps it from doing so in each backward pass.
+    the same size, so the mean of their means is the batch's mean. DDP averages the gradients over the ranks during the
+    backward pass of the last micro batch. no_sync() keeps it from doing so in each backward pass.
     """
     optimizer.zero_grad()
     mean_loss = 0.0
@@ -63,10 +63,10 @@ def train_step(
 
 def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
-    corpus = args.corpus
+    corpus = args.corpus  # read by parse_arguments(), as is the model's args.config
     precision = choose_precision(args.dtype, device)
-    torch.manual_seed(args.seed)  # of the initial weights
-    model = GPT(args.config).to(device, precision.weights)
+    torch.manual_seed(args.seed)  # for the initial weights
+    model = GPT(args.config).to(device, precision.weights_dtype)
     if args.activation_checkpointing:
         checkpoint_activations(model.blocks)
     if args.compile:
@@ -80,7 +80,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     control = Control(args, first_step, device, rank, world_size)
     profiler = Profiler(args, metrics)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    wait_for_writer = checkpoint_group()
+    save_group = checkpoint_group()
 
     indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
     batches = data_loader(corpus.train, indices, args.workers, device)
@@ -95,7 +95,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         evaluating = due(step, args.eval_every, args.steps)
         saving = request or due(step, args.save_every, args.steps)
         if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
-            metrics.log(step)  # reads the losses since the last line
+            metrics.log(step)  # reads the losses since the last line, and updates metrics.state
         if evaluating:
             val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device, rank, world_size)
             metrics.log_validation(step, val_loss)
@@ -103,7 +103,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
             with control.saving():
                 if rank == 0:
                     checkpoints.save(metrics.state, model, optimizer)
-                dist.barrier(wait_for_writer)
+                dist.barrier(save_group)
             metrics.restart_clock()
         if request == "stop":
             control.requeue()

@@ -3,7 +3,7 @@
     python training/train_fsdp.py                        one process, on the GPU if there is one
     torchrun --nproc-per-node 2 training/train_fsdp.py   two, as any launcher starts them
 
-Weights, gradients and optimizer are divided among the ranks. The whole of a layer exists only while it is computed.
+Weights, gradients and optimizer are divided among the ranks. A layer's weights are whole only while it is computed.
 Same flags and losses as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer, and NumPy.
 
 To train something of your own, replace the text (data.py) and the model with its loss (model.py). A run writes into
@@ -47,7 +47,7 @@ def train_step(
     """Update the weights once; return the mean loss of this rank's part of the batch.
 
     batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
-    the same size, so the mean of their means is the mean. FSDP averages the gradients over the ranks during the
+    the same size, so the mean of their means is the batch's mean. FSDP averages the gradients over the ranks during the
     backward pass of the last micro batch, and leaves each rank its part. Until then a rank adds up whole gradients.
     """
     optimizer.zero_grad()
@@ -70,14 +70,16 @@ def build_sharded_model(
     """Return the model, of which this rank holds its part, with the initial weights that train_ddp.py gives it."""
     one_by_one = hasattr(GPT, "init_weight")
     with torch.device("meta" if one_by_one else "cpu"):  # meta: shapes without memory
-        model = GPT(args.config).to(precision.weights)
+        model = GPT(args.config).to(precision.weights_dtype)
+    if one_by_one and list(model.buffers()):
+        fail("GPT in model.py has init_weight() and buffers, which have no values here: compute them in forward()")
     if args.activation_checkpointing:
         checkpoint_activations(model.blocks)
 
     # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     policy = rounded if precision.name == "bfloat16" else MixedPrecisionPolicy()
-    # The device is named: a torch that is built for GPUs would look for them on a machine without.
+    # Without the device type, a torch that is built for GPUs looks for them, also on a machine without.
     mesh = init_device_mesh(device.type, (world_size,))
     for block in model.blocks:
         if args.compile:
@@ -88,7 +90,7 @@ def build_sharded_model(
     if one_by_one:
         model.to_empty(device=device)  # memory for this rank's parts
         for name, weight in model.named_parameters():
-            whole = torch.empty(weight.shape)  # in the host's memory, until the next weight
+            whole = torch.empty(weight.shape)  # in the host's memory
             model.init_weight(name, whole)
             parts = whole.chunk(world_size)  # as fully_shard divides it
             if rank < len(parts):  # a small weight has fewer parts than there are ranks
@@ -98,9 +100,9 @@ def build_sharded_model(
 
 def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
-    corpus = args.corpus
+    corpus = args.corpus  # read by parse_arguments(), as is the model's args.config
     precision = choose_precision(args.dtype, device)
-    torch.manual_seed(args.seed)  # of the initial weights
+    torch.manual_seed(args.seed)  # for the initial weights
     model = build_sharded_model(args, precision, rank, world_size, device)
     optimizer = make_optimizer(model, args.learning_rate)
 
@@ -124,7 +126,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         evaluating = due(step, args.eval_every, args.steps)
         saving = request or due(step, args.save_every, args.steps)
         if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
-            metrics.log(step)  # reads the losses since the last line
+            metrics.log(step)  # reads the losses since the last line, and updates metrics.state
         if evaluating:
             val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device, rank, world_size)
             metrics.log_validation(step, val_loss)

@@ -35,7 +35,7 @@ def train_step(
     """Update the weights once; return the mean loss of the batch.
 
     batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
-    the same size, so the mean of their means is the mean.
+    the same size, so the mean of their means is the batch's mean.
     """
     optimizer.zero_grad()
     mean_loss = 0.0
@@ -52,10 +52,10 @@ def train_step(
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
-    corpus = args.corpus
+    corpus = args.corpus  # read by parse_arguments(), as is the model's args.config
     precision = choose_precision(args.dtype, device)
-    torch.manual_seed(args.seed)  # of the initial weights
-    model = GPT(args.config).to(device, precision.weights)
+    torch.manual_seed(args.seed)  # for the initial weights
+    model = GPT(args.config).to(device, precision.weights_dtype)
     if args.activation_checkpointing:
         checkpoint_activations(model.blocks)
     if args.compile:
@@ -82,7 +82,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         evaluating = due(step, args.eval_every, args.steps)
         saving = request or due(step, args.save_every, args.steps)
         if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
-            metrics.log(step)  # reads the losses since the last line
+            metrics.log(step)  # reads the losses since the last line, and updates metrics.state
         if evaluating:
             val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device)
             metrics.log_validation(step, val_loss)
