@@ -51,11 +51,12 @@ sys.path.insert(0, str(TRAINING))
 sys.dont_write_bytecode = True  # beside these sources it would become part of every project written from them
 
 import control  # noqa: E402
+import distributed  # noqa: E402
 import train_ddp  # noqa: E402
 import train_single  # noqa: E402
 from arguments import parse_arguments  # noqa: E402
 from data import read_corpus  # noqa: E402
-from distributed import setup, shutdown  # noqa: E402
+from distributed import setup, shutdown, sum_over_ranks  # noqa: E402
 from model import GPT  # noqa: E402
 from optimizer import make_optimizer  # noqa: E402
 
@@ -118,6 +119,11 @@ class Way(threading.Thread):
         return DataLoader(windows, self.args.micro_batch, shuffle=True, collate_fn=tuple)
 
 
+def sum_of_the_way(numbers: torch.Tensor) -> torch.Tensor:
+    """Add up the ranks' tensors, except for the program of one rank, which shares the process with the others."""
+    return numbers if getattr(threading.current_thread(), "is_alone", False) else sum_over_ranks(numbers)
+
+
 def ours(way: Way) -> None:
     """Run train_ddp.py."""
     train_ddp.data_loader = partial(way.paced, train_ddp.data_loader)
@@ -125,7 +131,8 @@ def ours(way: Way) -> None:
 
 
 def solo(way: Way) -> None:
-    """Run train_single.py."""
+    """Run train_single.py, which knows of no other rank: its sums are its own."""
+    way.is_alone = True
     way.args.global_batch = way.args.micro_batch
     train_single.data_loader = partial(way.paced, train_single.data_loader)
     train_single.train(way.args, torch.device("cpu"))
@@ -193,6 +200,7 @@ def lightning(way: Way) -> None:
 def measure(rounds: int, steps: int, folder: str) -> None:
     """Run the blocks on this rank; rank 0 prints the table."""
     rank, _, _ = setup(timeout=600)
+    distributed.sum_over_ranks = sum_of_the_way
     control.Stop = lambda _: argparse.Namespace(asked=bool)  # never; the real one needs the main thread
     whole = str(WARM_UP + rounds * steps + 1)  # one more than are asked for: the last would evaluate and save
     never, ways = ["--steps", whole, "--eval-every", whole, "--save-every", whole], {}
