@@ -71,7 +71,9 @@ def server(modules):
     """What ranks are forked from: it has imported all, and done nothing."""
     from multiprocessing import forkserver
 
-    FORKING.set_forkserver_preload(["torch.distributed.checkpoint.state_dict", *MODULES, Path(__file__).stem])
+    # torch imports these two late, in the first optimizer and the first checkpoint, a second and more in every rank
+    late = ["torch._dynamo", "fsspec"]
+    FORKING.set_forkserver_preload(["torch.distributed.checkpoint.state_dict", *late, *MODULES, Path(__file__).stem])
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
             patch.delenv(name, raising=False)
