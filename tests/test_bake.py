@@ -150,6 +150,15 @@ def expected_files(answers):
     return expected | (HOROVOD if answers["launcher"] == "mpirun-ranks" else set())
 
 
+def joined_in_markdown(text):
+    """Return headings, tables, blocks of code and bold beginnings that lack the blank line before them."""
+    blocks = re.split(r"^(```.*?^```)$", text, flags=re.DOTALL | re.MULTILINE)
+    joined = [code for before, code in zip(blocks[::2], blocks[1::2]) if not before.endswith("\n\n")]
+    for prose in blocks[::2]:
+        joined += re.findall(r"[^\n]\n(?:#+ .*|\|---.*\n[^|].*|\*\*.*)", prose)
+    return joined
+
+
 def assert_clean(project, page):
     for path in project.rglob("*"):
         script = path.is_file() and path.read_bytes().startswith(b"#!")
@@ -160,10 +169,8 @@ def assert_clean(project, page):
             assert not left, f"{path}: {left}"
             assert text.endswith("\n") and not text.endswith("\n\n"), path
             assert path.suffix == ".py" or "\n\n\n" not in text, path
-    readme = re.sub(r"```.*?```", "", (project / page).read_text(), flags=re.DOTALL)
-    assert not re.findall(r"[^\n]\n(?:#+ .*|\|---.*\n[^|].*)", readme), (
-        "a heading or a table that Markdown does not see"
-    )
+    for document in (project / page, *project.glob("training/README.md")):
+        assert not joined_in_markdown(document.read_text()), document
     for script in [*project.glob("slurm/*.sh"), *project.glob("slurm/*.sbatch")]:
         for line in re.findall(r"^#SBATCH.*", script.read_text(), re.MULTILINE):
             assert re.fullmatch(r"#SBATCH --[a-z-]+=?\S* +# \S.*", line), f"{script}: no reason: {line}"
