@@ -108,6 +108,16 @@ def test_several_faults_are_all_told():
             "Socket [0]eth0:10.1.1.1<0>",
         ),
         ("nid1:1:2 [0] NCCL INFO Using network AWS Libfabric\n", "AWS Libfabric"),
+        (  # the wording of older plug-ins
+            "n1:1:2 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)\n"
+            "n1:1:2 [0] NCCL INFO Using network AWS Libfabric\n",
+            "AWS Libfabric cxi",
+        ),
+        (
+            "n1:1:2 [0] NCCL INFO NET/OFI Selected provider is tcp;ofi_rxm, fabric is 10.1.1.0/24 (found 1 nics)\n"
+            "n1:1:2 [0] NCCL INFO Using network Libfabric\n",
+            "Libfabric tcp;ofi_rxm",
+        ),
         ("", ""),
     ],
 )
@@ -137,6 +147,9 @@ def test_what_says_that_there_are_gpus(monkeypatch):
     assert ranks.assigned_gpus() == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert ranks.assigned_gpus() == "CUDA_VISIBLE_DEVICES=0"
+    for no in ("0", ""):
+        monkeypatch.setenv("ALLOW_CPU", no)
+        assert ranks.assigned_gpus() == "CUDA_VISIBLE_DEVICES=0"
     monkeypatch.setenv("ALLOW_CPU", "1")
     assert ranks.assigned_gpus() == ""
 
@@ -144,12 +157,34 @@ def test_what_says_that_there_are_gpus(monkeypatch):
 def test_tcp_is_told_where_rdma_is_required():
     rdma = with_network("nccl IB [0]mlx5_bond_0:1/RoCE [RO]; OOB net1:172.18.128.3<0>")
     assert list(ranks.ranks_without_rdma(rdma)) == []
-    assert list(ranks.ranks_without_rdma(with_network("nccl AWS Libfabric"))) == []
+    for network in ("nccl AWS Libfabric", "nccl AWS Libfabric cxi", "nccl Libfabric verbs;ofi_rxm"):
+        assert list(ranks.ranks_without_rdma(with_network(network))) == []
     rdma[5].network = rdma[6].network = "nccl Socket [0]net1:172.18.128.3<0> [1]eth0:172.16.46.52<0>"
     (sentence,) = ranks.ranks_without_rdma(rdma)
     assert "rank(s) 5, 6 on b talk through nccl Socket [0]net1" in sentence and "libibverbs" in sentence
     for network in ("gloo tcp 10.0.0.1", "nccl"):  # NCCL that says nothing proves nothing
         assert len(list(ranks.ranks_without_rdma(with_network(network)))) == 2
+    for provider in ("tcp", "tcp;ofi_rxm", "sockets"):  # libfabric can talk TCP too, for example with FI_PROVIDER=tcp
+        sentence, _ = ranks.ranks_without_rdma(with_network(f"nccl AWS Libfabric {provider}"))
+        assert f"talk through nccl AWS Libfabric {provider}. " in sentence and "FI_PROVIDER is set" in sentence
+
+
+@pytest.mark.parametrize("rank", [{}, {"RANK": "0"}, {"RANK": "1"}])
+def test_settings_of_nccl_that_are_replaced_are_named_once(monkeypatch, capsys, rank):
+    """By rank 0, or by the only rank, and only where NCCL runs."""
+    for gpus, settings in ((True, {}), (False, {"NCCL_DEBUG": "WARN"}), (True, {"NCCL_DEBUG": "WARN"})):
+        environment = {**rank, **settings}
+        monkeypatch.setattr(os, "environ", environment)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=gpus: answer)
+        with ranks.open_nccl_log() as log:
+            expected = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
+            assert environment == {**rank, **expected}
+        printed = capsys.readouterr().err
+        if gpus and settings and rank.get("RANK") != "1":
+            assert " replaces NCCL_DEBUG=WARN: it reads NCCL's debug output itself" in printed
+            assert "To see that output, run another program\n" in printed
+        else:
+            assert printed == ""
 
 
 def test_a_wrong_sum_is_a_fault(monkeypatch):
@@ -186,6 +221,7 @@ def test_wrong_flags_are_refused_at_once(tmp_path):
     for flags, expected in (
         (["--timeout", "0"], "--timeout 0: expected a number of seconds from 1 to 1e6"),
         (["--json", tmp_path / "no/rows.json"], f"cannot write in folder {tmp_path}/no; create it or name another"),
+        (["--json", tmp_path], f"--json {tmp_path}: expected the name of a file, but this is a folder; name a file in"),
     ):
         done = subprocess.run(
             [sys.executable, TEMPLATE / "check/ranks.py", *flags], capture_output=True, text=True, check=False

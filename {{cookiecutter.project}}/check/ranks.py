@@ -2,13 +2,18 @@
 
     python check/ranks.py        alone, as the only rank; the submit script starts it on all ranks of a job
 
-It prints a table with one row per rank. These faults get a sentence each, and the exit code 1:
-- two ranks share a GPU,
-- torch sees no GPU although the job was given some (ALLOW_CPU=1 accepts that),
-- versions of torch or NCCL differ between ranks,
-- a rank may use a single core, and its host has cores that no such rank uses,
-- an all-reduce over all ranks gives a wrong sum,
-- ranks talk TCP, and REQUIRE_RDMA=1 forbids that.
+Rank 0 prints a table with one row per rank. Below it stands a sentence for each fault, and the exit code is then 1.
+These are the faults:
+
+- Two ranks share a GPU.
+- torch sees no GPU, although the job was given some. ALLOW_CPU=1 accepts that.
+- Versions of torch or NCCL differ between ranks.
+- A rank may use a single core, although its host has cores that no such rank uses.
+- An all-reduce over all ranks gives a wrong sum.
+- Ranks talk TCP, although REQUIRE_RDMA=1 forbids that.
+
+NCCL names the network in its debug output alone. So this program sets NCCL_DEBUG, NCCL_DEBUG_SUBSYS and
+NCCL_DEBUG_FILE itself, and says so if you have set one of them. Any other program keeps your settings.
 """
 
 import argparse
@@ -37,8 +42,15 @@ GPU_VARIABLES = {"CUDA_VISIBLE_DEVICES": ("", "-1"), "RUNAI_NUM_OF_GPUS": ("", "
 # What NCCL prints with NCCL_DEBUG=INFO, for example:
 #   n1:1:2 [0] NCCL INFO Using network IB
 #   n1:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.1.1.1<0>
+# NCCL's plug-in for libfabric also prints what libfabric uses, its provider. The wording differs between versions
+# (https://github.com/aws/aws-ofi-nccl/issues/889, 2026-11-22):
+#   n1:1:2 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 4 nics)
 NCCL_NETWORK = re.compile(r"Using network (.+)")
 NCCL_CARDS = re.compile(r"NET/\w+ *: *Using (\[0\][^;\n]+)")
+NCCL_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
+# Names of TCP: NCCL's own, and libfabric's providers (man pages fi_tcp(7) and fi_sockets(7), 2026-11-22). libfabric
+# joins the names of layers by ";", as in "tcp;ofi_rxm".
+NAMES_OF_TCP = {"Socket", "tcp", "sockets"}
 
 
 @dataclass
@@ -105,6 +117,8 @@ def read_flags() -> argparse.Namespace:
         parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
     if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
         parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
+    if args.json and args.json.is_dir():
+        parser.error(f"--json {args.json}: expected the name of a file, but this is a folder; name a file in it")
     return args
 
 
@@ -120,10 +134,20 @@ def exit_silently(_message: str) -> None:
 def open_nccl_log() -> IO[str]:
     """Return a file to which NCCL will write its debug output. Only there does NCCL say which network it uses.
 
-    Call this before NCCL starts, and keep the file: it is deleted when it is closed.
+    Call this before NCCL starts, and keep the file: it is deleted when it is closed. Rank 0 names the settings of the
+    user that this replaces.
     """
     log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
-    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
+    settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
+    replaced = [f"{name}={os.environ[name]}" for name in settings if name in os.environ]
+    if replaced and torch.cuda.is_available() and os.environ.get("RANK", "0") == "0":
+        print(
+            f"{sys.argv[0]} replaces {' '.join(replaced)}: it reads NCCL's debug output itself, to find the network. "
+            "To see that output, run another program",
+            file=sys.stderr,
+            flush=True,
+        )
+    os.environ.update(settings)
     return log
 
 
@@ -188,7 +212,10 @@ def usable_cores() -> list[int]:
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Return what tells this GPU from the others of its host: UUID, else PCI bus, else number."""
+    """Return what tells this GPU from the others of its host.
+
+    That is its UUID. Where torch does not know it, it is the PCI bus, or else the number of the GPU.
+    """
     properties = torch.cuda.get_device_properties(device)
     if hasattr(properties, "uuid"):
         return str(properties.uuid)
@@ -198,9 +225,9 @@ def gpu_uuid(device: torch.device) -> str:
 def assigned_gpus() -> str:
     """Return the variable that gives GPUs to this process, with its value.
 
-    Returns "" if there is none, or if ALLOW_CPU accepts CPUs. The first variable of GPU_VARIABLES that is set counts.
+    Returns "" if there is none, or if ALLOW_CPU=1 accepts CPUs. The first variable of GPU_VARIABLES that is set counts.
     """
-    if os.environ.get("ALLOW_CPU"):
+    if os.environ.get("ALLOW_CPU") == "1":
         return ""
     for name, values_for_none in GPU_VARIABLES.items():
         if name in os.environ:
@@ -210,9 +237,12 @@ def assigned_gpus() -> str:
 
 
 def network_of(device: torch.device, nccl_log: str) -> str:
-    """Return what connects this rank: the network that NCCL's log names, or the interface or address of gloo."""
+    """Return what connects this rank to the others.
+
+    On a GPU that is the network that NCCL's log names. On a CPU it is the interface of gloo, or this host's address.
+    """
     if device.type == "cuda":
-        matches = (NCCL_NETWORK.search(nccl_log), NCCL_CARDS.search(nccl_log))
+        matches = [expression.search(nccl_log) for expression in (NCCL_NETWORK, NCCL_CARDS, NCCL_PROVIDER)]
         return " ".join(["nccl", *(match[1].strip() for match in matches if match)])
     address = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if not address:
@@ -230,7 +260,7 @@ def table(rows: list[Row]) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """Return the row's cells in the order of COLUMNS; "-" stands for what is empty."""
+    """Return the row's cells in the order of COLUMNS. An empty field becomes "-"."""
     fields = asdict(row)
     fields["uuid"] = row.uuid[:12]
     fields["cores"] = f"{len(row.cores)}/{row.host_cores}"
@@ -252,7 +282,7 @@ def write_json(file: Path, rows: list[Row], faults: list[str]) -> None:
     file.write_text(json.dumps(content, indent=1) + "\n")
 
 
-# ---- faults: one function per kind, which yields what is wrong and what to do ----------------------------------------
+# ---- faults: each kind has a function, which yields sentences: what is wrong, and what to do -------------------------
 
 
 def find_faults(rows: list[Row]) -> list[str]:
@@ -305,19 +335,20 @@ def ranks_with_one_core(rows: list[Row]) -> Iterator[str]:
 
 
 def ranks_without_rdma(rows: list[Row]) -> Iterator[str]:
-    """Ranks talk TCP, or NCCL does not say what they talk."""
+    """Ranks talk TCP, or NCCL does not name their network."""
     without_rdma = [row for row in rows if not uses_rdma(row)]
     for group in groups(without_rdma, "host", "network"):
         yield (
             f"REQUIRE_RDMA=1, but rank(s) {ranks_of(group)} on {group[0].host} talk through {group[0].network}. "
-            "There may be no RDMA device, no libibverbs or no librdmacm, or NCCL_IB_DISABLE or NCCL_NET is set. "
-            "A program with NCCL_DEBUG=INFO prints the reason. REQUIRE_RDMA=0 accepts TCP"
+            "There may be no RDMA device, no libibverbs or no librdmacm. Or NCCL_IB_DISABLE, NCCL_NET or FI_PROVIDER "
+            "is set. Any other program with NCCL_DEBUG=INFO prints the reason. REQUIRE_RDMA=0 accepts TCP"
         )
 
 
 def uses_rdma(row: Row) -> bool:
-    """Return whether NCCL names a network other than TCP, which it calls Socket."""
-    return row.network.startswith("nccl ") and not row.network.startswith("nccl Socket")
+    """Return whether NCCL names a network, and this is not TCP."""
+    names = row.network.replace(";", " ").split()
+    return row.network.startswith("nccl ") and NAMES_OF_TCP.isdisjoint(names)
 
 
 def groups(rows: list[Row], *names: str) -> list[list[Row]]:
