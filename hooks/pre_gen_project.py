@@ -1,8 +1,9 @@
 """Refuses answers that the cluster would refuse. The questions check them too, but a replay and cruft ask none.
 
-It also refuses a project that has a folder where the template has a file, or a file where the template has a folder.
-It refuses a project in which an earlier run was interrupted. Then it makes the folder .being-written, which
-post_gen_project.py reads and removes:
+It also refuses a project that has a folder where the template has a file. The reverse, a file where the template has a
+folder, is refused too. So is a project in which an earlier run was interrupted.
+
+Then it makes the folder .being-written. post_gen_project.py reads and removes this folder:
 
     there.json   the template's files that are there already, each with the time of its last change (mtime) [ns],
                  and the template's folders that are there and empty
@@ -14,13 +15,13 @@ import shutil
 import sys
 from pathlib import Path
 
-# The next line fills in the answers that a replay of an older version lacks, before the lines below read them. It
+# A replay of an older version lacks some answers. The next line fills them in, before the lines below read them. It
 # stands in a comment because it leaves no text.
 # {{ complete(cookiecutter) }}
 PROBLEMS = {{problems(cookiecutter)}}  # noqa: F821  (rendered by cookiecutter: a list of sentences)
 FILES = {{template_files(cookiecutter)}}  # noqa: F821
-# The template's files that examples=no leaves out. cookiecutter writes them all the same, with --overwrite-if-exists
-# over the user's files of these names, which post_gen_project.py then copies back.
+# The template's files that examples=no leaves out. cookiecutter writes them all the same. With --overwrite-if-exists it
+# writes over the user's files of these names. post_gen_project.py then copies the user's files back.
 LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
 
 FOLDERS = sorted({str(folder) for name in FILES for folder in Path(name).parents})
@@ -28,7 +29,7 @@ for folder in filter(Path.exists, map(Path, FOLDERS)):
     if not folder.is_dir():
         PROBLEMS.append(f"'{folder}' is a file, and the template writes a folder of this name: rename yours")
 for name in FILES:
-    if name not in LEFT_OUT and Path(name).is_dir():  # cookiecutter would leave out the file without a word
+    if name not in LEFT_OUT and Path(name).is_dir():  # cookiecutter would leave out the file silently
         PROBLEMS.append(f"'{name}' is a folder, and the template writes a file of this name: rename yours")
 if Path(".being-written").exists():
     PROBLEMS.append(
@@ -42,7 +43,7 @@ if PROBLEMS:
 
 there = {name: Path(name).stat().st_mtime_ns for name in FILES if Path(name).exists()}
 empty = [folder for folder in FOLDERS if Path(folder).is_dir() and not any(Path(folder).iterdir())]
-unfinished = Path(".being-written.unfinished")  # gets its name when all copies are complete
+unfinished = Path(".being-written.unfinished")  # becomes .being-written when all copies are complete
 shutil.rmtree(unfinished, ignore_errors=True)
 (unfinished / "files").mkdir(parents=True)
 (unfinished / "there.json").write_text(json.dumps({"files": there, "empty folders": empty}))

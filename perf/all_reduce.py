@@ -1,18 +1,22 @@
-"""Does benchmark/all_reduce.py report what a loop written by hand reports, and what does it cost? 2 CPU ranks, gloo.
+"""Does benchmark/all_reduce.py report what a loop written by hand reports? What does it cost? 2 CPU ranks, gloo.
 
     python perf/all_reduce.py [--rounds 7]
 
-Three ways to time all-reduce take turns in one process group, so that whatever else the machine does meets all of them:
+Three ways to time all-reduce take turns in one process group. So other work on the machine disturbs all of them alike.
 
-- ours: a batch of the program's own Benchmark, with its barrier, its clock, its maximum over ranks;
-- by hand: a barrier, a clock round a loop of dist.all_reduce(), the larger time of both ranks;
-- each alone: as network/benchmarks/all_reduce_bench.py of https://github.com/stas00/ml-engineering (744d01e) does it: a
-  barrier before each operation, a clock round each, the mean of the rates, the mean of the ranks.
+- ours: a batch of the program's own Benchmark, with its barrier, its clock and its maximum over ranks.
+- by hand: a barrier, then a clock round a loop of dist.all_reduce(). The larger time of both ranks counts.
+- each alone: a barrier before each operation, and a clock round each. The mean of the rates counts, and of the ranks.
+  network/benchmarks/all_reduce_bench.py of https://github.com/stas00/ml-engineering (744d01e) does it in this way.
 
-A ratio is the median over the rounds of the ratios of bandwidths within a round. Below 16 MiB a few slow operations
-make every figure a matter of luck. Then the program's default sweep: its wall time over the time of the operations that
-it timed, what its check costs, and the seconds of the whole command. These are figures, not a test: a missed target
-does not change the exit code.
+Each round gives a ratio of two bandwidths, and the table has the median of the rounds. The sizes start at 16 MiB,
+because below that a few slow operations make every figure a matter of luck. Three more figures follow:
+
+- The wall time of benchmark/all_reduce.py's default sweep, over the time of the operations that it timed.
+- The cost of its check.
+- The seconds of the whole command.
+
+A missed target does not change the exit code.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ def by_hand(buffer: torch.Tensor, number: int) -> float:
 
 
 def each_alone(buffer: torch.Tensor, number: int) -> float:
-    """Return the bandwidth of one operation after a barrier, in bytes/s: mean of rates, mean of ranks."""
+    """Return the bandwidth of one operation after a barrier, in bytes/s. It is the mean of the rates of all ranks."""
     rates = []
     for _ in range(number):
         dist.barrier()
@@ -64,7 +68,7 @@ def each_alone(buffer: torch.Tensor, number: int) -> float:
 
 
 def measure(rounds: int) -> None:
-    """Be one of the two ranks; rank 0 prints."""
+    """Measure as one of the two ranks. Rank 0 prints."""
     spec = importlib.util.spec_from_file_location("all_reduce_program", PROGRAM)
     sys.dont_write_bytecode = True  # beside these sources it would become part of every project written from them
     program = importlib.util.module_from_spec(spec)
@@ -83,7 +87,7 @@ def measure(rounds: int) -> None:
         }
         found: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(-1, rounds):
-            for name in list(ways) if turn % 2 else list(ways)[::-1]:  # nobody always comes after the same one
+            for name in list(ways) if turn % 2 else list(ways)[::-1]:  # no way always comes after the same other way
                 value = ways[name]()
                 if turn >= 0:
                     found[name].append(value)
@@ -101,7 +105,7 @@ def measure(rounds: int) -> None:
 
 
 def checking(program, bench, output: torch.Tensor, given: torch.Tensor) -> float:
-    """Return the seconds that the check of one size takes beside the operation in it, which is part of the warm-up."""
+    """Return the seconds that the check of one size takes, without the operation in it, a part of the warm-up."""
     run, inside = bench.operation.run, []
 
     def timed(*buffers: torch.Tensor) -> None:

@@ -3,21 +3,25 @@
     python perf/ddp_step.py                  about two minutes, on 2 CPU ranks of one thread
     python perf/ddp_step.py --rounds 100     for a noisy machine
 
-Five ways to train the example's model on the example's text take turns, a block of steps each, in one process group,
-so that whatever else the machine does meets all:
+Five ways train the example's model on the example's text. They take turns in one process group, a block of steps each.
+So other work on the machine disturbs all of them alike.
 
-- ours: train() of training/train_ddp.py itself with its defaults, but for evaluations and checkpoints;
-- bare: the shortest loop one would write by hand, which logs nothing;
-- lightning: its Trainer, in the mode that it has for such comparisons (nothing is logged, saved or shown);
-- accelerate: the loop of its documentation, which logs nothing;
-- solo: train() of training/train_single.py on rank 0, while rank 1 sleeps. A step has the sequences of one rank's
-  share: with those of two it would be slower on a CPU, which would flatter us.
+- ours: train() of training/train_ddp.py itself. It has its defaults, but neither evaluates nor saves.
+- bare: the shortest loop that one would write by hand. It logs nothing.
+- lightning: its Trainer, in the mode that it has for such comparisons. It logs, saves and shows nothing.
+- accelerate: the loop of its documentation. It logs nothing.
+- solo: train() of training/train_single.py on rank 0, while rank 1 sleeps. A step has the sequences of one rank. With
+  those of two ranks, a step of solo would be slower on a CPU. That would flatter us.
 
-The same are: model, windows of text, batch, AdamW, clipping, DDP's buckets, and that no other process reads ahead.
+All have the same model, windows of text, batch, AdamW, clipping and buckets of DDP. In none does another process read
+ahead.
 
-Two ratios are given, because other work on the machine disturbs both in its own way: the median over the rounds of the
-ratio within a round, and the ratio of the speeds that each way exceeds in a tenth of its rounds, the quiet ones. The
-exit code is 0 whatever they are, and 1 if a way did not train.
+The program prints two ratios, because other work on the machine disturbs each in its own way:
+
+- The median over the rounds of the ratio within a round.
+- The ratio in the quiet rounds. Its two speeds are those that each way exceeds in a tenth of its rounds.
+
+The exit code is 1 if a way did not train. A missed target does not change it.
 """
 
 from __future__ import annotations
@@ -77,7 +81,7 @@ class Way(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Train; whatever ends the loop is an error, since it has more steps than blocks ask for."""
+        """Train. The loop has more steps than the blocks ask for, so its end is always an error."""
         self.go.acquire()
         torch.manual_seed(dist.get_rank())  # differs, so that ranks that do not train together end up apart
         try:
@@ -94,7 +98,7 @@ class Way(threading.Thread):
         self.stands.acquire()
 
     def step_done(self, *loss: torch.Tensor) -> None:
-        """Keep the loss of a step, if given, and wait for the next block after the last of one."""
+        """Keep the loss of a step, if given. After the last step of a block, wait for the next block."""
         self.losses += loss
         self.left -= 1
         if not self.left:
@@ -102,13 +106,13 @@ class Way(threading.Thread):
             self.go.acquire()
 
     def paced(self, loader: Callable[..., DataLoader], *given: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the batches of one of our programs: when it asks for the next one, a step is done."""
+        """Yield the batches of one of our programs. When the program asks for the next one, a step is done."""
         for batch in loader(*given):
             yield batch
             self.step_done()
 
     def new_model(self) -> tuple[GPT, torch.optim.Optimizer]:
-        """Return what train_ddp.py trains, and with what."""
+        """Return the model and the optimizer of train_ddp.py."""
         self.model = GPT(self.args.config)
         return self.model, make_optimizer(self.model, self.args.learning_rate)
 
@@ -120,7 +124,7 @@ class Way(threading.Thread):
 
 
 def sum_of_the_way(numbers: torch.Tensor) -> torch.Tensor:
-    """Add up the ranks' tensors, except for the program of one rank, which shares the process with the others."""
+    """Add up the ranks' tensors. The program of one rank, which shares the process, gets its own tensor back."""
     return numbers if getattr(threading.current_thread(), "is_alone", False) else sum_over_ranks(numbers)
 
 
@@ -131,7 +135,7 @@ def ours(way: Way) -> None:
 
 
 def solo(way: Way) -> None:
-    """Run train_single.py, which knows of no other rank: its sums are its own."""
+    """Run train_single.py. It knows of no other rank, so nothing is added up over ranks."""
     way.is_alone = True
     way.args.global_batch = way.args.micro_batch
     train_single.data_loader = partial(way.paced, train_single.data_loader)
@@ -157,7 +161,7 @@ def bare(way: Way) -> None:
 
 
 def accelerate(way: Way) -> None:
-    """Do as https://huggingface.co/docs/accelerate/basic_tutorials/migration; DDP's option is not the default."""
+    """Do as https://huggingface.co/docs/accelerate/basic_tutorials/migration, with an option of DDP added."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])
@@ -212,7 +216,7 @@ def measure(rounds: int, steps: int, folder: str) -> None:
     speed: dict[str, list[float]] = {name: [] for name in ways}  # tokens/s of each round
     with contextlib.redirect_stdout(io.StringIO()):  # lines of progress
         for number in range(-1, rounds):
-            for name in list(ways) if number % 2 else list(ways)[::-1]:  # nobody always comes after the same one
+            for name in list(ways) if number % 2 else list(ways)[::-1]:  # no way always comes after the same other way
                 dist.barrier()
                 begin = time.perf_counter()
                 if rank == 0 or name != "solo" or number < 0:
@@ -264,7 +268,7 @@ def main() -> None:
     if args.folder:
         measure(args.rounds, args.steps, args.folder)
         shutdown()
-    # One heap for all threads: each way finds the same memory, whichever thread it runs in.
+    # One heap for all threads. So each way finds the same memory, although it runs in a thread of its own.
     env = dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="1", CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore")
     with tempfile.TemporaryDirectory() as folder:
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]

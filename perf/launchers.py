@@ -1,10 +1,13 @@
-"""How long does each launcher take? 2 nodes x 2 ranks that import torch, meet over gloo and end, on a real Slurm.
+"""How long does each launcher take on a real Slurm?
 
     python perf/launchers.py [--rounds 5]
 
-One job; the launchers take turns in changing order, each through slurm/submit_multinode.sh, and a ratio is the median
-over the rounds of the ratios to torchrun within a round. All "nodes" are this one machine, whose few cores pay for
-every import of torch: on a cluster the differences are of another size.
+Each launcher starts 2 nodes x 2 ranks. The ranks import torch, meet over gloo and end. One job holds all starts. The
+launchers take turns in changing order, each through slurm/submit_multinode.sh. Each round gives a launcher's ratio to
+torchrun, and the program prints the median of the rounds.
+
+All "nodes" are this one machine, whose few cores pay for every import of torch. On a cluster the differences are of
+another size.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ def main() -> None:
     if rounds < 1:
         parser.error(f"--rounds {rounds}: expected at least 1")
     launchers = cluster_options.LAUNCHERS
-    turns = [launchers if turn % 2 == 0 else launchers[::-1] for turn in range(-1, rounds)]  # the first fills caches
+    turns = [launchers if turn % 2 == 0 else launchers[::-1] for turn in range(-1, rounds)]  # turn -1 fills caches
     timed = "\n".join(
         f"a=$EPOCHREALTIME; LAUNCHER={launcher} bash slurm/submit_multinode.sh program.py >/dev/null\n"
         f"b=$EPOCHREALTIME; echo {launcher} $((${{b/./}} - ${{a/./}}))"

@@ -1,10 +1,9 @@
-"""How fast is pi/pi.py? On one thread against a numba loop and a SIMD loop in C; on two ranks against one.
+"""How fast is pi/pi.py? One thread against a numba loop and a SIMD loop in C, and two ranks against one.
 
     python perf/pi.py [--rounds 5] [--intervals 1e9]
 
-All ways of a comparison take turns, round after round, in one run. A ratio is the median over the rounds of the ratios
-within a round, so that a slower or busier machine touches both sides. These are figures, not a test: a missed target
-does not change the exit code.
+All ways of a comparison take turns, round after round, in one run. Each round gives a ratio, and the program prints the
+median of the rounds. So a slower or busier machine touches both sides. A missed target does not change the exit code.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Way = Callable[[int], float]  # intervals -> pi
 
 
 def torch_way() -> Way:
-    """Return pi.py's own sum, on one thread, with the ends added as its main() does."""
+    """Return pi.py's own sum on one thread. The ends are added as its main() adds them."""
     spec = importlib.util.spec_from_file_location("pi_program", PROGRAM)
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
@@ -46,7 +45,7 @@ def torch_way() -> Way:
 
 
 def numba_way() -> Way:
-    """Return a loop that numba compiles, as most first examples have it; raise ImportError without numba."""
+    """Return a loop that numba compiles, as most first examples have it. Without numba, raise ImportError."""
     import numba
 
     @numba.njit
@@ -62,7 +61,7 @@ def numba_way() -> Way:
 
 
 def c_way(folder: str) -> Way:
-    """Return the C loop, compiled into `folder`; raise OSError or CalledProcessError without a compiler."""
+    """Return the C loop, compiled into `folder`. Without a compiler, raise OSError or CalledProcessError."""
     library = Path(folder, "pi_simd.so")
     subprocess.run([os.environ.get("CC", "cc"), *C_FLAGS, C_SOURCE, "-o", library], check=True, capture_output=True)
     trapezoid = ctypes.CDLL(str(library)).trapezoid
@@ -71,7 +70,7 @@ def c_way(folder: str) -> Way:
 
 
 def time_ranks(world_size: int, intervals: int, folder: str) -> float:
-    """Return the seconds that the program itself reports on so many ranks of one thread each."""
+    """Return the seconds that the program itself reports on `world_size` ranks of one thread each."""
     result = Path(folder, "pi.json")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}", "--"]
     command += [str(PROGRAM), "--intervals", str(intervals), "--json", str(result)]
@@ -81,9 +80,9 @@ def time_ranks(world_size: int, intervals: int, folder: str) -> float:
 
 
 def cpu_seconds() -> tuple[float, float, float]:
-    """Return three clocks in seconds: wall, CPU time used on this machine (all cores), CPU time used by this run."""
+    """Return three clocks in seconds: wall time, CPU time of all cores of this machine, CPU time of this run."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and waiting for a disk
+    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle time and waits for a disk
     return time.perf_counter(), busy, sum(os.times()[:4])
 
 

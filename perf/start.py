@@ -2,10 +2,15 @@
 
     python perf/start.py [--rounds 7]
 
-All start two ranks that import torch, meet over gloo and end: the wrapper; torchrun with the same choices (one node,
-two processes, static rendezvous, --tee for lines that name their rank); torchrun without --tee, to show what the lines
-cost. They take turns in changing order, and a ratio is the median over the rounds of the ratios within a round. These
-are figures, not a test: a missed target does not change the exit code.
+Three ways start two ranks, which import torch, meet over gloo and end:
+
+- through launch/torchrun.sh: the wrapper.
+- torchrun --tee=3: the same choices. They are one node, two processes, static rendezvous, and lines that name their
+  rank.
+- torchrun: without --tee, to show the cost of these lines.
+
+The ways take turns in changing order. Each round gives a ratio, and the program prints the median of the rounds. A
+missed target does not change the exit code.
 """
 
 from __future__ import annotations
@@ -38,14 +43,14 @@ STRAY = ("SLURM_", "PET_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "LOCAL_")
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on at the moment."""
+    """Return a free TCP port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this environment without what a job or a launcher left in it."""
+    """Return this environment without the variables that a job or a launcher left in it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(STRAY)}
     for name in ("RANK", "WORLD_SIZE", "RUN_DIR", "RDZV_BACKEND"):
         kept.pop(name, None)
@@ -53,7 +58,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def time_of(command: list[str], env: dict[str, str]) -> float:
-    """Return the seconds that `command` takes; raise CalledProcessError with its messages shown if it fails."""
+    """Return the seconds that `command` takes. If it fails, print its messages and raise CalledProcessError."""
     started = time.perf_counter()
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     elapsed = time.perf_counter() - started
@@ -82,16 +87,16 @@ def bare(program: str, *more: str) -> float:
 
 
 def cpu_seconds() -> tuple[float, float, float]:
-    """Return three clocks in seconds: wall, CPU time used on this machine (all cores), CPU time used by this run."""
+    """Return three clocks in seconds: wall time, CPU time of all cores of this machine, CPU time of this run."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # all but idle and waiting for a disk
+    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle time and waits for a disk
     return time.perf_counter(), busy, sum(os.times()[:4])
 
 
 def through_submit(folder: Path) -> list[float]:
     """Return the seconds that slurm/submit_multinode.sh takes up to srun, inside a job on the test cluster.
 
-    srun is replaced by a script that does nothing. Empty where Slurm is not installed.
+    A script that does nothing stands in for srun. The list is empty where Slurm is not installed.
     """
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from baking import bake
