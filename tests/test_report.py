@@ -239,6 +239,25 @@ def test_tolerance(tmp_path):
     assert "FLAG" not in report("after", "before", "--tolerance", "0.11", cwd=tmp_path)
 
 
+def test_a_size_that_one_of_two_runs_lacks_fails_the_tolerance(tmp_path):
+    """Its sweep has ended early, or has other flags; a row without a bus bandwidth counts as none."""
+    sweep(tmp_path / "before", counts=(1, 2))
+    sweep(tmp_path / "after", counts=(1, 2))
+    report("before", "after", "--tolerance", "0.1", cwd=tmp_path)
+    write(tmp_path / "after/nodes-2.json", 2, [row(K, 100, 8), row(M, 200, 8), row(2 * M, 300, 8)])
+    said = report("before", "after", "--tolerance", "0.1", code=1, cwd=tmp_path)
+    assert re.findall("^FLAG.*", said, re.MULTILINE) == [
+        "FLAG: after, 2 nodes (8 ranks), 64 MiB: missing, but before has it",
+        "FLAG: before, 2 nodes (8 ranks), 2 MiB: missing, but after has it",
+    ]
+    assert "FLAG" not in report("before", "after", cwd=tmp_path)  # without it, nothing is judged
+    unknown = row(64 * M, 1, 8, busbw_Gbps=None)
+    write(tmp_path / "after/nodes-2.json", 2, [row(K, 100, 8), row(M, 200, 8), unknown])
+    said = report("before", "after", "--tolerance", "0.1", code=1, cwd=tmp_path)
+    flags = re.findall("^FLAG.*", said, re.MULTILINE)
+    assert flags == ["FLAG: after, 2 nodes (8 ranks), 64 MiB: missing, but before has it"]
+
+
 def test_a_run_against_the_published_figures(projects):
     """Of the table's size, with the first table. What others published does not make the exit code 1."""
     benchmark = projects["rcp"] / "benchmark"
@@ -278,6 +297,14 @@ def test_a_row_whose_two_bandwidths_do_not_belong_together(algbw, busbw, why, tm
     (said,) = re.findall("^FLAG.*", report(file, code=1), re.MULTILINE)
     assert f"1 MiB: busbw {busbw:.1f} is not algbw 100.0 x 1.875 = 187.5 Gbit/s" in said
     assert said.endswith(why)
+
+
+def test_a_row_without_a_bus_bandwidth(tmp_path):
+    said = report(write(tmp_path / "a.json", 2, [row(M, 10, 8, busbw_Gbps=None)]))
+    assert re.search(r"^\| +2 +\| +8 +\| +not known +\| 5\.71 Gbit/s", said, re.MULTILINE)
+    (tmp_path / "a.csv").write_text("about,source,nodes,gpus,algbw_Gbps,busbw_Gbps\nus,here,2,8,100,\n")
+    said = report(tmp_path / "a.csv")
+    assert re.search(r"^\| +2 +\| +8 +\| +not known +\| 100\.0 Gbit/s", said, re.MULTILINE)
 
 
 def test_wrong_data(tmp_path):
@@ -345,6 +372,18 @@ def test_the_picture_in_letters(tmp_path):
     assert [line.split()[:2] for line in second[2:]] == [["1", "800.0"], ["2", "400.0"], ["4", "400.0"]]
 
 
+def test_the_tolerance_decides_the_exit_code_whatever_can_be_drawn(tmp_path):
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing/matplotlib.py").write_text(WITHOUT)
+    for sizes in ([K, M], [M]):  # bars of letters, and nothing to draw
+        for name, busbw in (("before", 100), ("after", 10)):
+            write(tmp_path / f"{name}.json", 2, [row(size, busbw, 8) for size in sizes])
+        arguments = ["before.json", "after.json", "--tolerance", "0.1", "--plot", "x"]
+        said = report(*arguments, code=1, cwd=tmp_path, PYTHONPATH=str(tmp_path / "nothing"))
+        assert "FLAG: after.json, 2 nodes (8 ranks), 1 MiB: 10.0 Gbit/s, 0.10 of 100.0 in before.json" in said
+        assert ("```" in said) == (len(sizes) == 2)
+
+
 def test_letters_of_equal_values(tmp_path):
     (tmp_path / "matplotlib.py").write_text(WITHOUT)
     write(tmp_path / "a.json", 2, [row(1100, 5, 8), row(1300, 5, 8)])
@@ -373,6 +412,10 @@ REFUSED = {  # name -> arguments, files (nodes, results, changes), what is said
     "dtypes": (
         ["r"], {**LONELY, "nodes-4.json": (4, [row(M, 1, 16)], {"dtype": "bfloat16"})},
         "no operation, type and message size that all files of r have; measure again with the same flags",
+    ),
+    "the same nodes twice": (
+        ["r"], {**LONELY, "b.json": (2, [row(M, 2, 8)], {})},
+        "r/b.json and r/nodes-2.json both have nodes = 2: a folder has one file per number of nodes; move one of them",
     ),
     "operations": (
         ["r/nodes-2.json", "r/b.json"], {**LONELY, "b.json": (2, [row(M, 1, 8)], {"operation": "all_gather"})},

@@ -106,9 +106,14 @@ class Plot(NamedTuple):
         return sorted({x for line in self.lines for x in line.points})
 
 
+def tell(message: str) -> None:
+    """Print a message on standard error."""
+    print(f"benchmark/report.py: {message}", file=sys.stderr)
+
+
 def fail(message: str) -> None:
     """End with exit code 2: the command is wrong, not what was measured."""
-    print(f"benchmark/report.py: {message}", file=sys.stderr)
+    tell(message)
     sys.exit(2)
 
 
@@ -230,7 +235,14 @@ def read(path: Path) -> list[Run]:
 
 def merge(path: Path, runs: list[Run]) -> Run:
     """Return the JSON files of a folder, each on another number of nodes, as one run."""
-    runs.sort(key=lambda run: run.measurements[0])
+    file_of_nodes: dict[int | None, str] = {}
+    for run in runs:
+        nodes = run.measurements[0].scale.nodes
+        if nodes in file_of_nodes:
+            both = f"{file_of_nodes[nodes]} and {run.name} both have nodes = {nodes}"
+            fail(f"{both}: a folder has one file per number of nodes; move one of them to another folder")
+        file_of_nodes[nodes] = run.name
+    runs.sort(key=lambda run: run.measurements[0].scale)
     kinds_and_sizes = [{(run.kind, measurement.size) for measurement in run.measurements} for run in runs]
     in_all_files = set.intersection(*kinds_and_sizes)
     if not in_all_files:
@@ -252,7 +264,7 @@ def mismatch(operation: str, measurement: Measurement) -> str:
     nodes, ranks = measurement.scale
     algbw, busbw = measurement.algbw, measurement.busbw
     factor = BUSBW_FACTORS[operation] * (1 - 1 / (ranks or 1))
-    if not factor or not algbw:
+    if not factor or not algbw or busbw is None:
         return ""
     ratio = busbw / algbw
     if abs(ratio / factor - 1) <= SLACK:
@@ -303,7 +315,7 @@ def print_table(run: Run) -> bool:
 
 
 def print_ratios(reference: Run, run: Run, tolerance: float | None) -> bool:
-    """Print the ratios of a run to the reference; return whether one is too low, or missing."""
+    """Print the ratios of a run to the reference; return whether one is too low, or missing in one of the two."""
     # Of published figures only the operation is known.
     if not run.kind.startswith(reference.kind):
         fail(f"{reference.name}: {reference.kind}, {run.name}: {run.kind}; compare like with like")
@@ -338,7 +350,18 @@ def print_ratios(reference: Run, run: Run, tolerance: float | None) -> bool:
     if not reference.is_published() or not ratios:
         missing = dict.fromkeys(scale for scale, _ in before if scale not in scales)
         flags += [f"{run.name}: nothing to hold against {scale} of {reference.name}" for scale in missing]
+    # Nor must a sweep that ended early, or one of other sizes. Published figures have a single size.
+    if not reference.is_published():
+        missing_after = [key for key in sorted(before.keys() - after.keys()) if key[0] in scales]
+        missing_before = [key for key in sorted(after.keys() - before.keys()) if key[0] in scales]
+        flags += missing_sizes(missing_after, run, reference)
+        flags += missing_sizes(missing_before, reference, run)
     return print_flags(flags)
+
+
+def missing_sizes(keys: list[tuple[Scale, int]], run: Run, other: Run) -> list[str]:
+    """Return a sentence for each number of nodes and message size that `run` lacks and `other` has."""
+    return [f"{run.name}, {scale}, {size_text(size)}: missing, but {other.name} has it" for scale, size in keys]
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -406,16 +429,13 @@ def draw_plot(axes, plot: Plot, line_rate: float) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(-0.25, 0), borderaxespad=4, frameon=False, handlelength=2.8)
 
 
-def draw(runs: list[Run], prefix: Path) -> None:
+def draw(runs: list[Run], plots: list[Plot], prefix: Path) -> None:
     """Write PREFIX.png and PREFIX.svg, as wide as a column of print; print bars where there is no matplotlib."""
-    plots = plots_of(runs)
-    if not plots:
-        fail("nothing to draw: this is one message size on one number of nodes")
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        print(f"benchmark/report.py: no matplotlib, so no {prefix}.png: pip install matplotlib", file=sys.stderr)
+        tell(f"no matplotlib, so no {prefix}.png: pip install matplotlib")
         for plot in plots:
             print_bars(plot)
         return
@@ -443,7 +463,7 @@ def main() -> None:
         "--tolerance",
         type=float,
         metavar="SHARE",
-        help="exit code 1 if a bus bandwidth is lower than the first run's by more than this: 0.1 for 10 %%",
+        help="exit code 1 if a bus bandwidth is missing or lower than the first run's by more than this: 0.1 for 10 %%",
     )
     parser.add_argument("--plot", type=Path, metavar="PREFIX", help="draw PREFIX.png and PREFIX.svg")
     args = parser.parse_args()
@@ -461,8 +481,14 @@ def main() -> None:
     for run in runs[1:]:
         if not run.is_published() and print_ratios(reference, run, args.tolerance):
             failed = True
+    sys.stdout.flush()  # messages about the picture come after the tables
     if args.plot:
-        draw(runs, args.plot)
+        plots = plots_of(runs)
+        if plots:
+            draw(runs, plots, args.plot)
+        else:
+            tell("nothing to draw: this is one message size on one number of nodes")
+            sys.exit(1 if failed else 2)
     sys.exit(1 if failed else 0)
 
 
