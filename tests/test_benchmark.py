@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -252,7 +253,7 @@ def test_sizes_and_memory(tmp_path):
     runs = [
         ["--min", "20", "--max", "45", "--factor", "1.5"],  # 20 -> 16, 30 -> 16 (gone), 45 -> 32
         ["--size", "1k", "--min", "1G"],
-        ["--size", "3", "--dtype", "float64"],  # at least 16 bytes
+        ["--min", "3", "--max", "17", "--dtype", "float64"],  # at least 16 bytes
         ["--size", "100", "--op", "all_gather"],  # of each rank
         ["--min", "1M", "--max", "512T", "--factor", "1e6"],
         ["--size", "512T"],
@@ -270,6 +271,50 @@ def test_the_sizes_of_a_sweep(program):
     for factor in (2, 4, 8, 2**24):
         expected = [2**10 * factor**k for k in range(25) if factor**k <= 2**24]
         assert program.message_sizes(2**10, 2**34, factor, blocks=1) == expected
+
+
+def test_no_size_is_above_the_maximum(program):
+    assert program.message_sizes(1, 100, 2, blocks=2) == [32, 64]
+    assert program.message_sizes(1000, 3000, 2, blocks=1) == [992, 2000]
+    assert program.message_sizes(2**30, 2**31 - 1, 2, blocks=1) == [2**30, 2**31 - 16]
+    assert program.message_sizes(1, 31, 2, blocks=2) == []
+
+
+SMALL = [  # --op, flags, and what is said
+    ("all_reduce", ["--size", "3"], "--size 3 bytes is too small: {} all_reduce on 2 ranks has 16 bytes; raise --size"),
+    (
+        "all_to_all",
+        ["--min", "1", "--max", "31"],
+        "--max 31 bytes is too small: {} all_to_all on 2 ranks has 32 bytes; raise --max",
+    ),
+]
+
+
+def test_a_maximum_below_the_smallest_message_is_refused(tmp_path):
+    """Once, by rank 0; and all ranks have the exit code."""
+    runs = [["--op", op, *flags, "--json", tmp_path / "none.json"] for op, flags, _ in SMALL]
+    first, second = ranks(2, ALL_REDUCE, runs)
+    assert [[one["code"] for one in rank] for rank in (first, second)] == [[2, 2]] * 2
+    expected = [f"all_reduce.py: {message.format('the smallest message of')}\n" for _, _, message in SMALL]
+    assert [one["err"] for one in first] == expected
+    assert [one["err"] for one in second] == ["", ""] and not list(tmp_path.iterdir())
+
+
+def test_a_file_that_rank_0_cannot_write_is_refused_by_all(tmp_path):
+    """Rank 0 alone may see that; the others do not wait for it until their time is over."""
+    others_see_it = "if os.environ['RANK'] == '1': os.access = lambda *_: True"
+    runs = [
+        ["--size", "1K", *QUICK, "--json", "/no/such/folder/x.json"],
+        ["--size", "1K", *QUICK, "--csv", "/dev/null"],
+    ]
+    first, second = ranks(2, ALL_REDUCE, runs, patch=others_see_it)
+    assert [[one["code"] for one in rank] for rank in (first, second)] == [[2, 2]] * 2
+    why = "name a file in a folder that is there and yours\n"
+    assert [one["err"] for one in first] == [
+        f"all_reduce.py: cannot write /no/such/folder/x.json: {why}",
+        f"all_reduce.py: cannot write /dev/null: {why}",
+    ]
+    assert [one["err"] for one in second] == ["", ""]
 
 
 def test_memory_is_a_small_multiple_of_the_largest_message():
@@ -322,6 +367,15 @@ def test_json_and_csv(tmp_path):
         assert f"{text}\n" in one["out"], text
     assert "NCCL_IB_HCA=mlx5" in one["out"]
     assert f"# backend: gloo\n# network: tcp lo\n# torch: {torch.__version__}\n" in one["out"]
+
+
+def test_what_is_not_known_is_an_empty_cell(tmp_path):
+    arguments = ["--size", "1K", "--no-check", *QUICK, "--csv", tmp_path / "a.csv", "--json", tmp_path / "a.json"]
+    assert ranks(1, ALL_REDUCE, [arguments])[0][0]["code"] == 0
+    (row,) = csv.DictReader((tmp_path / "a.csv").open())
+    assert (row["wrong"], row["of_line_rate"], row["bytes"]) == ("", "", "1024")
+    (result,) = json.loads((tmp_path / "a.json").read_text())["results"]
+    assert (result["wrong"], result["of_line_rate"]) == (None, None)
 
 
 def test_line_rate(tmp_path):
@@ -431,8 +485,11 @@ def test_under_torchrun(tmp_path):
 
 
 BAD = [
-    (["--min", "2M", "--max", "1M"], "--min 2097152 bytes is more than --max 1048576 bytes; exchange them"),
-    (["--max", "1"], "--min 1024 bytes is more than --max 1 bytes; exchange them"),
+    (
+        ["--min", "2M", "--max", "1M"],
+        "--min 2097152 bytes is more than --max 1048576 bytes; exchange them, or lower --min",
+    ),
+    (["--max", "1"], "--min 1024 bytes is more than --max 1 bytes; exchange them, or lower --min"),
     *((["--min", value], f"'{value}' is not a size in bytes") for value in ("abc", "0", "-1", "1.5K", "1KB", "")),
     (["--size", "1P"], "'1P' is not a size in bytes; write for example 4K or 256M"),
     *((["--factor", value], f"--factor: {value} is not a number from 1.01 to 1e6") for value in ("1", "-2", "nan")),
@@ -443,11 +500,6 @@ BAD = [
     (["--out-of-place"], "--out-of-place: torch's all_reduce is in place; leave it out, or take another --op"),
     (["--op", "broadcast"], "argument --op: invalid choice: 'broadcast' (choose from 'all_reduce', "),
     (["--dtype", "complex64"], "argument --dtype: invalid choice: 'complex64' (choose from 'float32', "),
-    (
-        ["--json", "/no/such/folder/x.json"],
-        "cannot write /no/such/folder/x.json: name a file in a folder that is there",
-    ),
-    (["--csv", "/dev/null"], "cannot write /dev/null: name a file"),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 
@@ -486,6 +538,27 @@ def test_the_clock_on_a_gpu(program, monkeypatch):
     barrier, run = (lambda name=name: calls.append(name) for name in ("barrier", "run"))
     assert program.time_batch(torch.device("cuda"), barrier, run, 3) == [1, 1, 1]
     assert calls == ["record"] * 4 + ["synchronize", "barrier", "record"] + ["run", "record"] * 3 + ["wait"]
+
+
+def test_the_file_for_what_nccl_says(program, monkeypatch, tmp_path):
+    """Its name cannot be known before, nobody else may read it, and it is gone when it has been read."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    for said, network in (("NCCL INFO Using network IB\n", "IB"), ("", "see what NCCL prints")):
+        for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
+            monkeypatch.setenv(name, "")  # so that it is put back after the test
+            monkeypatch.delenv(name)
+        log = program.let_nccl_write_a_log()
+        (file,) = tmp_path.iterdir()
+        assert os.environ["NCCL_DEBUG_FILE"] == str(file) and str(os.getpid()) not in file.name
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_text(said)
+        assert program.describe_hardware(torch.device("cuda"), log)["network"] == network
+        assert not list(tmp_path.iterdir())
+    assert program.let_nccl_write_a_log() is None, "the variables of the user stay"
+    assert program.describe_hardware(torch.device("cuda"), None)["network"] == "see what NCCL prints"
 
 
 def test_the_network_in_the_words_of_nccl(program):

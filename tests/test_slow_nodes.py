@@ -170,9 +170,16 @@ def test_the_table():
 
 
 def test_long_names_and_large_figures_fit():
-    names = [f"a-workload-with-a-very-long-name-indeed-{number}" for number in range(4)]
-    _, rows, _ = describe({pair: 123456.789 for pair in figures(4)}, names)
-    assert {row[0] for row in rows} == {name[-29:] for name in names}
+    """Names that differ at their start, and names that differ at their end: the columns are as wide as the longest."""
+    names = [f"node{number}.rack.of.a.very.long.domain.example.org" for number in range(3)]
+    names.append("a-workload-with-a-very-long-name-indeed-and-more-worker-3")
+    findings = slow_nodes.judge({(names[a], names[b]): 123456.789 for a, b in figures(4)})
+    lines = slow_nodes.table(findings).splitlines()
+    rows = [line for line in lines if not line.startswith("#")]
+    assert {row.split()[0] for row in rows} == set(names)
+    assert {row.split()[5] for row in rows} <= set(names)
+    assert {row.index("fine") for row in rows} == {lines[1].index("verdict")}, "aligned"
+    describe({pair: 123456.789 for pair in figures(4)}, [f"node{number}.of.a.domain" for number in range(4)])
 
 
 def test_what_few_nodes_can_tell():
@@ -198,11 +205,6 @@ BAD = [
     (["--rounds", "3.5"], "argument --rounds: invalid number value: '3.5'"),
     *((["--timeout", value], f"--timeout: {value} is not a number from 1 to") for value in ("0", "-1", "nan", "inf")),
     (["--timeout", "soon"], "argument --timeout: invalid number value: 'soon'"),
-    (
-        ["--json", "/no/such/folder/x.json"],
-        "cannot write /no/such/folder/x.json: name a file in a folder that is there",
-    ),
-    (["--json", "/dev/null"], "cannot write /dev/null: name a file"),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 
@@ -213,6 +215,12 @@ def test_bad_values_are_refused(monkeypatch, capsys):
         with pytest.raises(SystemExit) as end:
             slow_nodes.main()
         assert end.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1], arguments
+    naps = []
+    monkeypatch.setattr("time.sleep", naps.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # the launcher ends all ranks with the first: leave local rank 0 the time
+    with pytest.raises(SystemExit) as end:
+        slow_nodes.main()
+    assert (end.value.code, naps, capsys.readouterr().err) == (2, [5], "")
     monkeypatch.setattr(sys, "argv", ["slow_nodes.py"])
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     monkeypatch.setattr(slow_nodes, "join", lambda timeout, **facts: sys.exit(f"{timeout:g} s, {facts['bytes']} bytes"))
@@ -306,6 +314,16 @@ def test_what_cannot_be_measured_is_refused(hosts, found):
     assert [code for code, _, _ in done] == [2] * len(hosts), done
     assert f"slow_nodes.py: {found}: expected 3 nodes or more, with the same NPROC_PER_NODE on each" in done[0][2]
     assert not any("slow_nodes.py:" in err for _, _, err in done[1:])
+
+
+@pytest.mark.parametrize("file", ["/no/such/folder/x.json", "/dev/null"])
+def test_a_file_that_rank_0_cannot_write_is_refused_by_all(file):
+    """Rank 0 alone may see that; the others do not wait for it until their time is over."""
+    others_see_it = "if rank > 0: os.access = lambda *_: True"
+    done = run("abc", "--size", "1K", "--json", file, more=others_see_it)
+    assert [code for code, _, _ in done] == [2] * 3, done
+    message = f"slow_nodes.py: cannot write {file}: name a file in a folder that is there and yours\nmet []\n"
+    assert [err for _, _, err in done] == [message, "met []\n", "met []\n"]
 
 
 # Rank 3 hangs until rank 1 has given up. The time of rank 1 is over as soon as rank 3 hangs, and not after a number of

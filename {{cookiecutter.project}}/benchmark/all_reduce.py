@@ -46,7 +46,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,8 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"
 # Operations in a timed batch. The check takes less than 3 % of the time of 25 large ones.
 MIN_ITERATIONS = 25
 MAX_ITERATIONS = 1000
+# Each block of a message has a multiple of so many bytes, as in nccl-tests.
+BLOCK_UNIT = 16
 # Length of the test pattern. It is a prime, so blocks of 2^k elements start at different places of the pattern, and
 # blocks that were exchanged are seen.
 PERIOD = 251
@@ -324,15 +326,16 @@ def network_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
 
 
-def let_nccl_write_a_log() -> Path:
-    """Have NCCL say in a file of this process which network it takes; return the file's name.
+def let_nccl_write_a_log() -> IO[str] | None:
+    """Have NCCL say in a file of this process which network it takes; return the file, which is deleted when closed.
 
     NCCL says so only in its debug output. INIT and NET write while NCCL connects, and nothing during an operation.
     Where the user has set NCCL_DEBUG or NCCL_DEBUG_FILE, these stay, and there is no such file.
     """
-    log = Path(tempfile.gettempdir(), f"nccl-{os.getpid()}.log")
-    if torch.cuda.is_available() and "NCCL_DEBUG" not in os.environ and "NCCL_DEBUG_FILE" not in os.environ:
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
+    if not torch.cuda.is_available() or "NCCL_DEBUG" in os.environ or "NCCL_DEBUG_FILE" in os.environ:
+        return None
+    log = tempfile.NamedTemporaryFile("r", errors="replace")  # noqa: SIM115
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
     return log
 
 
@@ -347,15 +350,17 @@ def network_of(nccl_log: str) -> str:
     return " ".join(names)
 
 
-def describe_hardware(device: torch.device, nccl_log: Path) -> dict:
+def describe_hardware(device: torch.device, nccl_log: IO[str] | None) -> dict:
     """Return this rank's device, and what its ranks communicate with."""
     if device.type == "cpu":
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "by hosts' names")
         return {"device": "cpu", "backend": "gloo", "nccl": None, "network": f"tcp {interface}"}
     network = "see what NCCL prints"
-    if nccl_log.exists():
-        network = network_of(nccl_log.read_text(errors="replace"))
-        nccl_log.unlink()
+    if nccl_log:
+        text = nccl_log.read()
+        nccl_log.close()
+        if text:
+            network = network_of(text)
     nccl_version = ".".join(map(str, torch.cuda.nccl.version()))
     return {"device": torch.cuda.get_device_name(), "backend": "nccl", "nccl": nccl_version, "network": network}
 
@@ -384,6 +389,35 @@ def describe_run(world_size: int, settings: dict, hardware: dict, environment: d
         "command": shlex.join([program_in_project, *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def refuse_on_all_ranks(message: str) -> None:
+    """Print the message on rank 0 and end with exit code 2. All ranks call this.
+
+    The launcher ends all ranks when the first one exits. So no rank exits before rank 0 has printed the message.
+    """
+    if dist.get_rank() == 0:
+        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr, flush=True)
+    gather(0, dist.get_world_size())
+    dist.destroy_process_group()
+    sys.exit(2)
+
+
+def refuse_unwritable_files(paths: list[Path | None]) -> None:
+    """End all ranks if rank 0 cannot write one of these files. The other ranks may not see its file system."""
+    unwritable = []
+    for path in paths:
+        if path and not is_writable(path):
+            unwritable.append(str(path))
+    refused_by_rank = gather(bool(unwritable), dist.get_world_size())
+    if refused_by_rank[0]:
+        names = ", ".join(unwritable)
+        refuse_on_all_ranks(f"cannot write {names}: name a file in a folder that is there and yours")
+
+
+def is_writable(path: Path) -> bool:
+    """Return whether this process can write a file of that name, new or in the place of another."""
+    return os.access(path.parent, os.W_OK | os.X_OK) and (path.is_file() or not path.exists())
 
 
 def print_header(facts: dict) -> None:
@@ -498,6 +532,11 @@ def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) 
 
     The events are in the current stream, which each operation makes wait for NCCL's stream. The CPU waits for the last
     event only.
+
+    torch's watchdog counts the time of an operation from the call of run(), not from its start on the GPU: checkTimeout
+    and workStartTime_ in
+    https://github.com/pytorch/pytorch/blob/0007e752d518/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (2026-11-22).
+    So --timeout must be longer than a whole batch. Of 25 operations in 300 seconds, each may take 12 seconds.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
     for event in events:
@@ -522,17 +561,17 @@ def percentile(sorted_values: list[float], percent_of_values: float) -> float:
 
 
 def message_sizes(smallest: int, largest: int, factor: float, blocks: int) -> list[int]:
-    """Return the sizes of a sweep in bytes, at least one, each once.
+    """Return the sizes of a sweep in bytes, each once and none above `largest`; none at all if a block does not fit.
 
-    Like nccl-tests, round down so that each of the blocks of a message has a multiple of 16 bytes.
+    Like nccl-tests, round down so that each of the blocks of a message has a multiple of BLOCK_UNIT.
     """
-    steps = int(math.log(largest / smallest, factor) + 1e-9)
-    unit = 16 * blocks
+    steps = int(math.log(largest / smallest, factor) + 1e-9)  # the log of a power of `factor` may be rounded down
+    unit = BLOCK_UNIT * blocks
     sizes = set()
     for step in range(steps + 1):
-        units = int(smallest * factor**step) // unit
+        units = int(min(smallest * factor**step, largest)) // unit
         sizes.add(max(units, 1) * unit)
-    return sorted(sizes)
+    return sorted(size for size in sizes if size <= largest)
 
 
 def busbw_at_line_rate(line_rate: float | None, op: str, world_size: int, ranks_per_node: int) -> float | None:
@@ -570,7 +609,8 @@ class Benchmark:
 
         self.input_blocks = self.operation.input_blocks(self.world_size)
         self.output_blocks = self.operation.output_blocks(self.world_size)
-        self.sizes = message_sizes(args.min, args.max, args.factor, max(self.input_blocks, self.output_blocks))
+        self.blocks = max(self.input_blocks, self.output_blocks)
+        self.sizes = message_sizes(args.min, args.max, args.factor, self.blocks)
         self.busbw_per_algbw = self.operation.busbw_factor * (self.world_size - 1) / self.world_size
         self.full_busbw = busbw_at_line_rate(args.line_rate, args.op, self.world_size, self.ranks_per_node)
 
@@ -710,15 +750,6 @@ def at_least(least: float) -> Callable:
     return number
 
 
-def new_file(text: str) -> Path:
-    """Read the name of a file that rank 0 will write; the other ranks may not see its file system."""
-    path = Path(text)
-    writable = os.access(path.parent, os.W_OK | os.X_OK) and (path.is_file() or not path.exists())
-    if not writable and os.environ.get("RANK", "0") == "0":
-        raise argparse.ArgumentTypeError(f"cannot write {path}: name a file in a folder that is there and yours")
-    return path
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Time and check a collective operation over a range of message sizes.")
@@ -761,19 +792,44 @@ def parse_arguments() -> argparse.Namespace:
         metavar="GBIT/S",
         help="speed of all network cards of a node together, or of a rank's link on a single node",
     )
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="rank 0 writes header and results to FILE")
-    parser.add_argument("--csv", type=new_file, metavar="FILE", help="rank 0 writes a row per message size to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes header and results to FILE")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="rank 0 writes a row per message size to FILE")
     parser.add_argument(
-        "--timeout", type=at_least(1.0), default=300.0, metavar="SECONDS", help="give up on a late rank (default: 300)"
+        "--timeout",
+        type=at_least(1.0),
+        default=300.0,
+        metavar="SECONDS",
+        help="give up on a late rank; on GPUs, a batch of operations must end within this time, too (default: 300)",
     )
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        parser.error = exit_silently
     args = parser.parse_args()
     if args.size:
         args.min = args.max = args.size
     if args.min > args.max:
-        parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them")
+        parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them, or lower --min")
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
     return args
+
+
+def exit_silently(_message: str) -> None:
+    """Exit because of a wrong flag, but leave the message to local rank 0 of this node.
+
+    The launcher ends all ranks when the first one exits. So this rank gives local rank 0 the time to print.
+    """
+    time.sleep(5)
+    sys.exit(2)
+
+
+def refuse_too_small_maximum(args: argparse.Namespace, benchmark: Benchmark) -> None:
+    """End all ranks with exit code 2 if not even the smallest message is within --max."""
+    if benchmark.sizes:
+        return
+    flag = "--size" if args.size else "--max"
+    smallest = BLOCK_UNIT * benchmark.blocks
+    rule = f"the smallest message of {args.op} on {benchmark.world_size} ranks has {smallest} bytes"
+    refuse_on_all_ranks(f"{flag} {args.max} bytes is too small: {rule}; raise {flag}")
 
 
 def print_explanations(benchmark: Benchmark) -> None:
@@ -820,11 +876,13 @@ def json_text(facts: dict, results: list[Result]) -> str:
 
 
 def csv_text(facts: dict, results: list[Result]) -> str:
-    """Return a row for each result, below the names of the columns; no text contains a comma."""
+    """Return a row for each result, below the names of the columns; no text contains a comma. None is an empty cell."""
     common = {key: facts[key] for key in ("operation", "dtype", "world_size", "nodes")}
     rows = [{**common, **result._asdict()} for result in results]
     lines = [",".join(row) for row in rows[:1]]
-    lines += [",".join(str(value) for value in row.values()) for row in rows]
+    for row in rows:
+        cells = ["" if value is None else str(value) for value in row.values()]
+        lines.append(",".join(cells))
     return "\n".join(lines)
 
 
@@ -833,6 +891,8 @@ def main() -> None:
     """Read the flags, join the process group, sweep the message sizes, write the results."""
     args = parse_arguments()
     benchmark = Benchmark(args)
+    refuse_unwritable_files([args.json, args.csv])
+    refuse_too_small_maximum(args, benchmark)
     print_explanations(benchmark)
     results = sweep(benchmark)
     warn_above_line_rate(results)

@@ -32,6 +32,7 @@ import statistics
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,9 +40,11 @@ import torch.distributed as dist
 from all_reduce import (
     at_least,
     byte_count,
+    exit_silently,
     gather,
     join,
-    new_file,
+    refuse_on_all_ranks,
+    refuse_unwritable_files,
     time_batch,
     write_file,
 )
@@ -59,10 +62,9 @@ MARGIN = 0.1
 # The wide margin is for fewer nodes than FEW_NODES, and for links, each of which is measured only once.
 WIDE_MARGIN = 0.25
 FEW_NODES = 8
-TITLES = """\
-# figures: what one node of a pair sends, all its ranks together, while as much comes back
-# node                          median  median slowest    pair  with                      verdict
-#                                 GB/s  Gbit/s    GB/s  Gbit/s"""
+# Least widths of the columns with names. With these, a line has at most 100 characters; longer names make it longer.
+NODE_WIDTH = 30
+PARTNER_WIDTH = 26
 
 
 class NodeResult(NamedTuple):
@@ -308,13 +310,19 @@ def bandwidth_cell(value: float) -> str:
 
 def table(findings: Findings) -> str:
     """Return the findings as text: a line for each node, and the sentences as comments."""
-    lines = [TITLES]
+    longest_name = max(len(result.node) for result in findings.nodes)
+    node_width = max(NODE_WIDTH, longest_name + 1)
+    partner_width = max(PARTNER_WIDTH, longest_name + 1)
+    lines = [
+        "# figures: what one node of a pair sends, all its ranks together, while as much comes back",
+        f"{'# node':<{node_width}}  median  median slowest    pair  {'with':<{partner_width}}verdict",
+        f"{'#':<{node_width}}    GB/s  Gbit/s    GB/s  Gbit/s",
+    ]
     for result in findings.nodes:
-        # Of a name that is too long, keep the end: there the names of nodes differ.
-        node, partner = result.node[-29:], result.slowest_with[-23:]
         median = bandwidth_cell(result.median_GBps) + bandwidth_cell(result.median_Gbps)
         slowest = bandwidth_cell(result.slowest_GBps) + bandwidth_cell(result.slowest_Gbps)
-        lines.append(f"{node:<30}{median}{slowest}  {partner:<26}{result.verdict}")
+        figures = f"{median}{slowest}"
+        lines.append(f"{result.node:<{node_width}}{figures}  {result.slowest_with:<{partner_width}}{result.verdict}")
     lines += [f"# {sentence}" for sentence in findings.sentences]
     return "\n".join(lines)
 
@@ -332,24 +340,23 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=at_least(3), default=10**6, metavar="N", help="play N of the n - 1 rounds (default: all)"
     )
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="rank 0 writes header and results to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes header and results to FILE")
     parser.add_argument(
         "--timeout", type=at_least(1.0), default=300.0, metavar="SECONDS", help="give up on a round (default: 300)"
     )
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        parser.error = exit_silently
     return parser.parse_args()
 
 
-def refuse_uneven_nodes(facts: dict, rank: int) -> None:
+def refuse_uneven_nodes(facts: dict) -> None:
     """End with exit code 2 unless there are several nodes with the same number of ranks on each."""
     nodes, ranks_per_node, world_size = facts["nodes"], facts["ranks_per_node"], facts["world_size"]
     if nodes > 1 and nodes * ranks_per_node == world_size:
         return
-    if rank == 0:
-        found = f"{world_size} ranks on {nodes} node(s), {ranks_per_node} on one of them"
-        expected = "expected 3 nodes or more, with the same NPROC_PER_NODE on each"
-        print(f"slow_nodes.py: {found}: {expected}", file=sys.stderr)
-    dist.destroy_process_group()
-    sys.exit(2)
+    found = f"{world_size} ranks on {nodes} node(s), {ranks_per_node} on one of them"
+    expected = "expected 3 nodes or more, with the same NPROC_PER_NODE on each"
+    refuse_on_all_ranks(f"{found}: {expected}")
 
 
 @record
@@ -360,8 +367,9 @@ def main() -> None:
     # torchrun sets 1 (https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html, 2026-11).
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     # Other ranks wait 5 seconds longer than a pair that hangs, so that the pair speaks first.
-    rank, device, facts = join(args.timeout + 5, bytes=args.size, exchanges=EXCHANGES)
-    refuse_uneven_nodes(facts, rank)
+    _, device, facts = join(args.timeout + 5, bytes=args.size, exchanges=EXCHANGES)
+    refuse_unwritable_files([args.json])
+    refuse_uneven_nodes(facts)
 
     rounds, all_rounds = choose_rounds(facts["nodes"], args.rounds)
     print(f"# rounds: {len(rounds)} of {all_rounds}", flush=True)
