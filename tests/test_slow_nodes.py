@@ -365,7 +365,7 @@ def test_a_partner_that_is_lost_is_named(what, tmp_path):
 
 # ---- nodes with a network each ---------------------------------------------------------------------------------------
 
-FAST, SLOW = 400, 100  # Mbit/s: far below what the processors can do, so that these do not matter
+FAST, SLOW = 100, 25  # Mbit/s: an exchange takes so long that a processor that is busy elsewhere hardly matters
 LIMIT = "root tbf rate {}mbit burst 128kb latency 50ms"
 
 
@@ -396,7 +396,7 @@ def project(tmp_path_factory):
 
 
 def test_the_slow_node_of_a_cluster_is_named(cluster, tc, project, tmp_path):
-    """Four nodes with cables of 400 Mbit/s; then one of 100; then only between two nodes."""
+    """Four nodes with fast cables; then one with a slow one; then slow only between two nodes."""
     environment = {"PYTHON": sys.executable, "NPROC_PER_NODE": "1", "LAUNCHER": "srun", "ALLOW_CPU": "1"}
 
     def measured(name):
