@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import json
 import os
 import re
@@ -222,6 +223,35 @@ def test_a_tracker_that_comes_late_is_shown_all(solo, text, tmp_path):
     assert wandb_rows(folder) == expected_rows(tmp_path / "run")
 
 
+def test_an_attempt_without_tensorboard_leaves_no_gap(solo, text, tmp_path):
+    """Also where the first of two such attempts went back, to before the last step that TensorBoard has."""
+    words = [*TINY, "--data", text, "--log-every", 1, "--save-every", 4]
+    folder = tmp_path / "run"
+    solo(*words, "--steps", 8, "--tensorboard")
+    (folder / "checkpoint-00000008.pt").unlink()
+    for steps in (12, 16):
+        solo(*words, "--steps", steps, "--resume")
+    solo(*words, "--steps", 20, "--resume", "--tensorboard")
+    assert [step for step, _ in board(event_files(folder)[-1])["loss"]] == list(range(5, 21))
+    solo(*words, "--steps", LAST, "--resume", "--tensorboard")
+    assert [step for step, _ in board(event_files(folder)[-1])["loss"]] == list(range(21, LAST + 1))
+    assert_board_shows_metrics(folder)
+
+
+def test_rows_of_earlier_attempts_are_brought_to_the_disk_at_once(modules, monkeypatch, tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    flushed = []
+    flush = SummaryWriter.flush
+    monkeypatch.setattr(SummaryWriter, "flush", lambda self: flushed.append(1) or flush(self))
+    rows = [{"step": step, "loss": 1.0} for step in range(1, 10)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tracker = modules.trackers.TensorBoard(tmp_path / "tensorboard", 9, tmp_path / "metrics.jsonl")
+    assert [step for step, _ in board(tmp_path / "tensorboard")["loss"]] == list(range(1, 10))
+    assert len(flushed) == 1
+    tracker.finish()
+
+
 def test_nobody_pays_for_a_tracker_that_was_not_asked_for(train, driver, tmp_path):
     look = f"""
 sys.path.insert(0, {str(TRAINING)!r})
@@ -266,10 +296,22 @@ def test_a_package_that_cannot_be_imported(refused, text, monkeypatch):
     assert message.endswith("Install its package again, or leave out --tensorboard")
 
 
-def test_a_wandb_that_could_wait_forever_is_refused(refused, text, monkeypatch):
+def test_a_package_that_is_too_old_for_protobuf(refused, modules, text, monkeypatch):
+    def fail(_):
+        raise TypeError("Descriptors cannot be created directly.\nIf this call came from a _pb2.py file")
+
+    monkeypatch.setattr(modules.trackers, "importlib", argparse.Namespace(util=importlib.util, import_module=fail))
+    assert refused(*TINY, "--data", text, "--tensorboard") == (
+        "--tensorboard: Descriptors cannot be created directly. If this call came from a _pb2.py file. "
+        "Install its package again, or leave out --tensorboard"
+    )
+
+
+@pytest.mark.parametrize("attributes", [{"model_fields": {"init_timeout": 0}}, {}])  # {}: before 0.19
+def test_a_wandb_that_could_wait_forever_is_refused(attributes, refused, text, monkeypatch):
     import wandb
 
-    settings = argparse.Namespace(model_fields={"init_timeout": 0})
+    settings = argparse.Namespace(**attributes)
     old = argparse.Namespace(Settings=settings, __version__="0.26.1", __spec__=wandb.__spec__)
     monkeypatch.setitem(sys.modules, "wandb", old)
     message = refused(*TINY, "--data", text, "--wandb", "ours")
@@ -410,7 +452,7 @@ def test_a_server_gets_the_rows_that_it_has_not(known, online):
 @pytest.mark.drill
 def test_a_server_that_falls_silent_keeps_no_training_from_its_end(online):
     with StandInServer(hangs=True) as stand_in:
-        done, folder = online(stand_in.address, "--timeout", 10)
+        done, folder = online(stand_in.address, "--timeout", 20)
     assert done.codes == [0], done.err
     assert "wandb   does not have all rows (TimeoutError: " in done.out
     assert done.out.endswith("): metrics.jsonl has, and --resume sends them\n")
@@ -420,12 +462,42 @@ def test_a_server_that_falls_silent_keeps_no_training_from_its_end(online):
 @pytest.mark.parametrize("variables", [{}, pytest.param({"WANDB_MODE": "online"}, marks=pytest.mark.drill)])
 def test_a_server_that_is_out_of_reach_makes_the_run_offline(variables, online):
     """Found out before W&B begins, or, where online was asked for, by W&B itself."""
-    done, folder = online("http://127.0.0.1:9", "--timeout", 6, **variables)
+    done, folder = online("http://127.0.0.1:9", "--timeout", 20, **variables)
     assert done.codes == [0], done.err
     reason = "CommError: " if variables else "no answer from http://127.0.0.1:9 in 5 seconds\n"
     assert f"wandb   offline: {reason}" in done.out
     assert wandb_rows(wandb_folders(folder)[-1]) == expected_rows(folder)
     assert done.out.endswith(f"wandb sync {wandb_folders(folder)[-1]}\n")
+
+
+@pytest.mark.parametrize("timeout", [2.0, 12.0, 600.0])
+def test_other_ranks_do_not_wait_beyond_their_timeout(timeout, modules, monkeypatch, tmp_path):
+    """For the server's answer, a beginning online that fails, and one offline; at the end for the last rows."""
+    waits = []
+
+    class SlowWandB:
+        class Settings(argparse.Namespace):
+            model_fields = ("finish_timeout",)
+
+        def setup(self):
+            return argparse.Namespace(settings=argparse.Namespace(mode="online", api_key=KEY, base_url="any"))
+
+        def init(self, settings, **_):
+            waits.append(settings.init_timeout)
+            raise TimeoutError
+
+    monkeypatch.setattr(modules.trackers, "import_or_fail", lambda *_: SlowWandB())
+    monkeypatch.setattr(modules.trackers, "answers", lambda _, seconds: waits.append(seconds) or True)
+    args = argparse.Namespace(timeout=timeout, out=str(tmp_path), resume=False, wandb="ours")
+    tracker = modules.trackers.WandB(args, 0, tmp_path / "metrics.jsonl")
+    assert len(waits) == 3 and sum(waits) < timeout
+    assert waits == [min(5, timeout / 4), *2 * [min(60, timeout / 4)]]
+
+    ends = []
+    tracker.run, tracker.rows = object(), argparse.Namespace(put=lambda _: None)
+    tracker.thread = argparse.Namespace(join=ends.append, is_alive=lambda: True)
+    tracker.finish()
+    assert len(ends) == 1 and ends[0] < timeout
 
 
 WANDB_ENDS = f"""
@@ -470,13 +542,14 @@ def test_a_wandb_that_ends_early_ends_no_training(online, driver):
 def test_the_mode(variables, key, answers, expected, modules, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(modules.trackers, "answers", lambda _: answers)
+    monkeypatch.setattr(modules.trackers, "answers", lambda *_: answers)
     settings = argparse.Namespace(base_url="https://w.example", api_key=KEY if key else None, identity_token_file=None)
     settings.mode = "online"
-    assert modules.trackers.choose_mode(settings) == expected
+    assert modules.trackers.choose_mode(settings, 5.0) == expected
     if not variables:
         settings.mode = "disabled"
-        assert modules.trackers.choose_mode(settings) == ("disabled", "W&B's settings say so, as after wandb disabled")
+        expected = ("disabled", "W&B's settings say so, as after wandb disabled")
+        assert modules.trackers.choose_mode(settings, 5.0) == expected
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,9 @@ MODULES = {  # that a flag needs: torch.utils.tensorboard imports both of its tw
     "tensorboard": ("tensorboard", "numpy"),
     "wandb": ("wandb",),
 }
-ANSWER_SECONDS = 5.0  # that W&B's server has to answer in, or the run is offline
-WANDB_PATIENCE = 60.0  # seconds that W&B may take to begin, and again to send the last rows
+GAP = "gap-after-"  # how the name of a file in TensorBoard's folder begins; it ends with the last step before the gap
+ANSWER_SECONDS = 5.0  # at most: W&B's server has to answer in this time, or the run is offline
+WANDB_PATIENCE = 60.0  # seconds at most that W&B may take to begin, and again to send the last rows
 
 
 def require_packages(args: argparse.Namespace) -> None:
@@ -63,8 +64,11 @@ def start_trackers(args: argparse.Namespace, first_step: int, metrics_file: Path
     metrics_file: has the rows up to first_step, from where the run goes on.
     """
     trackers: list[TensorBoard | WandB] = []
+    board = Path(args.out, "tensorboard")
     if args.tensorboard:
-        trackers.append(TensorBoard(Path(args.out, "tensorboard"), first_step, metrics_file))
+        trackers.append(TensorBoard(board, first_step, metrics_file))
+    elif board.exists():  # of an earlier attempt: a later one has to fill the gap
+        Path(board, f"{GAP}{first_step}").touch()
     if args.wandb:
         trackers.append(WandB(args, first_step, metrics_file))
     return trackers
@@ -84,8 +88,9 @@ def import_or_fail(module: str, flag: str) -> Any:
     """Import a module that is installed. It may still be too old for this Python or torch, or half installed."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        fail(f"{flag}: {error}. Install its package again, or leave out {flag}")
+    except Exception as error:  # not ImportError alone: protobuf raises a TypeError, over many lines, if it is too new
+        reason = " ".join(str(error).split())[:200]
+        fail(f"{flag}: {reason}. Install its package again, or leave out {flag}")
 
 
 # TensorBoard
@@ -95,24 +100,35 @@ class TensorBoard:
     """Event files, one more after each resume.
 
     purge_step tells TensorBoard to forget what earlier files have from that step on. No step up to there is missing:
-    each row is in its file before the checkpoint of its step is written.
+    each row is in its file before the checkpoint of its step is written. An attempt without --tensorboard notes where
+    the curve ends, in the name of a file. The next attempt with it fills the gap from metrics.jsonl.
     """
 
     def __init__(self, folder: Path, first_step: int, metrics_file: Path) -> None:
-        """Go on after first_step, with all rows before it if earlier attempts of this run had no --tensorboard."""
+        """Go on after first_step. First write the rows of earlier attempts that had no --tensorboard."""
         writer = import_or_fail("torch.utils.tensorboard", "--tensorboard").SummaryWriter
-        is_new = not any(folder.glob("events.*"))
-        self.writer = writer(str(folder), purge_step=1 if is_new else first_step + 1)
+        gaps = list(folder.glob(f"{GAP}*"))
+        last_shown = min([first_step, *(int(path.name[len(GAP) :]) for path in gaps)])
+        if not any(folder.glob("events.*")):
+            last_shown = 0
+        self.writer = writer(str(folder), purge_step=last_shown + 1)
         self.start_line = f"board   tensorboard --logdir {shlex.quote(str(folder))}"
-        if is_new:
-            for row in rows_until(first_step, metrics_file):
-                self.write(row)
+        for row in rows_until(first_step, metrics_file):
+            if row["step"] > last_shown:
+                self.add(row)
+        self.writer.flush()
+        for path in gaps:
+            path.unlink()
 
     def write(self, row: Row) -> None:
-        """Write each number of a row into the file."""
+        """Bring a row into the file."""
+        self.add(row)
+        self.writer.flush()  # half a millisecond: until the writer's thread has written all
+
+    def add(self, row: Row) -> None:
+        """Give each number of a row to the writer's thread."""
         for name, value in numbers(row).items():
             self.writer.add_scalar(name, value, row["step"])
-        self.writer.flush()  # half a millisecond: until the writer's thread has written all
 
     def finish(self) -> str:
         """Close the file."""
@@ -140,16 +156,19 @@ class WandB:
     def __init__(self, args: argparse.Namespace, first_step: int, metrics_file: Path) -> None:
         """Begin a run of W&B, or go on with it after --resume."""
         self.wandb = import_or_fail("wandb", "--wandb")
-        if "finish_timeout" not in self.wandb.Settings.model_fields:
+        if "finish_timeout" not in getattr(self.wandb.Settings, "model_fields", ()):
             # The setting that bounds the wait at the end (CHANGELOG.md of wandb, 0.27.0, 2026-05-14).
             fail(f"--wandb needs wandb 0.27 or newer, here is {self.wandb.__version__}: pip install --upgrade wandb")
-        self.patience = min(WANDB_PATIENCE, args.timeout / 2)  # the other ranks wait meanwhile
+        # The other ranks wait meanwhile, and fail after --timeout. There may be three waits: for an answer of the
+        # server, for a beginning online, and for one offline.
+        self.patience = min(WANDB_PATIENCE, args.timeout / 4)
+        self.answer_seconds = min(ANSWER_SECONDS, args.timeout / 4)
         self.trouble, self.run = "", None
         with Caught() as caught:
             settings = self.wandb.setup().settings
         if caught.error:
             fail(f"--wandb: {caught.error}. Look into the variables WANDB_* and ~/.config/wandb")
-        self.mode, why = choose_mode(settings)
+        self.mode, why = choose_mode(settings, self.answer_seconds)
         with Caught() as caught:
             self.run = self.begin(args)
         if caught.error:
@@ -217,7 +236,7 @@ class WandB:
         """Wait for the last rows, but not for long. Return what is left to do."""
         if self.run is not None:
             self.rows.put(None)
-            self.thread.join(self.patience + 5)  # a little longer than W&B itself waits
+            self.thread.join(self.patience + self.answer_seconds)  # a little longer than W&B itself waits
             if self.thread.is_alive():
                 self.trouble = self.trouble or f"not done in {self.patience:g} seconds"
         if self.trouble:
@@ -248,7 +267,7 @@ def numbers(row: Row) -> dict[str, float]:
     return {name: value for name, value in row.items() if name != "step" and value is not None}
 
 
-def choose_mode(settings: Any) -> tuple[str, str]:
+def choose_mode(settings: Any, answer_seconds: float) -> tuple[str, str]:
     """Return W&B's mode, "online", "offline" or "disabled", and why. settings: those that W&B has found."""
     if os.environ.get("WANDB_MODE"):
         mode = os.environ["WANDB_MODE"]
@@ -257,8 +276,8 @@ def choose_mode(settings: Any) -> tuple[str, str]:
         return settings.mode, f"W&B's settings say so, as after wandb {settings.mode}"
     if not has_key(settings):
         return "offline", f"no API key for {settings.base_url}, wandb login stores one"
-    if not answers(settings.base_url):
-        return "offline", f"no answer from {settings.base_url} in {ANSWER_SECONDS:g} seconds"
+    if not answers(settings.base_url, answer_seconds):
+        return "offline", f"no answer from {settings.base_url} in {answer_seconds:g} seconds"
     return "online", "there is a key, and the server answers"
 
 
@@ -279,13 +298,13 @@ def has_key(settings: Any) -> bool:
     return any(keys.authenticators(name) for name in names)
 
 
-def answers(server: str) -> bool:
+def answers(server: str, seconds: float) -> bool:
     """Return whether the server answers in time, through a proxy if the environment names one."""
     answered = []
 
     def ask() -> None:
         try:
-            urlopen(Request(server, method="HEAD"), timeout=ANSWER_SECONDS).close()
+            urlopen(Request(server, method="HEAD"), timeout=seconds).close()
             answered.append("well")
         except HTTPError:
             answered.append("with an error")
@@ -298,7 +317,7 @@ def answers(server: str) -> bool:
     # In a thread, because urlopen's timeout does not count the resolution of the name. It ends with this process.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(ANSWER_SECONDS)
+    thread.join(seconds)
     return bool(answered)
 
 
