@@ -164,10 +164,11 @@ def test_steps_in_common(write):
     assert "after has no step in common with first: compare others" in done.stderr
 
 
+@pytest.mark.parametrize("no_number", [None, float("nan")])  # NaN: of older programs
 @pytest.mark.parametrize("order", [("good", "diverged"), ("diverged", "good")])
-def test_no_number_is_not_equal(write, order):
+def test_no_number_is_not_equal(write, order, no_number):
     write("good")
-    write("diverged", [*LOSSES[:3], float("nan")], val_loss=None)
+    write("diverged", [*LOSSES[:3], no_number], val_loss=None)
     done = start("compare.py", *order, code=1)
     assert f"NOT equal: the largest difference from {order[0]} is inf, of {order[1]} at step 4" in done.stdout
 

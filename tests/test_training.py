@@ -1773,6 +1773,9 @@ def test_data_that_is_none(refused, tmp_path):
 def test_a_loss_that_is_no_number(refused, text, tmp_path):
     assert "lower --learning-rate 1e+300" in refused(*TINY, "--data", text, "--learning-rate", "1e300")
     assert checkpoints(tmp_path / "run") == []
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert not [line for line in lines if "NaN" in line or "Infinity" in line]  # which is no JSON
+    assert json.loads(lines[-1])["loss"] is None
 
 
 def test_nodes_that_read_different_files(driver, text, tmp_path):

@@ -54,9 +54,10 @@ def read(folder: Path) -> dict[str, dict[int, float]]:
     path, run = folder / "metrics.jsonl", {"loss": {}, "val_loss": {}, "tokens_per_second": {}}
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
         with suppress(ValueError):  # the line that it died in
-            found = json.loads(line, parse_constant=lambda _: math.inf)  # NaN: so it is far from all numbers
+            found = json.loads(line, parse_constant=lambda _: None)  # older programs wrote NaN for null
             for kind in run.keys() & found.keys():
-                run[kind][found["step"]] = found[kind]
+                # null: the loss was not finite. So it is far from all numbers.
+                run[kind][found["step"]] = math.inf if found[kind] is None else found[kind]
     if not run["loss"]:
         fail(f"no step in {path}: name folders that programs were given by --out, or some of {' '.join(RUNS)}")
     return run

@@ -178,12 +178,14 @@ class Metrics:
     def write(self, step: int, name: str, loss: float, **others: float | None) -> None:
         """Write a loss of a step. If it is not finite, fail on all ranks, before a checkpoint of this step is saved."""
         self.state.update({"step": step, name: loss})
+        is_finite = math.isfinite(loss)
         row = {"step": step, name: loss, **others}
         if self.rank == 0:
-            print(json.dumps(row), file=self.file, flush=True)
+            line = row if is_finite else {**row, name: None}  # JSON has no NaN
+            print(json.dumps(line), file=self.file, flush=True)
         for tracker in self.trackers:
             tracker.write(row)
-        if not math.isfinite(loss):
+        if not is_finite:
             fail(f"{name} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
 
 
