@@ -1468,6 +1468,50 @@ def test_sample_beside_a_training_that_removes_what_it_reads(half, sample, modul
     assert sample(folder, "--length", 1).err.startswith(f"{folder}/checkpoint-00000030.pt: step 20, loss ")
 
 
+def too_large():
+    """Return what torch says if the host has not the memory."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return raised.value
+
+
+@pytest.mark.parametrize("program", ["train_ddp", "train_fsdp"])
+def test_a_host_that_is_too_small_is_no_damage(program, half, no_sample, modules, monkeypatch, capsys):
+    """Neither of the file, of which DCP tells by an error of its own, nor of the model."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    folder = half(program)
+    load = torch.load
+
+    def fail(*_, **__):
+        raise too_large()
+
+    monkeypatch.setattr(torch, "load", fail)
+    monkeypatch.setattr(FileSystemReader, "read_data", fail)
+    message = no_sample(folder)
+    assert message.startswith(f"too little memory for {folder} (")
+    assert "allocate memory: you tried to allocate 1152921504606846976 bytes" in message
+    assert message.endswith("): use a larger machine or GPU")
+    if program == "train_ddp":
+        with pytest.raises(RuntimeError, match="you tried to allocate"):  # a training does not begin at step 10
+            modules.checkpoint.Checkpoints(folder, 1, {}).load(None, None)
+        assert "torn" not in capsys.readouterr().err
+        monkeypatch.setattr(torch, "load", load)
+        monkeypatch.setattr(modules.model.GPT, "load_state_dict", fail)
+        assert no_sample(folder).startswith(f"too little memory for {folder} (")
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_sample_of_weights_that_are_not_finite(temperature, half, no_sample):
+    path = half("train_ddp") / "checkpoint-00000020.pt"
+    state = torch.load(path, weights_only=True)
+    state["model"]["norm.bias"][0] = math.nan
+    torch.save(state, path)
+    assert no_sample(path, "--temperature", temperature) == (
+        f"{path} has weights that are not finite, its training diverged: give an earlier checkpoint"
+    )
+
+
 def test_sample_of_another_model(half, no_sample, modules, monkeypatch):
     path = half("train_ddp") / "checkpoint-00000020.pt"
     state = torch.load(path, weights_only=True)

@@ -31,6 +31,21 @@ class IncompatibleCheckpoint(ValueError):
     """There are checkpoints, but this run cannot go on from them. The message is in words for the user."""
 
 
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error says that the host or the GPU has too little memory: a checkpoint is not torn by that.
+
+    Torch says so of the host in the text of a RuntimeError, and DCP has the ranks' errors in the text of its own.
+    """
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    texts = (
+        "can't allocate memory",  # torch's allocator, 2.13
+        "Cannot allocate memory",  # the C library, where torch maps a file
+        "MemoryError",  # an error of a rank, in DCP's text
+    )
+    return any(text in str(error) for text in texts)
+
+
 def acquire_lock(folder: str, patience: float) -> str:
     """Lock a folder for this process, until it ends. Return '', or who still holds the lock after `patience` seconds.
 
@@ -101,8 +116,8 @@ class Checkpoints:
             try:
                 return self._read(path, model, optimizer)
             except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
-                ends = (SystemExit, KeyboardInterrupt, MemoryError, torch.cuda.OutOfMemoryError)
-                if isinstance(error, (IncompatibleCheckpoint, *ends)):
+                ends = (SystemExit, KeyboardInterrupt)
+                if isinstance(error, (IncompatibleCheckpoint, *ends)) or lacks_memory(error):
                     raise  # no fault of the file
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from arguments import positive_int, zero_or_more
-from checkpoint import Checkpoints
+from checkpoint import Checkpoints, lacks_memory
 from distributed import fail, launched_world_size
 from model import GPT, Config
 
@@ -129,7 +129,7 @@ def try_to_read(path: Path) -> tuple[Checkpoint | None, str]:
     try:
         return read_checkpoint(path), ""
     except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
-        if isinstance(error, (SystemExit, KeyboardInterrupt, MemoryError)):
+        if isinstance(error, (SystemExit, KeyboardInterrupt)) or lacks_memory(error):
             raise  # no fault of the file
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
         return None, f"{path} is torn, or no checkpoint ({reason})"
@@ -176,8 +176,12 @@ def rebuild_model(checkpoint: Checkpoint) -> GPT:
     except KeyError as error:
         fail(f"{other}: it has no setting {error}. Use the model.py that it was trained with")
     except (RuntimeError, ValueError) as error:
+        if lacks_memory(error):
+            raise  # no fault of the model
         reason = " ".join(str(error).split())[:300]
         fail(f"{other}: {reason}. Use the model.py that it was trained with")
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        fail(f"{checkpoint.path} has weights that are not finite, its training diverged: give an earlier checkpoint")
     return model.eval()
 
 
@@ -201,9 +205,8 @@ def continue_text(
         yield bytes([byte])
 
 
-def main() -> None:
+def print_text(args: argparse.Namespace) -> None:
     """Read a checkpoint, rebuild its model, and print the prompt and what follows, byte by byte."""
-    args = parse_arguments()
     checkpoint = find_checkpoint(args.checkpoint)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = rebuild_model(checkpoint).to(device)
@@ -216,6 +219,18 @@ def main() -> None:
     for byte in continue_text(model, prompt, args.length, context, args.temperature, args.seed, device):
         print(characters.decode(byte), end="", flush=True)
     print(characters.decode(b"", final=True))
+
+
+def main() -> None:
+    """Print text, or say that the machine is too small for the model."""
+    args = parse_arguments()
+    try:
+        print_text(args)
+    except BaseException as error:  # what DCP raises is no Exception
+        if not lacks_memory(error):
+            raise
+        lines = str(error).strip().splitlines() or [type(error).__name__]  # DCP's last line is the error of a rank
+        fail(f"too little memory for {args.checkpoint} ({lines[-1][:300]}): use a larger machine or GPU")
 
 
 if __name__ == "__main__":
