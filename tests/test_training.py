@@ -1342,8 +1342,25 @@ def test_a_trace_that_cannot_be_written_costs_the_trace_alone(modules, solo, tex
     assert solo(*TINY, "--data", text, "--steps", 3, "--profile", "2:2")["steps"] == 3
     path = tmp_path / "run/trace-rank0-steps2-2.json.gz"
     expected = f"warning: rank 0 has no trace {path}: [Errno 28] No space left on device\n"
-    assert expected in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert expected in printed.err
+    assert "profile " not in printed.out
     assert not [path for path in (tmp_path / "run").iterdir() if "trace" in path.name]
+
+
+def test_the_traces_that_were_written_are_named(train, driver, tmp_path):
+    """Those of ranks 0 and 2, and not that of rank 1, whose folder is gone."""
+    change = f"""
+sys.path.insert(0, {str(TRAINING)!r})
+import tracing
+path = tracing.Profiler._path
+tracing.Profiler._path = lambda self, *words: tracing.Path("/nowhere/trace") if words[0] == "1" else path(self, *words)
+"""
+    words = ["--steps", 2, "--global-batch", 15, "--profile", "2:2", "--profile-ranks", "0,1,2"]
+    run = train(tmp_path / "run", 3, "train_ddp", *words, driver=driver(change))
+    assert f"\nprofile {run.folder}/trace-rank{{0,2}}-steps2-2.json.gz: open it in" in run.out
+    assert run.out.count("profile ") == 1
+    assert run.err.count("warning: rank 1 has no trace /nowhere/trace: ") == 1
 
 
 @pytest.mark.parametrize(

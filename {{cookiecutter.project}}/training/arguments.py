@@ -197,7 +197,8 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         "--profile",
         type=step_range,
         metavar="FIRST:LAST",
-        help="record these steps with torch.profiler: a trace in --out for https://ui.perfetto.dev",
+        help="record these steps with torch.profiler: a trace in --out for https://ui.perfetto.dev. "
+        "A step's slice also has what follows until the next step: evaluation, checkpoint, the wait for the next batch",
     )
     parser.add_argument(
         "--profile-ranks",

@@ -4,6 +4,9 @@
 
 Each rank of --profile-ranks writes a trace to --out, for example trace-rank0-steps5-8.json.gz. Open it in Perfetto,
 https://ui.perfetto.dev. Without --profile nothing is recorded.
+
+A step's slice begins when its batch is there, and ends where the next step's begins. So the evaluation and the
+checkpoint after a step are in its slice, and so is the wait for the next batch.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import sys
 from pathlib import Path
 
+import distributed
 import torch
 from metrics import Metrics
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -26,7 +30,8 @@ class Profiler:
 
         Says so if the run begins too late to record these steps.
         """
-        self.rank, self.device, self.say = metrics.rank, metrics.device, metrics.say
+        self.rank, self.world_size, self.device = metrics.rank, metrics.world_size, metrics.device
+        self.say = metrics.say
         self.folder, self.ranks = Path(args.out), args.profile_ranks
         self.first, self.last = args.profile or (0, 0)  # steps are counted from 1: no step is between 0 and 0
         self.step = 0  # the step of --profile that runs now; 0: none does
@@ -47,18 +52,25 @@ class Profiler:
             self._begin_slice(step)
 
     def finish(self) -> None:
-        """Write what was recorded. A run that is stopped before the last step of --profile has a shorter trace."""
+        """Write what was recorded. A run that is stopped before the last step of --profile has a shorter trace.
+
+        All ranks have to call: rank 0 prints the names of the traces that were written.
+        """
         if self.step == 0:
             return
         last = self.step
         self._end_slice()
+        is_written = False
         if self.profiler:
             self.profiler.stop()  # waits for the GPU
-            self._write(self._path(str(self.rank), last))
+            is_written = self._write(self._path(str(self.rank), last))
             self.profiler = None
-        ranks = ",".join(map(str, self.ranks))
-        written = self._path(ranks if len(self.ranks) == 1 else "{" + ranks + "}", last)  # a shell expands {0,1}
-        self.say(f"profile {written}: open it in https://ui.perfetto.dev")
+        has_trace = torch.zeros(self.world_size)  # 1 for each rank that has written one
+        has_trace[self.rank] = is_written
+        written = [str(rank) for rank in distributed.sum_over_ranks(has_trace).nonzero().flatten().tolist()]
+        if written:
+            ranks = written[0] if len(written) == 1 else "{" + ",".join(written) + "}"  # a shell expands {0,1}
+            self.say(f"profile {self._path(ranks, last)}: open it in https://ui.perfetto.dev")
 
     def _path(self, ranks: str, last: int) -> Path:
         return self.folder / f"trace-rank{ranks}-steps{self.first}-{last}.json.gz"
@@ -85,12 +97,14 @@ class Profiler:
             self.slice.__exit__(None, None, None)
         self.step = 0
 
-    def _write(self, path: Path) -> None:
-        """Write the trace. If that fails, the run goes on without it."""
+    def _write(self, path: Path) -> bool:
+        """Write the trace, and return whether that went well. If not, the run goes on without it."""
         temporary = path.with_name(f".{path.name}")
         try:
             self.profiler.export_chrome_trace(str(temporary))
             os.replace(temporary, path)  # a trace with this name is whole
+            return True
         except (OSError, RuntimeError) as error:
             temporary.unlink(missing_ok=True)
             print(f"warning: rank {self.rank} has no trace {path}: {error}", file=sys.stderr)
+            return False
