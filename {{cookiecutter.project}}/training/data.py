@@ -150,14 +150,21 @@ def main() -> None:
     parser.add_argument("--first-step", type=int, default=1, metavar="N", help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="default: %(default)s")
     args = parser.parse_args()
+    for name in ("ranks", "global_batch", "context", "first_step", "steps"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)} has to be above 0")
     try:
         corpus = read_corpus(args.data, args.context)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    batch, samples = args.global_batch, len(corpus.train) if args.context > 0 else 0
-    if not 0 < args.ranks <= batch <= samples:
+    batch, samples = args.global_batch, len(corpus.train)
+    if not args.ranks <= batch <= samples:
         parser.error(
             f"--global-batch {batch} has to be at least --ranks {args.ranks} and at most {samples}, all samples"
+        )
+    if batch % args.ranks:
+        parser.error(
+            f"--global-batch {batch} cannot be shared equally by {args.ranks} ranks: choose a multiple of that"
         )
     steps_per_epoch = samples // batch
     print(f"{corpus.name}: {samples:,} samples of {args.context} bytes, {steps_per_epoch:,} steps per epoch")
