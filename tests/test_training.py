@@ -1679,6 +1679,10 @@ def test_what_one_rank_is_asked_all_ranks_do(modules, monkeypatch, tmp_path):
     assert control.request(1) == ""
     clock[0] = 61.0
     assert control.request(2) == "save"
+    with pytest.raises(OSError), control.saving():
+        assert control.stop.saving
+        raise OSError
+    assert not control.stop.saving
     with control.saving():
         assert control.stop.saving
     assert not control.stop.saving

@@ -56,8 +56,10 @@ class Control:
     def saving(self) -> Iterator[None]:
         """Let ranks wait for a checkpoint that is being written. Otherwise stop.py ends a rank 15 s after SIGTERM."""
         self.stop.saving = True
-        yield
-        self.stop.saving = False
+        try:
+            yield
+        finally:
+            self.stop.saving = False
         self.saved_at = time.monotonic()
 
     def requeue(self) -> None:
