@@ -24,7 +24,11 @@ def peak_learning_rate(args: argparse.Namespace) -> float:
 
 
 def learning_rate_at(step: int, args: argparse.Namespace) -> float:
-    """Return the learning rate of a step: a linear warm-up, then half a cosine down to LOWEST_PART of the peak."""
+    """Return the learning rate of a step: a linear warm-up, then half a cosine down to LOWEST_PART of the peak.
+
+    It would be at its lowest in the step after the last one, as in get_lr() of nanoGPT's train.py (at e222131, read
+    2026-11-22).
+    """
     peak = peak_learning_rate(args)
     last_step = args.decay_steps or args.steps
     warm_up_steps = max(1, round(WARM_UP_PART * last_step))
