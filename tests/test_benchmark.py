@@ -97,6 +97,8 @@ def test_the_pattern(program):
                 assert world_size > 259 or len(torch.unique(shares, dim=0)) == world_size
     patterns = torch.stack([program.pattern(key) for key in range(5000)])
     assert len(torch.unique(patterns, dim=0)) == 5000
+    for key in range(program.PERIOD * 245, program.PERIOD * 252):  # of an all-to-all of 250 ranks
+        assert len(torch.unique(program.pattern(key))) == program.PERIOD
     for dtype in program.DTYPES:
         assert torch.equal(torch.arange(252).to(getattr(torch, dtype)).to(torch.int64), torch.arange(252))
 

@@ -238,6 +238,22 @@ def test_an_attempt_without_tensorboard_leaves_no_gap(solo, text, tmp_path):
     assert_board_shows_metrics(folder)
 
 
+def test_an_attempt_that_is_killed_while_it_fills_a_gap_leaves_no_gap(modules, monkeypatch, tmp_path):
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder, metrics_file = tmp_path / "tensorboard", tmp_path / "metrics.jsonl"
+    metrics_file.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 10)))
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "flush", lambda _: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            modules.trackers.TensorBoard(folder, 9, metrics_file)
+    (killed,) = event_files(tmp_path)
+    modules.trackers.TensorBoard(folder, 9, metrics_file).finish()
+    (second,) = {*event_files(tmp_path)} - {killed}
+    assert [step for step, _ in board(second)["loss"]] == list(range(1, 10))
+    assert not list(folder.glob("gap-after-*"))
+
+
 def test_rows_of_earlier_attempts_are_brought_to_the_disk_at_once(modules, monkeypatch, tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 

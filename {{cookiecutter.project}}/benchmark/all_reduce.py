@@ -1,4 +1,4 @@
-"""How fast do the ranks exchange a tensor? A sweep of all-reduce and three other collectives over message sizes.
+"""How fast do the ranks exchange a tensor? A sweep of one collective, all-reduce or that of --op, over message sizes.
 
     torchrun --nproc-per-node 2 -- benchmark/all_reduce.py --min 1K --max 256M
 
@@ -13,8 +13,9 @@ The columns, for a message of S bytes over n ranks
     busbw   algbw * 2 (n - 1) / n for an all-reduce, algbw * (n - 1) / n for the other operations
 
 busbw is what every rank has to send, and to receive, per second. So it can be compared with the speed of the hardware,
-whatever n is. The exception is a network whose switches do the adding. Where each rank has a part of the message, S is
-the total over the ranks: count per rank x n. 1 GB/s = 1e9 bytes/s = 8 Gbit/s. Sizes count in powers of 1024.
+whatever n is. The exception is a network whose switches do the adding. In an all-gather or a reduce-scatter each rank
+has a part of the message, and S is the whole: the part x n. 1 GB/s = 1e9 bytes/s = 8 Gbit/s. Sizes count in powers of
+1024.
 
 How it is timed: after a barrier, each rank runs a batch of operations back to back. The time of an operation is the
 time of the batch on the slowest rank, divided by the number of operations. The percentiles are of the operations of
@@ -440,7 +441,8 @@ def counted(names: list[str]) -> str:
 
 def pattern(key: int) -> torch.Tensor:
     """Return whole numbers from 1 to 251 that depend on `key`, shape [PERIOD]; uint8 and bfloat16 hold them exactly."""
-    return 1 + (torch.arange(PERIOD) * (3 + key // PERIOD) + key) % PERIOD
+    step = 1 + (2 + key // PERIOD) % (PERIOD - 1)  # from 1 to 250: with 251, all numbers would be the same
+    return 1 + (torch.arange(PERIOD) * step + key) % PERIOD
 
 
 def contribution(key: int, rank: int, world_size: int) -> torch.Tensor:

@@ -128,7 +128,7 @@ def try_to_read(path: Path) -> tuple[Checkpoint | None, str]:
         require_numpy(path)
     try:
         return read_checkpoint(path), ""
-    except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
+    except BaseException as error:  # a torn one fails in many ways, and not all are an Exception
         if isinstance(error, (SystemExit, KeyboardInterrupt)) or lacks_memory(error):
             raise  # no fault of the file
         reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
@@ -150,8 +150,9 @@ def newest_checkpoint(folder: Path) -> Checkpoint:
 
     A run that still trains removes old checkpoints. So this looks into the folder again after each that failed.
     """
+    checkpoints = Checkpoints(str(folder), keep=1, settings={})  # only to list what is there
     passed_over = set()
-    while untried := [path for path in Checkpoints(str(folder), 1, {}).existing() if path not in passed_over]:
+    while untried := [path for path in checkpoints.existing() if path not in passed_over]:
         path = untried[0]
         checkpoint, problem = try_to_read(path)
         if checkpoint:
@@ -226,10 +227,10 @@ def main() -> None:
     args = parse_arguments()
     try:
         print_text(args)
-    except BaseException as error:  # what DCP raises is no Exception
+    except BaseException as error:  # CheckpointException of torch.distributed.checkpoint is no Exception
         if not lacks_memory(error):
             raise
-        lines = str(error).strip().splitlines() or [type(error).__name__]  # DCP's last line is the error of a rank
+        lines = str(error).strip().splitlines() or [type(error).__name__]  # the last one names the cause
         fail(f"too little memory for {args.checkpoint} ({lines[-1][:300]}): use a larger machine or GPU")
 
 

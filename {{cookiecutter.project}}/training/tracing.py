@@ -43,7 +43,7 @@ class Profiler:
 
     def begin(self, step: int) -> None:
         """Record this step, if it is one of --profile. Call it first in each step: the step before ends here."""
-        if self.step == self.last:
+        if 0 < self.step == self.last:
             self.finish()
         if step == self.first:
             self._start_recording()

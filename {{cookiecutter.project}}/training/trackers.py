@@ -1,8 +1,8 @@
 """Metrics where people look at them: TensorBoard and W&B (Weights & Biases), beside metrics.jsonl.
 
 metrics.jsonl is the truth, a tracker shows it. Metrics hands each row to the trackers on rank 0; the other ranks have
-none. After a resume, steps come again that a killed run had reported after its last checkpoint. Each tracker says below
-why its curve then has every step once. To report to something else, write a class with these methods:
+none. A resumed run repeats the steps after its last checkpoint, which a killed run may have reported. Each tracker says
+below why its curve then has every step once. To report to something else, write a class with these methods:
 
     start_line       what rank 0 prints at the start
     write(row)       take a row of metrics.jsonl: "step", and "loss" or "val_loss" with others
@@ -61,7 +61,7 @@ def is_installed(module: str) -> bool:
 def start_trackers(args: argparse.Namespace, first_step: int, metrics_file: Path) -> list[TensorBoard | WandB]:
     """Return the trackers that the flags ask for. On rank 0 only.
 
-    metrics_file: has the rows up to first_step, from where the run goes on.
+    metrics_file: has the rows up to first_step, after which the run goes on, and no later ones.
     """
     trackers: list[TensorBoard | WandB] = []
     board = Path(args.out, "tensorboard")
@@ -99,25 +99,32 @@ def import_or_fail(module: str, flag: str) -> Any:
 class TensorBoard:
     """Event files, one more after each resume.
 
-    purge_step tells TensorBoard to forget what earlier files have from that step on. No step up to there is missing:
-    each row is in its file before the checkpoint of its step is written. An attempt without --tensorboard notes where
-    the curve ends, in the name of a file. The next attempt with it fills the gap from metrics.jsonl.
+    purge_step tells TensorBoard to forget what earlier event files have from that step on. The steps before it are in
+    these files: each row is written there before the checkpoint of its step. An attempt without --tensorboard notes
+    where the curve ends, in the name of a file. The next attempt with it fills the gap from metrics.jsonl.
     """
 
     def __init__(self, folder: Path, first_step: int, metrics_file: Path) -> None:
-        """Go on after first_step. First write the rows of earlier attempts that had no --tensorboard."""
+        """Go on after first_step. First write the rows of earlier attempts that had no --tensorboard.
+
+        Steps are counted from 1.
+        """
         writer = import_or_fail("torch.utils.tensorboard", "--tensorboard").SummaryWriter
         gaps = list(folder.glob(f"{GAP}*"))
         last_shown = min([first_step, *(int(path.name[len(GAP) :]) for path in gaps)])
         if not any(folder.glob("events.*")):
             last_shown = 0
+        # If this attempt is killed before it has filled the gap, the next one finds a note of it.
+        folder.mkdir(parents=True, exist_ok=True)
+        note = folder / f"{GAP}{last_shown}"
+        note.touch()
         self.writer = writer(str(folder), purge_step=last_shown + 1)
         self.start_line = f"board   tensorboard --logdir {shlex.quote(str(folder))}"
         for row in rows_until(first_step, metrics_file):
             if row["step"] > last_shown:
                 self.add(row)
         self.writer.flush()
-        for path in gaps:
+        for path in {note, *gaps}:
             path.unlink()
 
     def write(self, row: Row) -> None:
