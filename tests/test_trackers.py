@@ -308,7 +308,7 @@ def test_a_folder_of_that_name_is_no_package(modules, monkeypatch, tmp_path):
 def test_a_package_that_cannot_be_imported(refused, text, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     message = refused(*TINY, "--data", text, "--tensorboard")
-    assert message.startswith("--tensorboard: import of torch.utils.tensorboard halted")
+    assert message.startswith("--tensorboard: ModuleNotFoundError: import of torch.utils.tensorboard halted")
     assert message.endswith("Install its package again, or leave out --tensorboard")
 
 
@@ -318,7 +318,7 @@ def test_a_package_that_is_too_old_for_protobuf(refused, modules, text, monkeypa
 
     monkeypatch.setattr(modules.trackers, "importlib", argparse.Namespace(util=importlib.util, import_module=fail))
     assert refused(*TINY, "--data", text, "--tensorboard") == (
-        "--tensorboard: Descriptors cannot be created directly. If this call came from a _pb2.py file. "
+        "--tensorboard: TypeError: Descriptors cannot be created directly. If this call came from a _pb2.py file. "
         "Install its package again, or leave out --tensorboard"
     )
 

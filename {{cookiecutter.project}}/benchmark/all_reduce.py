@@ -47,7 +47,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -392,16 +392,23 @@ def describe_run(world_size: int, settings: dict, hardware: dict, environment: d
     }
 
 
-def refuse_on_all_ranks(message: str) -> None:
-    """Print the message on rank 0 and end with exit code 2. All ranks call this.
-
-    The launcher ends all ranks when the first one exits. So no rank exits before rank 0 has printed the message.
-    """
+def refuse_on_all_ranks(message: str) -> NoReturn:
+    """Print the message on rank 0 and end with exit code 2. All ranks call this."""
     if dist.get_rank() == 0:
         print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr, flush=True)
-    gather(0, dist.get_world_size())
+    leave(2)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Leave the process group, and end this process. All ranks call this.
+
+    The launcher ends all ranks when the first one fails. So no rank leaves before rank 0 has printed and written.
+    After the barrier, no thread of gloo holds tensors of gather(). In torch 2.4 and 2.6, destroy_process_group() can
+    wait for such a thread for ever (https://github.com/pytorch/pytorch/pull/154976).
+    """
+    dist.barrier()
     dist.destroy_process_group()
-    sys.exit(2)
+    sys.exit(exit_code)
 
 
 def refuse_unwritable_files(paths: list[Path | None]) -> None:
@@ -900,9 +907,8 @@ def main() -> None:
     warn_above_line_rate(results)
     write_file(args.json, json_text(benchmark.facts, results))
     write_file(args.csv, csv_text(benchmark.facts, results))
-    dist.destroy_process_group()
     all_right = results and not any(result.wrong for result in results)
-    sys.exit(0 if all_right else 1)
+    leave(0 if all_right else 1)
 
 
 if __name__ == "__main__":

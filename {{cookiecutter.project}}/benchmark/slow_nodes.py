@@ -43,6 +43,7 @@ from all_reduce import (
     exit_silently,
     gather,
     join,
+    leave,
     refuse_on_all_ranks,
     refuse_unwritable_files,
     time_batch,
@@ -378,8 +379,7 @@ def main() -> None:
 
     # JSON on one line: 1024 nodes are half a million pairs.
     write_file(args.json, json.dumps({**facts, "rounds": len(rounds), **findings.as_json()}))
-    dist.destroy_process_group()
-    sys.exit(1 if findings.slow_nodes else 0)
+    leave(1 if findings.slow_nodes else 0)
 
 
 if __name__ == "__main__":

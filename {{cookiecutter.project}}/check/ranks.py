@@ -100,7 +100,9 @@ def main() -> None:
         if args.json:
             write_json(args.json, rows, faults)
     # The launcher ends all ranks when the first one fails. So no rank leaves before rank 0 has printed its report.
-    gather(None, world_size)
+    # After the barrier, no thread of gloo holds tensors of gather(). In torch 2.4 and 2.6, destroy_process_group() can
+    # wait for such a thread for ever (https://github.com/pytorch/pytorch/pull/154976).
+    dist.barrier()
     dist.destroy_process_group()
     sys.exit(1 if faults else 0)
 

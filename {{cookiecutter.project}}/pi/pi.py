@@ -61,6 +61,9 @@ def main() -> None:
         print_result(result, device)
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
+    # After the barrier, no thread of gloo holds tensors of exchange(). In torch 2.4 and 2.6, destroy_process_group()
+    # can wait for such a thread for ever (https://github.com/pytorch/pytorch/pull/154976).
+    dist.barrier()
     dist.destroy_process_group()
 
 

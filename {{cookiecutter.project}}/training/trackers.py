@@ -86,11 +86,9 @@ def rows_until(step: int, metrics_file: Path) -> Iterator[Row]:
 
 def import_or_fail(module: str, flag: str) -> Any:
     """Import a module that is installed. It may still be too old for this Python or torch, or half installed."""
-    try:
+    with Caught() as caught:  # not ImportErrors alone: a protobuf that is too new raises a TypeError
         return importlib.import_module(module)
-    except Exception as error:  # not ImportError alone: protobuf raises a TypeError, over many lines, if it is too new
-        reason = " ".join(str(error).split())[:200]
-        fail(f"{flag}: {reason}. Install its package again, or leave out {flag}")
+    fail(f"{flag}: {caught.error}. Install its package again, or leave out {flag}")
 
 
 # TensorBoard
