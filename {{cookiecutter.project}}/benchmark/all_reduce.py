@@ -71,6 +71,10 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # cgroup) can be lower. This program does not know that limit; Linux ends a process that exceeds it.
 CPU_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# Tensors of gather(), kept until the process ends. A thread of gloo may let go of them later than Python. If it
+# is the last to do so, it needs Python's lock. In torch 2.4 and 2.6, destroy_process_group() holds that lock and waits
+# for the thread, for ever (https://github.com/pytorch/pytorch/pull/154976).
+KEPT = []
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -301,6 +305,7 @@ def gather(value: object, world_size: int) -> list:
     own = torch.tensor(list(text), dtype=torch.uint8)
     texts = [torch.empty_like(own) for _ in range(world_size)]
     dist.all_gather(texts, own)
+    KEPT.append((own, texts))
     return [json.loads(bytes(text.tolist())) for text in texts]
 
 
@@ -403,10 +408,8 @@ def leave(exit_code: int) -> NoReturn:
     """Leave the process group, and end this process. All ranks call this.
 
     The launcher ends all ranks when the first one fails. So no rank leaves before rank 0 has printed and written.
-    After the barrier, no thread of gloo holds tensors of gather(). In torch 2.4 and 2.6, destroy_process_group() can
-    wait for such a thread for ever (https://github.com/pytorch/pytorch/pull/154976).
     """
-    dist.barrier()
+    gather(None, dist.get_world_size())
     dist.destroy_process_group()
     sys.exit(exit_code)
 

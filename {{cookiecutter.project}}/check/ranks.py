@@ -52,6 +52,11 @@ NCCL_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
 # joins the names of layers by ";", as in "tcp;ofi_rxm".
 NAMES_OF_TCP = {"Socket", "tcp", "sockets"}
 
+# Tensors of gather(), kept until the process ends. A thread of gloo may let go of them later than Python. If it
+# is the last to do so, it needs Python's lock. In torch 2.4 and 2.6, destroy_process_group() holds that lock and waits
+# for the thread, for ever (https://github.com/pytorch/pytorch/pull/154976).
+KEPT = []
+
 
 @dataclass
 class Row:
@@ -100,9 +105,7 @@ def main() -> None:
         if args.json:
             write_json(args.json, rows, faults)
     # The launcher ends all ranks when the first one fails. So no rank leaves before rank 0 has printed its report.
-    # After the barrier, no thread of gloo holds tensors of gather(). In torch 2.4 and 2.6, destroy_process_group() can
-    # wait for such a thread for ever (https://github.com/pytorch/pytorch/pull/154976).
-    dist.barrier()
+    gather(None, world_size)
     dist.destroy_process_group()
     sys.exit(1 if faults else 0)
 
@@ -399,6 +402,7 @@ def gather(value, world_size: int) -> list:
     padded_text = torch.tensor(list(text.ljust(int(longest))), dtype=torch.uint8)
     texts = [torch.empty_like(padded_text) for _ in range(world_size)]
     dist.all_gather(texts, padded_text)
+    KEPT.append((padded_text, texts))
     return [json.loads(bytes(text.tolist())) for text in texts]
 
 

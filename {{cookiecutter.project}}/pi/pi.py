@@ -30,6 +30,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 # stay in the L2 cache. A GPU needs enough points to be busy.
 PAIRS_PER_CHUNK = {"cpu": 2**15, "cuda": 2**22}
 
+# Tensors of exchange(), kept until the process ends. A thread of gloo may let go of them later than Python. If it
+# is the last to do so, it needs Python's lock. In torch 2.4 and 2.6, destroy_process_group() holds that lock and waits
+# for the thread, for ever (https://github.com/pytorch/pytorch/pull/154976).
+KEPT = []
+
 
 @record
 def main() -> None:
@@ -61,9 +66,6 @@ def main() -> None:
         print_result(result, device)
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")
-    # After the barrier, no thread of gloo holds tensors of exchange(). In torch 2.4 and 2.6, destroy_process_group()
-    # can wait for such a thread for ever (https://github.com/pytorch/pytorch/pull/154976).
-    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -186,6 +188,7 @@ def exchange(numbers: list[float], world_size: int, device: torch.device) -> lis
     own = torch.tensor(numbers, dtype=torch.float64, device=device)
     of_all_ranks = [torch.empty_like(own) for _ in range(world_size)]
     dist.all_gather(of_all_ranks, own)
+    KEPT.append((own, of_all_ranks))
     return torch.cat(of_all_ranks).tolist()  # tolist() waits for the GPU
 
 
