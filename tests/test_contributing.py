@@ -15,6 +15,7 @@ import textwrap
 
 import pytest
 from baking import REPOSITORY
+from waiting import INSTALLATION
 
 TEXT = (REPOSITORY / "CONTRIBUTING.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
@@ -52,7 +53,13 @@ def run(line, copy):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment.update(HOME=str(copy.parent), PYTHONDONTWRITEBYTECODE="1")
     done = subprocess.run(
-        ["bash", "-ec", line], cwd=copy, env=environment, capture_output=True, text=True, timeout=600, check=False
+        ["bash", "-ec", line],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=INSTALLATION,
+        check=False,
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout

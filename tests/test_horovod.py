@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from waiting import PATIENCE
+from waiting import COMPILATION, INSTALLATION, PATIENCE
 
 torch = pytest.importorskip("torch")
 
@@ -416,10 +416,12 @@ def horovod(tmp_path_factory):
     wheels = REPOSITORY / f"build/horovod-{script}"
     if not (wheels / "horovod-0.28.1.tar.gz").exists():  # as a site without a package index is told to
         wanted = re.search(r"pip download -d wheels (.*)", BUILD.read_text())[1].replace("'", "").split()
-        subprocess.run([python, "-m", "pip", "download", "--quiet", "-d", wheels, *wanted], check=True, timeout=600)
+        subprocess.run(
+            [python, "-m", "pip", "download", "--quiet", "-d", wheels, *wanted], check=True, timeout=INSTALLATION
+        )
     environment = {**CLEAN, "PYTHON": str(python), "PIP_NO_INDEX": "1"}
     command = ["bash", BUILD, wheels]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=COMPILATION)
     if done.returncode and "missing: " in done.stderr:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(done.stderr)
     assert done.returncode == 0, done.stderr

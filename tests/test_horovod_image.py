@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, bake
 from container_root import FAST_SQUASHFS, make_base_archive, offer_image, unfinished, write_storage_conf
+from waiting import COMPILATION, INSTALLATION, PATIENCE
 
 torch = pytest.importorskip("torch")
 
@@ -50,7 +51,7 @@ def vendor():
     if not wheels.is_dir():
         with unfinished(wheels) as new:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "-d", new, *WANTED]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALLATION)
             if done.returncode:
                 missing(f"no wheels for the image: {done.stderr[-1000:]}")
     hooks = [f'cp -r {shlex.quote(str(wheels))} "$1/opt/site-wheels"', *INSTALL]
@@ -71,16 +72,16 @@ def test_from_dockerfile_to_ranks_in_apptainer(containers, vendor, tmp_path):
     # elsewhere, with podman for docker; without a network, so that apt-get, if it were called, would fail
     storage = {"CONTAINERS_STORAGE_CONF": str(write_storage_conf(tmp_path / "storage.conf", f"{tmp_path}/images"))}
     command = ["podman", "build", "--build-arg", "INSTALL_HOROVOD=1", "-t", "demo", "-f", "container/Dockerfile", "."]
-    built = containers.run(*command, cwd=project, env={**storage, "MAKEFLAGS": "-j2"}, check=False, timeout=1200)
+    built = containers.run(*command, cwd=project, env={**storage, "MAKEFLAGS": "-j2"}, check=False, timeout=COMPILATION)
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
     assert f"installed: Horovod 0.28.1 for torch {torch.__version__}" in built.stdout
     command = ["podman", "save", "--format", "docker-archive", "-o", "container/demo.tar", "demo"]
-    containers.run(*command, cwd=project, env=storage, timeout=300)
+    containers.run(*command, cwd=project, env=storage, timeout=INSTALLATION)
 
     # on the cluster
     environment = {"APPTAINER_MKSQUASHFS_ARGS": FAST_SQUASHFS}
     submitted = containers.run("bash", "slurm/build_container.sh", cwd=project, env=environment)
-    job = containers.wait(int(submitted.stdout.split()[-1]), timeout=600)
+    job = containers.wait(int(submitted.stdout.split()[-1]), timeout=PATIENCE)
     assert job.state == "COMPLETED" and "ready: " in job.output, job.output
 
     environment = {"ALLOW_CPU": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -93,7 +94,7 @@ def test_from_dockerfile_to_ranks_in_apptainer(containers, vendor, tmp_path):
         words = [f"training/{program}.py", *TINY.split(), "--json", figures[program], "--out", tmp_path / program]
         command = ["bash", "slurm/submit_multinode.sh", *words]
         submitted = containers.run(*command, cwd=project, env={**environment, "LAUNCHER": launcher})
-        job = containers.wait(int(submitted.stdout.split()[-1]), timeout=300)
+        job = containers.wait(int(submitted.stdout.split()[-1]), timeout=PATIENCE)
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     mine, theirs = (json.loads(Path(figures[program]).read_text()) for program in ("train_horovod", "train_ddp"))
     assert (mine["program"], mine["world_size"], theirs["world_size"]) == ("train_horovod", 4, 4)

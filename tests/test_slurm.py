@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, bake
 from slurm_cluster import PATH, Cluster, reachable
-from waiting import FOREVER, wait_for
+from waiting import FOREVER, INSTALLATION, wait_for
 
 # Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
@@ -625,7 +625,7 @@ def test_build_venv(cluster, offline):
 @pytest.mark.drill
 def test_build_venv_with_the_real_torch(cluster, offline):
     pip = [sys.executable, "-m", "pip", "download", "-q", "-r", offline / "requirements.txt", "-d", offline / "wheels"]
-    subprocess.run(pip, check=True, timeout=900)
+    subprocess.run(pip, check=True, timeout=INSTALLATION)
     done = cluster.run("bash", "slurm/build_venv.sh", cwd=offline, env=python())
     job = cluster.wait(int(done.stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output

@@ -11,6 +11,8 @@ PATIENCE = 600
 FOREVER = 10 * PATIENCE
 # Seconds after which a test gives up on packages from the network.
 INSTALLATION = 3 * PATIENCE
+# Seconds after which a test gives up on a compiler. Beside twenty busy processes, Horovod took more than half an hour.
+COMPILATION = 3 * INSTALLATION
 
 
 def wait_for(value, what="what the test waits for", seconds=PATIENCE, pause=0.05):
