@@ -124,6 +124,7 @@ def breakable(tmp_path_factory):
     """Three nodes, of which the third is a spare; jobs of the partition urgent preempt others."""
     nodes = [Nodes(2), Nodes(1, more="Weight=9")]
     conf = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nSlurmdTimeout=5"
+    conf += "\nKillWait=30"  # as on most clusters, by default: what a script may take to say why it ends
     cluster = Cluster(
         tmp_path_factory.mktemp("slurm") / "d", nodes=nodes, partitions=PARTITIONS, extra_conf=conf, disk_mb=4
     )
