@@ -500,6 +500,7 @@ BAD = [
     *((["--timeout", value], f"--timeout: {value} is not a number from 1 to") for value in ("0", "nan")),
     (["--budget", "1 s"], "argument --budget: invalid number value: '1 s'"),
     (["--out-of-place"], "--out-of-place: torch's all_reduce is in place; leave it out, or take another --op"),
+    (["--json", "a.json", "--csv", "a.json"], "--csv a.json: --json names the same file; give each a name of its own"),
     (["--op", "broadcast"], "argument --op: invalid choice: 'broadcast' (choose from 'all_reduce', "),
     (["--dtype", "complex64"], "argument --dtype: invalid choice: 'complex64' (choose from 'float32', "),
     (["--nonsense"], "unrecognized arguments: --nonsense"),

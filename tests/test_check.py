@@ -52,10 +52,14 @@ def with_network(network):
     return [replace(row, network=network) for row in cluster()]
 
 
+def faults_of(rows):
+    return [*ranks.faults_that_stop_nccl(rows), *ranks.ranks_with_one_core(rows)]
+
+
 def test_no_fault():
-    assert ranks.find_faults(cluster()) == []
+    assert faults_of(cluster()) == []
     # The same UUID on another host is another GPU.
-    assert ranks.find_faults([row(0, "a"), row(1, "b", uuid="GPU-a-0")]) == []
+    assert faults_of([row(0, "a"), row(1, "b", uuid="GPU-a-0")]) == []
 
 
 @pytest.mark.parametrize(
@@ -80,19 +84,19 @@ def test_no_fault():
     ],
 )
 def test_each_fault_is_a_sentence(rows, expected):
-    found = ranks.find_faults(rows)
+    found = faults_of(rows)
     for words in expected:
         assert any(words in sentence for sentence in found), found
 
 
 def test_one_core_each_is_right_where_there_is_no_more():
-    assert ranks.find_faults([row(n, local=n, cores=[n], host_cores=4) for n in range(4)]) == []
-    assert ranks.find_faults([row(n, local=n, cores=[0], host_cores=1) for n in range(4)]) == []
+    assert faults_of([row(n, local=n, cores=[n], host_cores=4) for n in range(4)]) == []
+    assert faults_of([row(n, local=n, cores=[0], host_cores=1) for n in range(4)]) == []
 
 
 def test_several_faults_are_all_told():
     rows = changed(5, uuid="GPU-b-0", torch="2.12.0", cores=[1])
-    assert len(ranks.find_faults(rows)) == 3
+    assert len(faults_of(rows)) == 3
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,7 @@ BAD = [
     *((["--timeout", value], SECONDS) for value in ("0", "-1", "nan", "inf")),
     (["--timeout", "soon"], "invalid float value: 'soon'"),
     (["--json", "/no/such/folder/x.json"], "cannot write in folder /no/such/folder; create it or name another"),
+    (["--json", "/"], "--json /: expected the name of a file, but this is a folder; name a file in it"),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 

@@ -479,6 +479,7 @@ def test_one_rank_with_one_core_is_found(cluster, project):
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert re.search(r"FAULT: rank\(s\) 0 on \S+ may use one core of \d+: pass --cpus-per-task", done.stdout)
+    assert " gloo tcp " in done.stdout, "the ranks are connected all the same"
 
 
 # ---- sites that differ -----------------------------------------------------------------------------------------------

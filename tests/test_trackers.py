@@ -447,7 +447,7 @@ def test_rows_reach_a_server_that_can_be_reached(online):
     assert f"wandb   online: {stand_in.address}/us/ours/runs/" in done.out
     assert [row["_step"] for row in stand_in.rows.values()] == list(range(1, LAST + 1))
     assert [row["loss"] for row in stand_in.rows.values()] == [row["loss"] for _, row in expected_rows(folder)]
-    assert "metrics.jsonl has, and --resume" not in done.out and "wandb sync" not in done.out
+    assert "metrics.jsonl has them, and --resume" not in done.out and "wandb sync" not in done.out
 
 
 @pytest.mark.drill
@@ -471,7 +471,7 @@ def test_a_server_that_falls_silent_keeps_no_training_from_its_end(online):
         done, folder = online(stand_in.address, "--timeout", 20)
     assert done.codes == [0], done.err
     assert "wandb   does not have all rows (TimeoutError: " in done.out
-    assert done.out.endswith("): metrics.jsonl has, and --resume sends them\n")
+    assert done.out.endswith("): metrics.jsonl has them, and --resume sends them\n")
     assert [step for step, _ in expected_rows(folder)] == list(range(1, LAST + 1))
 
 
@@ -536,7 +536,7 @@ def test_a_wandb_that_ends_early_ends_no_training(online, driver):
     """As where Slurm sends SIGTERM to all processes of a job. The next attempt hands over what is missing."""
     done, folder = online("https://x.example", "--log-every", 1, programs=[driver(WANDB_ENDS)], WANDB_MODE="offline")
     assert done.codes == [0], done.err
-    told = r"\nwandb   does not have all rows \(.*\): metrics.jsonl has, and --resume sends them\n$"
+    told = r"\nwandb   does not have all rows \(.*\): metrics.jsonl has them, and --resume sends them\n$"
     assert re.search(told, done.out)
     assert [step for step, _ in expected_rows(folder)] == list(range(1, LAST + 1))
     done, folder = online("https://x.example", "--resume", WANDB_MODE="offline")
@@ -584,5 +584,7 @@ def test_the_key_that_wandb_login_stores(server, machine, expected, modules, mon
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     settings = argparse.Namespace(base_url=server, api_key=None, identity_token_file=None)
     assert modules.trackers.has_key(settings) is expected
+    (tmp_path / "netrc").write_bytes(b"machine \xff login user")
+    assert modules.trackers.has_key(settings) is False
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     assert modules.trackers.has_key(settings) is False

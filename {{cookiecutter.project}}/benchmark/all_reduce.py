@@ -19,11 +19,12 @@ has a part of the message, and S is the whole: the part x n. 1 GB/s = 1e9 bytes/
 
 How it is timed: after a barrier, each rank runs a batch of operations back to back. The time of an operation is the
 time of the batch on the slowest rank, divided by the number of operations. The percentiles are of the operations of
-that batch, each percentile on its slowest rank. A mean of rates would overstate, on loopback up to 3 times below 4 MiB,
-because a few operations there are slow.
+that batch, each percentile on its slowest rank. A mean of rates would overstate, because a few slow operations count
+too little in it: on loopback up to 3 times, for messages below 4 MiB.
 
 How it is checked: the first operation on each size moves a pattern of small whole numbers. Every rank compares every
-element that it receives. A rank with wrong data is named, and the exit code is 1.
+element that it receives. A rank with wrong data is named, and the exit code is 1. It is 1 too if there is not memory
+enough for a single size.
 
 Rank 0 prints each size as soon as it is measured. It writes --json and --csv when the sweep is complete.
 
@@ -42,7 +43,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -55,26 +56,27 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 # Types that both gloo and NCCL add up.
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
-# Operations in a timed batch. The check takes less than 3 % of the time of 25 large ones.
+# Operations in a timed batch. The check of a large message takes less than 3 % of the time of 25 operations on it.
 MIN_ITERATIONS = 25
 MAX_ITERATIONS = 1000
 # Each block of a message has a multiple of so many bytes, as in nccl-tests.
 BLOCK_UNIT = 16
-# Length of the test pattern. It is a prime, so blocks of 2^k elements start at different places of the pattern, and
-# blocks that were exchanged are seen.
+# Length of the test pattern. It is a prime. So two stretches of 2^k elements of a message begin at different places of
+# the pattern, and if they change places, the check sees it.
 PERIOD = 251
 # Repetitions of the pattern that are copied or compared at once: on a CPU at most 0.5 MB, which a core's cache holds.
 REPETITIONS = {"cpu": 2**8, "cuda": 2**14}
-# Integers of as many bytes, to compare elements bit by bit: as numbers, 0.0 equals -0.0, and no NaN equals itself.
+# Bytes of an element -> an integer type of that size. It compares elements bit by bit: as numbers, 0.0 equals -0.0, and
+# no NaN equals itself.
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Bytes that the ranks of a machine may take together where they run on CPUs: half of its memory. A job's own limit (a
 # cgroup) can be lower. This program does not know that limit; Linux ends a process that exceeds it.
 CPU_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# Tensors of gather(), kept until the process ends. A thread of gloo may let go of them later than Python. If it
-# is the last to do so, it needs Python's lock. In torch 2.4 and 2.6, destroy_process_group() holds that lock and waits
-# for the thread, for ever (https://github.com/pytorch/pytorch/pull/154976).
-KEPT = []
+# The tensors of the last calls of gather(), so that Python is the last that releases them. Otherwise torch 2.4 and 2.6
+# may hang at the end: destroy_process_group() holds Python's lock, the GIL, and waits for a thread of gloo. That thread
+# waits for the lock if it is the last that releases a tensor (https://github.com/pytorch/pytorch/pull/154976).
+KEPT = deque(maxlen=8)
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def all_reduce(output_tensor: torch.Tensor, input_tensor: torch.Tensor) -> None:
     dist.all_reduce(output_tensor)
 
 
-# torch 2.13 renames these two and warns of the old names. Its all_to_all works out of place only.
+# torch 2.13 renames these two, and warns of the old names.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -314,7 +316,7 @@ def join(timeout: float, **settings: object) -> tuple[int, torch.device, dict]:
 
     settings: facts of the calling program. From here on, print() prints on rank 0 alone.
     """
-    environment = network_variables()
+    environment = network_variables()  # those of the user: the next line sets more
     nccl_log = let_nccl_write_a_log()
     rank, world_size, device = setup(timeout)
     dist.all_reduce(torch.zeros(1, device=device))  # connects the ranks, and returns when that is done
@@ -357,7 +359,7 @@ def network_of(nccl_log: str) -> str:
 
 
 def describe_hardware(device: torch.device, nccl_log: IO[str] | None) -> dict:
-    """Return this rank's device, and what its ranks communicate with."""
+    """Return this rank's device, and what the ranks communicate with."""
     if device.type == "cpu":
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "by hosts' names")
         return {"device": "cpu", "backend": "gloo", "nccl": None, "network": f"tcp {interface}"}
@@ -451,7 +453,8 @@ def counted(names: list[str]) -> str:
 
 def pattern(key: int) -> torch.Tensor:
     """Return whole numbers from 1 to 251 that depend on `key`, shape [PERIOD]; uint8 and bfloat16 hold them exactly."""
-    step = 1 + (2 + key // PERIOD) % (PERIOD - 1)  # from 1 to 250: with 251, all numbers would be the same
+    # From 1 to 250, beginning with 3. A step of 251 would make all numbers the same.
+    step = 1 + (2 + key // PERIOD) % (PERIOD - 1)
     return 1 + (torch.arange(PERIOD) * step + key) % PERIOD
 
 
@@ -459,7 +462,7 @@ def contribution(key: int, rank: int, world_size: int) -> torch.Tensor:
     """Return what a rank adds so that all ranks together have pattern(key), shape [PERIOD].
 
     They are whole numbers, none negative. So no partial sum exceeds 251, and every type is exact whatever the order of
-    the additions. Up to 4096 ranks no rank contributes zeros alone. Up to 259 ranks no two contribute the same.
+    the additions. Up to 4096 ranks, none contributes nothing but zeros. Up to 259 ranks, no two contribute the same.
     """
     # Each number is split into world_size parts. Which part a rank adds changes from one number to the next.
     part = (torch.arange(PERIOD) + rank) % world_size
@@ -469,7 +472,8 @@ def contribution(key: int, rank: int, world_size: int) -> torch.Tensor:
 def repeated(values: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
     """Return `values`, shape [PERIOD], in the type of the block, over and over, but no longer than a cache holds.
 
-    The result is seen as int64, the fastest type to copy and to compare. A block has a multiple of 8 bytes.
+    The result is a view as int64, the fastest type to copy and to compare. That works for every block, because its
+    length is a multiple of BLOCK_UNIT.
     """
     for_whole_block = len(block) // PERIOD // 8 * 8 + 8  # a multiple of 8: whole int64, whatever the type
     repetitions = min(REPETITIONS[block.device.type], for_whole_block)
@@ -542,13 +546,13 @@ def time_batch(device: torch.device, start_together: Callable, run: Callable, it
 def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) -> list[float]:
     """Return the seconds of each of `iterations` calls of run() on this rank's GPU, measured with CUDA events.
 
-    The events are in the current stream, which each operation makes wait for NCCL's stream. The CPU waits for the last
-    event only.
+    NCCL works in a stream of its own. Each operation makes the current stream wait for it, and the events are recorded
+    in the current stream. The CPU waits for the last event only.
 
     torch's watchdog counts the time of an operation from the call of run(), not from its start on the GPU: checkTimeout
     and workStartTime_ in
     https://github.com/pytorch/pytorch/blob/0007e752d518/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (2026-11-22).
-    So --timeout must be longer than a whole batch. Of 25 operations in 300 seconds, each may take 12 seconds.
+    So --timeout must be longer than a whole batch. In the default of 300 seconds, each of 25 operations may take 12.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
     for event in events:
@@ -565,7 +569,7 @@ def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) 
 
 
 def percentile(sorted_values: list[float], percent_of_values: float) -> float:
-    """Return the smallest value that this percentage of the values does not exceed (nearest rank)."""
+    """Return the smallest value such that so many percent of the values are not larger (nearest rank)."""
     return sorted_values[math.ceil(percent_of_values / 100 * len(sorted_values)) - 1]
 
 
@@ -610,7 +614,8 @@ class Benchmark:
         self.dtype = getattr(torch, args.dtype)
         self.check = args.check
         self.budget = args.budget
-        # In place: the smaller of input and output is a part of the larger, or both are the same tensor.
+        # In place: the smaller of input and output is a part of the larger, or both are the same tensor. torch's
+        # all_to_all works out of place only.
         self.in_place = args.op != "all_to_all" and not args.out_of_place
 
         settings = {"operation": args.op, "dtype": args.dtype, "in_place": self.in_place}
@@ -627,13 +632,16 @@ class Benchmark:
         self.full_busbw = busbw_at_line_rate(args.line_rate, args.op, self.world_size, self.ranks_per_node)
 
     def least_memory(self) -> tuple[float, int]:
-        """Return the free bytes of the rank that has fewest, and that rank."""
+        """Return the bytes that the rank with the least memory may take, and that rank.
+
+        On a GPU these are the free bytes. On a CPU they are this rank's share of CPU_MEMORY.
+        """
         torch.cuda.empty_cache()  # frees the buffers of the size before
-        free = CPU_MEMORY / self.ranks_per_node
+        own_bytes = CPU_MEMORY / self.ranks_per_node
         if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info()[0]
-        free_bytes = gather(free, self.world_size)
-        return min((free, rank) for rank, free in enumerate(free_bytes))
+            own_bytes = torch.cuda.mem_get_info()[0]
+        bytes_of_ranks = gather(own_bytes, self.world_size)
+        return min((number_of_bytes, rank) for rank, number_of_bytes in enumerate(bytes_of_ranks))
 
     def memory_needed(self, size: int) -> float:
         """Return the bytes that a message takes on a rank: buffers, check, and the copy that gloo makes of blocks."""
@@ -751,7 +759,7 @@ def byte_count(text: str) -> int:
 
 
 def at_least(least: float) -> Callable:
-    """Return a function that reads a number from `least` to 1e6, of the type of `least`."""
+    """Return a function that reads a number from `least` to 1e6: a whole one if `least` is an int, else a float."""
 
     def number(text: str) -> float:
         value = type(least)(text)
@@ -788,7 +796,7 @@ def parse_arguments() -> argparse.Namespace:
         "--dtype", choices=DTYPES, default="float32", help="type of the message's elements (default: float32)"
     )
     parser.add_argument(
-        "--out-of-place", action="store_true", help="input and output are separate tensors (all_reduce has none)"
+        "--out-of-place", action="store_true", help="input and output are separate tensors; not for all_reduce"
     )
     parser.add_argument(
         "--budget",
@@ -820,6 +828,8 @@ def parse_arguments() -> argparse.Namespace:
         args.min = args.max = args.size
     if args.min > args.max:
         parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them, or lower --min")
+    if args.json and args.json == args.csv:
+        parser.error(f"--csv {args.csv}: --json names the same file; give each a name of its own")
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
     return args
@@ -870,10 +880,9 @@ def warn_above_line_rate(results: list[Result]) -> None:
 
 
 def write_file(path: Path | None, text: str) -> None:
-    """Write a file on rank 0, if it has a name. All ranks call this and return when the file is complete.
+    """Write a file on rank 0, if the user named one. All ranks call this and return when the file is complete.
 
-    A rank that left earlier with exit code 1 would have the launcher end rank 0. Until it is complete, the file has
-    another name.
+    Until it is complete, the file has another name.
     """
     if path and dist.get_rank() == 0:
         part = path.with_name(path.name + ".part")
@@ -888,7 +897,10 @@ def json_text(facts: dict, results: list[Result]) -> str:
 
 
 def csv_text(facts: dict, results: list[Result]) -> str:
-    """Return a row for each result, below the names of the columns; no text contains a comma. None is an empty cell."""
+    """Return a row for each result, below the names of the columns; '' without results. None is an empty cell.
+
+    No text contains a comma.
+    """
     common = {key: facts[key] for key in ("operation", "dtype", "world_size", "nodes")}
     rows = [{**common, **result._asdict()} for result in results]
     lines = [",".join(row) for row in rows[:1]]
@@ -902,7 +914,7 @@ def csv_text(facts: dict, results: list[Result]) -> str:
 def main() -> None:
     """Read the flags, join the process group, sweep the message sizes, write the results."""
     args = parse_arguments()
-    benchmark = Benchmark(args)
+    benchmark = Benchmark(args)  # joins the process group, prints the header
     refuse_unwritable_files([args.json, args.csv])
     refuse_too_small_maximum(args, benchmark)
     print_explanations(benchmark)

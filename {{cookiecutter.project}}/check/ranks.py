@@ -1,18 +1,18 @@
 """Who is rank N: on which node and GPU, with how many cores, over which network? Run this before anything else.
 
-    python check/ranks.py        alone, as the only rank; the submit script starts it on all ranks of a job
+    python check/ranks.py        alone, as the only rank; a job's submit script starts it on all ranks
 
-Rank 0 prints a table with one row per rank. Below it stands a sentence for each fault, and the exit code is then 1.
+Rank 0 prints a table with one row per rank, and below it a sentence for each fault. With a fault, the exit code is 1.
 These are the faults:
 
 - Two ranks share a GPU.
-- torch sees no GPU, although the job was given some. ALLOW_CPU=1 accepts that.
+- torch sees no GPU, although the job was given GPUs. ALLOW_CPU=1 accepts that.
 - Versions of torch or NCCL differ between ranks.
-- A rank may use a single core, although its host has cores that no such rank uses.
-- An all-reduce over all ranks gives a wrong sum.
-- Ranks talk TCP, although REQUIRE_RDMA=1 forbids that.
+- An all-reduce over all ranks gives a wrong sum. It is not tried after one of the faults above.
+- Ranks talk TCP, or through a network that NCCL does not name, although REQUIRE_RDMA=1 forbids that.
+- Ranks are bound to one core each, although their host has other cores, to which no such rank is bound.
 
-NCCL names the network in its debug output alone. So this program sets NCCL_DEBUG, NCCL_DEBUG_SUBSYS and
+Only NCCL's debug output names the network. So this program sets NCCL_DEBUG, NCCL_DEBUG_SUBSYS and
 NCCL_DEBUG_FILE itself, and says so if you have set one of them. Any other program keeps your settings.
 """
 
@@ -52,9 +52,9 @@ NCCL_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
 # joins the names of layers by ";", as in "tcp;ofi_rxm".
 NAMES_OF_TCP = {"Socket", "tcp", "sockets"}
 
-# Tensors of gather(), kept until the process ends. A thread of gloo may let go of them later than Python. If it
-# is the last to do so, it needs Python's lock. In torch 2.4 and 2.6, destroy_process_group() holds that lock and waits
-# for the thread, for ever (https://github.com/pytorch/pytorch/pull/154976).
+# The tensors that ranks exchange, kept so that Python is the last that releases them. Otherwise torch 2.4 and 2.6 may
+# hang at the end: destroy_process_group() holds Python's lock, the GIL, and waits for a thread of gloo. That thread
+# waits for the lock if it is the last that releases a tensor (https://github.com/pytorch/pytorch/pull/154976).
 KEPT = []
 
 
@@ -67,7 +67,7 @@ class Row:
     node_rank: int
     local_rank: int
     device: str  # for example "cuda:0 NVIDIA H100", or "CPU"
-    uuid: str  # tells this GPU from all others, whatever its number is; "" on a CPU
+    uuid: str  # tells this GPU from the others of its host, whatever its number is; "" on a CPU
     cores: list[int]  # the cores that this process may use
     threads: int  # how many threads torch uses
     torch: str  # version
@@ -91,14 +91,15 @@ def main() -> None:
     rank, world_size, device = setup(args.timeout)
 
     rows = [Row(**fields) for fields in gather(asdict(describe(rank, device)), world_size)]
-    faults = find_faults(rows)
-    if not faults:  # with such a fault, NCCL would stop the ranks with an error of its own
+    faults = faults_that_stop_nccl(rows)
+    if not faults:  # else NCCL would stop the ranks with an error of its own
         faults += check_all_reduce(rank, world_size, device)
         networks = gather(network_of(device, nccl_log.read()), world_size)
         for row, network in zip(rows, networks):
             row.network = network
         if os.environ.get("REQUIRE_RDMA") == "1":
             faults += ranks_without_rdma(rows)
+    faults += ranks_with_one_core(rows)
 
     if rank == 0:
         print_report(rows, faults)
@@ -113,7 +114,7 @@ def main() -> None:
 def read_flags() -> argparse.Namespace:
     """Return the flags; exit with a message if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows, with all fields, to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and faults to FILE")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="give up on a silent rank (60)")
     if os.environ.get("LOCAL_RANK", "0") != "0":
         parser.error = exit_silently
@@ -290,10 +291,9 @@ def write_json(file: Path, rows: list[Row], faults: list[str]) -> None:
 # ---- faults: each kind has a function, which yields sentences: what is wrong, and what to do -------------------------
 
 
-def find_faults(rows: list[Row]) -> list[str]:
-    """Return a sentence for each fault of the rows; the list is empty where all is well."""
-    kinds = (ranks_that_share_a_gpu, ranks_that_see_no_gpu, different_versions, ranks_with_one_core)
-    return [fault for kind in kinds for fault in kind(rows)]
+def faults_that_stop_nccl(rows: list[Row]) -> list[str]:
+    """Return a sentence for each fault with which NCCL cannot work; the list is empty where all is well."""
+    return [*ranks_that_share_a_gpu(rows), *ranks_that_see_no_gpu(rows), *different_versions(rows)]
 
 
 def ranks_that_share_a_gpu(rows: list[Row]) -> Iterator[str]:
@@ -328,7 +328,7 @@ def different_versions(rows: list[Row]) -> Iterator[str]:
 
 
 def ranks_with_one_core(rows: list[Row]) -> Iterator[str]:
-    """A rank may use a single core, and its host has cores that no such rank uses."""
+    """Ranks are bound to one core each, and their host has other cores, to which no such rank is bound."""
     with_one_core = [row for row in rows if len(row.cores) == 1]
     for group in groups(with_one_core, "host"):
         used_cores = {row.cores[0] for row in group}
@@ -382,6 +382,7 @@ def check_all_reduce(rank: int, world_size: int, device: torch.device) -> list[s
     """Add up the numbers 1 ... world_size, one of each rank. Return a sentence for each rank with a wrong sum."""
     total = torch.tensor(rank + 1, device=device)
     dist.all_reduce(total)
+    KEPT.append(total)
     expected = world_size * (world_size + 1) // 2
     return [
         f"the all-reduce over {world_size} ranks gave {found} on rank {number}, not {expected}"
@@ -402,7 +403,7 @@ def gather(value, world_size: int) -> list:
     padded_text = torch.tensor(list(text.ljust(int(longest))), dtype=torch.uint8)
     texts = [torch.empty_like(padded_text) for _ in range(world_size)]
     dist.all_gather(texts, padded_text)
-    KEPT.append((padded_text, texts))
+    KEPT.append((longest, padded_text, texts))
     return [json.loads(bytes(text.tolist())) for text in texts]
 
 

@@ -5,7 +5,7 @@
 
 Pi is the integral of 4 / (1 + x^2) over [0, 1]. With n intervals of width 1/n, the trapezoid rule is
     (4 / n) * (g(0)/2 + g(1/n) + g(2/n) + ... + g(1)/2),    g(x) = 1 / (1 + x^2)
-Each rank adds up its part of the inner points 1/n, 2/n, ... One exchange at the end brings the sums together.
+Each rank adds up its part of the terms between, g(1/n), g(2/n), ... One exchange at the end brings the sums together.
 
 The rule differs from pi by 1 / (6 n^2) (Euler-Maclaurin, https://dlmf.nist.gov/3.5#i). From n = 1e8 on, that is less
 than the spacing of float64 numbers at pi, 4.4e-16. The error that is then left comes from rounding.
@@ -26,13 +26,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-# Points are worked on in chunks of so many pairs. On a CPU, the three buffers of a chunk (8 bytes a pair each) should
-# stay in the L2 cache. A GPU needs enough points to be busy.
+# Points are worked on in pairs, see partial_sum(). So many pairs make a chunk. On a CPU, the three buffers of a chunk
+# should stay in the cache (8 bytes a pair each, 0.8 MB together). A GPU needs enough points to be busy.
 PAIRS_PER_CHUNK = {"cpu": 2**15, "cuda": 2**22}
 
-# Tensors of exchange(), kept until the process ends. A thread of gloo may let go of them later than Python. If it
-# is the last to do so, it needs Python's lock. In torch 2.4 and 2.6, destroy_process_group() holds that lock and waits
-# for the thread, for ever (https://github.com/pytorch/pytorch/pull/154976).
+# The tensors that ranks exchange, kept so that Python is the last that releases them. Otherwise torch 2.4 and 2.6 may
+# hang at the end: destroy_process_group() holds Python's lock, the GIL, and waits for a thread of gloo. That thread
+# waits for the lock if it is the last that releases a tensor (https://github.com/pytorch/pytorch/pull/154976).
 KEPT = []
 
 
@@ -84,6 +84,8 @@ def read_flags() -> argparse.Namespace:
         parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
     if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
         parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
+    if args.json and args.json.is_dir():
+        parser.error(f"--json {args.json}: expected the name of a file, but this is a folder; name a file in it")
     return args
 
 
@@ -137,8 +139,8 @@ def count_hosts(world_size: int, device: torch.device) -> int:
 def points_of(rank: int, world_size: int, n: int) -> tuple[int, int]:
     """Return the first inner point of this rank, and the one after its last.
 
-    The inner points are 1 ... n - 1. The numbers of points of two ranks differ by at most one. With few points a rank
-    may have none: it takes part in the exchange all the same.
+    Point i lies at x = i / n. The inner points are 1 ... n - 1. The numbers of points of two ranks differ by at most
+    one. With few points a rank may have none: it takes part in the exchange all the same.
     """
     first = 1 + (n - 1) * rank // world_size
     last = 1 + (n - 1) * (rank + 1) // world_size

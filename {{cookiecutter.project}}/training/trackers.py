@@ -1,8 +1,13 @@
 """Metrics where people look at them: TensorBoard and W&B (Weights & Biases), beside metrics.jsonl.
 
 metrics.jsonl is the truth, a tracker shows it. Metrics hands each row to the trackers on rank 0; the other ranks have
-none. A resumed run repeats the steps after its last checkpoint, which a killed run may have reported. Each tracker says
-below why its curve then has every step once. To report to something else, write a class with these methods:
+none.
+
+A run may take several attempts: each start of the program with --resume is one more. It repeats the steps after the
+last checkpoint, which the attempt before may have reported already. The classes below say why each step is still shown
+once.
+
+To report to something else, write a class with these members, and add it to start_trackers():
 
     start_line       what rank 0 prints at the start
     write(row)       take a row of metrics.jsonl: "step", and "loss" or "val_loss" with others
@@ -15,7 +20,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import math
 import netrc
 import os
 import queue
@@ -25,6 +29,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -35,13 +40,12 @@ from distributed import fail
 
 Row = dict[str, Any]
 
-MODULES = {  # that a flag needs: torch.utils.tensorboard imports both of its two (torch 2.13, summary.py, 2026-11-22)
-    "tensorboard": ("tensorboard", "numpy"),
-    "wandb": ("wandb",),
-}
-GAP = "gap-after-"  # how the name of a file in TensorBoard's folder begins; it ends with the last step before the gap
-ANSWER_SECONDS = 5.0  # at most: W&B's server has to answer in this time, or the run is offline
-WANDB_PATIENCE = 60.0  # seconds at most that W&B may take to begin, and again to send the last rows
+# The modules that a flag needs. torch.utils.tensorboard imports NumPy too (torch 2.13, summary.py, 2026-11-22).
+MODULES = {"tensorboard": ("tensorboard", "numpy"), "wandb": ("wandb",)}
+# An empty file gap-after-120 in TensorBoard's folder says: the curve there may lack the steps after 120.
+GAP = "gap-after-"
+ANSWER_SECONDS = 5.0  # if W&B's server takes longer to answer, the run is offline
+WANDB_PATIENCE = 60.0  # seconds that W&B may take to begin, and as many to send the last rows
 
 
 def require_packages(args: argparse.Namespace) -> None:
@@ -67,7 +71,7 @@ def start_trackers(args: argparse.Namespace, first_step: int, metrics_file: Path
     board = Path(args.out, "tensorboard")
     if args.tensorboard:
         trackers.append(TensorBoard(board, first_step, metrics_file))
-    elif board.exists():  # of an earlier attempt: a later one has to fill the gap
+    elif board.exists():  # an earlier attempt had --tensorboard: a later one with it fills the gap that begins here
         Path(board, f"{GAP}{first_step}").touch()
     if args.wandb:
         trackers.append(WandB(args, first_step, metrics_file))
@@ -75,10 +79,15 @@ def start_trackers(args: argparse.Namespace, first_step: int, metrics_file: Path
 
 
 def rows_until(step: int, metrics_file: Path) -> Iterator[Row]:
-    """Read the rows of metrics.jsonl up to a step, one by one: the file may be long, and may be growing."""
+    """Read the rows of metrics.jsonl up to a step, one by one: the file may be long, and may be growing.
+
+    Steps only grow from row to row.
+    """
     with metrics_file.open() as lines:
         for line in lines:
-            row = json.loads(line) if line.endswith("\n") else {"step": math.inf}  # a line that is being written
+            if not line.endswith("\n"):  # it is being written
+                return
+            row = json.loads(line)
             if row["step"] > step:
                 return
             yield row
@@ -88,6 +97,7 @@ def import_or_fail(module: str, flag: str) -> Any:
     """Import a module that is installed. It may still be too old for this Python or torch, or half installed."""
     with Caught() as caught:  # not ImportErrors alone: a protobuf that is too new raises a TypeError
         return importlib.import_module(module)
+    # Only after an error: without one the function has returned.
     fail(f"{flag}: {caught.error}. Install its package again, or leave out {flag}")
 
 
@@ -95,11 +105,13 @@ def import_or_fail(module: str, flag: str) -> Any:
 
 
 class TensorBoard:
-    """Event files, one more after each resume.
+    """Event files in one folder; each attempt writes one more.
 
-    purge_step tells TensorBoard to forget what earlier event files have from that step on. The steps before it are in
-    these files: each row is written there before the checkpoint of its step. An attempt without --tensorboard notes
-    where the curve ends, in the name of a file. The next attempt with it fills the gap from metrics.jsonl.
+    Why each step is shown once: purge_step tells TensorBoard to forget what earlier event files have from that step on.
+    They have every step before it, because a row is in an event file before the checkpoint of its step is saved.
+
+    An attempt without --tensorboard leaves a gap in the curve. So it leaves a file that says where the gap begins, see
+    GAP. The next attempt with --tensorboard fills the gap from metrics.jsonl.
     """
 
     def __init__(self, folder: Path, first_step: int, metrics_file: Path) -> None:
@@ -107,19 +119,18 @@ class TensorBoard:
 
         Steps are counted from 1.
         """
-        writer = import_or_fail("torch.utils.tensorboard", "--tensorboard").SummaryWriter
+        SummaryWriter = import_or_fail("torch.utils.tensorboard", "--tensorboard").SummaryWriter
         gaps = list(folder.glob(f"{GAP}*"))
-        last_shown = min([first_step, *(int(path.name[len(GAP) :]) for path in gaps)])
+        last_complete = min([first_step, *(int(path.name[len(GAP) :]) for path in gaps)])
         if not any(folder.glob("events.*")):
-            last_shown = 0
-        # If this attempt is killed before it has filled the gap, the next one finds a note of it.
+            last_complete = 0
         folder.mkdir(parents=True, exist_ok=True)
-        note = folder / f"{GAP}{last_shown}"
-        note.touch()
-        self.writer = writer(str(folder), purge_step=last_shown + 1)
+        note = folder / f"{GAP}{last_complete}"
+        note.touch()  # for the next attempt, if this one is killed before it has filled the gap
+        self.writer = SummaryWriter(str(folder), purge_step=last_complete + 1)
         self.start_line = f"board   tensorboard --logdir {shlex.quote(str(folder))}"
         for row in rows_until(first_step, metrics_file):
-            if row["step"] > last_shown:
+            if row["step"] > last_complete:
                 self.add(row)
         self.writer.flush()
         for path in {note, *gaps}:
@@ -128,7 +139,7 @@ class TensorBoard:
     def write(self, row: Row) -> None:
         """Bring a row into the file."""
         self.add(row)
-        self.writer.flush()  # half a millisecond: until the writer's thread has written all
+        self.writer.flush()  # waits until the writer's thread has written all, about half a millisecond
 
     def add(self, row: Row) -> None:
         """Give each number of a row to the writer's thread."""
@@ -147,15 +158,17 @@ class TensorBoard:
 class WandB:
     """A run of W&B: online where its server can be reached, else in files that `wandb sync` sends later.
 
-    Every attempt of a job hands W&B the rows of all attempts before it, from metrics.jsonl:
+    Why each step is shown once: every attempt begins with the rows of all attempts before it, from metrics.jsonl.
 
-    - Online, W&B says which step it expects next, and rows before that are skipped: it has them.
-    - Offline, an attempt cannot know what others left or what was sent. W&B ignores `resume` offline up to 0.28
-      (core/internal/runupserter/runupserter.go at b6e2950, 2026-08-21), and a synced folder replaces what the server
-      had of the same id (https://github.com/wandb/wandb/issues/3841, /5865, read 2026-11-22). So each attempt's folder
-      has the whole run, and the newest is the one to send.
+    - Online, W&B says which step it expects next (starting_step). Rows before that are skipped, because W&B has them.
+    - Offline, every attempt writes a folder of its own, which has the whole run. The newest folder is the one to send:
+      on the server, it replaces an older one of the same id.
 
-    Training does not wait for W&B: a thread hands over the rows. An error of W&B ends that thread, and not the run.
+    Offline it cannot be done as online. W&B ignores `resume` there up to 0.28 (core/internal/runupserter/runupserter.go
+    at b6e2950, 2026-08-21). For the folders see https://github.com/wandb/wandb/issues/3841, /5865 (read 2026-11-22).
+
+    No training step waits for W&B, because a thread hands over the rows. An error of W&B ends that thread, and the
+    training goes on.
     """
 
     def __init__(self, args: argparse.Namespace, first_step: int, metrics_file: Path) -> None:
@@ -165,10 +178,11 @@ class WandB:
             # The setting that bounds the wait at the end (CHANGELOG.md of wandb, 0.27.0, 2026-05-14).
             fail(f"--wandb needs wandb 0.27 or newer, here is {self.wandb.__version__}: pip install --upgrade wandb")
         # The other ranks wait meanwhile, and fail after --timeout. There may be three waits: for an answer of the
-        # server, for a beginning online, and for one offline.
+        # server, for a beginning online, and for one offline. A quarter for each leaves a quarter for all else.
         self.patience = min(WANDB_PATIENCE, args.timeout / 4)
         self.answer_seconds = min(ANSWER_SECONDS, args.timeout / 4)
         self.trouble, self.run = "", None
+        self.id = run_id(Path(args.out, "wandb", "run-id"), args.resume)
         with Caught() as caught:
             settings = self.wandb.setup().settings
         if caught.error:
@@ -178,9 +192,9 @@ class WandB:
             self.run = self.begin(args)
         if caught.error:
             self.mode, why = "offline", caught.error
-            with Caught() as caught:
+            with Caught() as caught_offline:
                 self.run = self.begin(args)
-            self.trouble = caught.error
+            self.trouble = caught_offline.error
 
         if self.run is None:
             self.start_line = f"wandb   off: {self.trouble}"
@@ -204,7 +218,7 @@ class WandB:
         return self.wandb.init(
             project=args.wandb,
             dir=args.out,
-            id=run_id(Path(args.out, "wandb", "run-id"), args.resume),
+            id=self.id,
             name=os.environ.get("WANDB_NAME") or Path(args.out).resolve().name,
             config={name: value for name, value in vars(args).items() if isinstance(value, (int, float, str))},
             mode=self.mode,
@@ -230,7 +244,7 @@ class WandB:
             self.wandb.teardown()  # waits for W&B's own process, which writes the file to its end after finish()
 
     def send_row(self, row: Row) -> None:
-        """Hand W&B a row, unless it has that step and would ignore the row, with a warning in its log.
+        """Hand W&B a row of a step that it does not have. It would ignore any other, and write a warning.
 
         W&B joins rows of the same step: a loss and a validation loss.
         """
@@ -245,7 +259,7 @@ class WandB:
             if self.thread.is_alive():
                 self.trouble = self.trouble or f"not done in {self.patience:g} seconds"
         if self.trouble:
-            return f"wandb   does not have all rows ({self.trouble}): metrics.jsonl has, and --resume sends them"
+            return f"wandb   does not have all rows ({self.trouble}): metrics.jsonl has them, and --resume sends them"
         return self.how_to_sync() if self.mode == "offline" else ""
 
     def how_to_sync(self) -> str:
@@ -260,7 +274,7 @@ class Caught(AbstractContextManager):
     error = ""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Keep the error of an Exception, and go on after the block. A SystemExit is none."""
+        """Keep an Exception, and go on after the block. SystemExit and KeyboardInterrupt are none: they go on."""
         if not isinstance(error, Exception):
             return False
         self.error = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -273,7 +287,10 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def choose_mode(settings: Any, answer_seconds: float) -> tuple[str, str]:
-    """Return W&B's mode, "online", "offline" or "disabled", and why. settings: those that W&B has found."""
+    """Return W&B's mode, "online", "offline" or "disabled", and why. settings: those that W&B has found.
+
+    "run" and "dryrun" are older words of W&B for the first two.
+    """
     if os.environ.get("WANDB_MODE"):
         mode = os.environ["WANDB_MODE"]
         return {"run": "online", "dryrun": "offline"}.get(mode, mode), f"WANDB_MODE={mode}"
@@ -287,10 +304,10 @@ def choose_mode(settings: Any, answer_seconds: float) -> tuple[str, str]:
 
 
 def has_key(settings: Any) -> bool:
-    """Return whether W&B will find an API key: without one it would ask for it.
+    """Return whether W&B will find an API key, or a token in its place. Without one it would ask at a terminal.
 
-    Its settings have those of the environment and of its own files. `wandb login` writes the netrc file, with the name
-    of the server, or with that of the server behind it (wandb/sdk/lib/wbauth/wbnetrc.py and urls.py of 0.31.0).
+    Its settings have those of the environment and of its own files. `wandb login` writes into the netrc file, under the
+    name of the server. For one server it takes another name (wandb/sdk/lib/wbauth/wbnetrc.py and urls.py of 0.31.0).
     """
     if settings.api_key or settings.identity_token_file:
         return True
@@ -298,13 +315,13 @@ def has_key(settings: Any) -> bool:
     names = [server, "api.wandb.ai"] if server == "api.forge.coreweave.com" else [server]
     try:
         keys = netrc.netrc(Path(os.environ.get("NETRC") or "~/.netrc").expanduser())
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, RuntimeError, ValueError, netrc.NetrcParseError):  # no home folder; no UTF-8
         return False
     return any(keys.authenticators(name) for name in names)
 
 
 def answers(server: str, seconds: float) -> bool:
-    """Return whether the server answers in time, through a proxy if the environment names one."""
+    """Return whether the server answers in time, if only with an error. A proxy of the environment is used."""
     answered = []
 
     def ask() -> None:
@@ -316,10 +333,10 @@ def answers(server: str, seconds: float) -> bool:
         except URLError as error:
             if isinstance(error.reason, ssl.SSLError):
                 answered.append("with a certificate that this Python cannot check, but W&B may")
-        except (OSError, ValueError):
+        except (OSError, ValueError, HTTPException):
             pass
 
-    # In a thread, because urlopen's timeout does not count the resolution of the name. It ends with this process.
+    # In a thread, because urlopen's timeout does not count the resolution of the name. A daemon ends with this process.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)
