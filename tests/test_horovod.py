@@ -129,6 +129,8 @@ def solo(modules, monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     for name in ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "LOCAL_RANK"):
         monkeypatch.setenv(name, "")  # the program sets them: after the test they shall be gone
+    distributed = sys.modules["distributed"]
+    monkeypatch.setattr(distributed, "sum_over_ranks", distributed.sum_over_ranks)  # which train_horovod replaces
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def run(name, *flags, hvd=None):
@@ -166,6 +168,18 @@ def test_one_rank_does_what_ddp_does(micro, solo, tmp_path):
     assert set(whole) == set(ddp) and whole["program"] == "train_horovod"
     again = solo("train_ddp", *flags, "--steps", 10, "--out", tmp_path / "horovod", "--resume")
     assert again["first_step"] == 10 and again["val_loss"] == ddp["val_loss"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_sum_over_ranks_is_horovod_s(room):
+    """train_horovod.py replaces distributed.sum_over_ranks. So no other module may import the function itself."""
+    names = [
+        alias.name
+        for node in ast.walk(ast.parse((TRAINING / f"{room}.py").read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "distributed"
+        for alias in node.names
+    ]
+    assert "sum_over_ranks" not in names
 
 
 def test_same_flags(modules, monkeypatch, capsys):

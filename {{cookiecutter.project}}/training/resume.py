@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import distributed
 import torch
 from checkpoint import Checkpoints, IncompatibleCheckpoint, acquire_lock
-from distributed import fail, require_same, sum_over_ranks
+from distributed import fail, require_same
 
 LOCK_PATIENCE = 60  # seconds: a file server may learn so late that a node is dead
 
@@ -46,5 +47,5 @@ def start_or_resume(
 def lock_folder(args: argparse.Namespace, rank: int) -> None:
     """Keep other jobs out of --out until this process ends. Fail on all ranks if another job holds it."""
     holder = acquire_lock(args.out, min(LOCK_PATIENCE, args.timeout / 2)) if rank == 0 else ""
-    if sum_over_ranks(torch.tensor([float(holder != "")])) > 0:
+    if distributed.sum_over_ranks(torch.tensor([float(holder != "")])) > 0:
         fail(f"--out {args.out} is in use by {holder or 'another run'}: give another --out, or wait for its end")
