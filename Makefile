@@ -48,10 +48,11 @@ bakes: .venv/ready ## write every allowed combination of answers; refuse the wro
 	$(PYTEST) tests/test_bake.py tests/test_refusals.py $(PYTEST_ARGS)
 
 dates: .venv/ready ## fail if the facts about a site were checked more than a year ago
-	$(BIN)/python -B cluster_options.py dates
+	$(BIN)/python -B -m cluster_options dates
 
 perf: .venv/ready ## ratios against other ways to do the same; for a quiet machine
 	$(BIN)/pip install --quiet $(PIP_ARGS) -r perf/requirements.txt
+	$(BIN)/python perf/bake.py
 	$(BIN)/python perf/pi.py
 	$(BIN)/python perf/start.py
 	$(BIN)/python perf/launchers.py
@@ -60,8 +61,20 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 
 sites: .venv/ready ## write the table of README.md from sites/
 	@mkdir -p build
-	$(BIN)/python -B cluster_options.py table >build/sites.md
+	$(BIN)/python -B -m cluster_options table >build/sites.md
 	sed -i -e '/<!-- make sites -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make sites -->/r build/sites.md' README.md
+
+questions: .venv/ready ## write cookiecutter.json and the table of README.md from cluster_options/questions.py
+	@mkdir -p build
+	$(BIN)/python -B -m cluster_options cookiecutter >build/cookiecutter.json
+	$(BIN)/python -B -m cluster_options questions >build/questions.md
+	mv build/cookiecutter.json cookiecutter.json
+	sed -i -e '/<!-- make questions -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make questions -->/r build/questions.md' README.md
+
+schema: .venv/ready ## write sites/schema.json, for editors, from cluster_options/schema.py
+	@mkdir -p build
+	$(BIN)/python -B -m cluster_options schema >build/schema.json
+	mv build/schema.json sites/schema.json
 
 drills: .venv/ready packages ## break jobs in all the ways of tests/test_drills.py; write the table of README.md
 	@mkdir -p build

@@ -22,9 +22,11 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "perf")]
 
-from baking import bake, cluster_options  # noqa: E402  (they lie in another folder)
+from baking import bake  # noqa: E402  (it lies in another folder)
 from slurm_cluster import Cluster  # noqa: E402
 from start import PROGRAM  # noqa: E402
+
+from cluster_options.runtimes import LAUNCHERS  # noqa: E402
 
 
 def main() -> None:
@@ -34,7 +36,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     if rounds < 1:
         parser.error(f"--rounds {rounds}: expected at least 1")
-    launchers = cluster_options.LAUNCHERS
+    launchers = LAUNCHERS
     turns = [launchers if turn % 2 == 0 else launchers[::-1] for turn in range(-1, rounds)]  # turn -1 fills caches
     timed = "\n".join(
         f"a=$EPOCHREALTIME; LAUNCHER={launcher} bash slurm/submit_multinode.sh program.py >/dev/null\n"

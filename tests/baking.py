@@ -19,7 +19,8 @@ sys.path.insert(0, str(REPOSITORY))
 sys.dont_write_bytecode = True  # byte code in the template's folder would be written into every project
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
-import cluster_options  # noqa: E402  (it lies beside cookiecutter.json, not in a package)
+from cluster_options.runtimes import IN_SRUN  # noqa: E402  (the package lies beside cookiecutter.json)
+from cluster_options.sites import site_facts, site_names  # noqa: E402
 
 TEMPLATE = REPOSITORY / "{{cookiecutter.project}}"
 COMPILED = {}  # templates by their text and name: compiling them anew for each project takes most of the time
@@ -70,19 +71,19 @@ def argument_for_hydra(project: Path) -> str:
 
 def account(site) -> str:
     """Return an account as it may look at a site; '' where none is asked for."""
-    facts = cluster_options.site_facts(str(site))
+    facts = site_facts(str(site))
     return facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
 
 
 def combinations() -> list[dict[str, str]]:
     """Return the answers of every allowed combination of site, runtime and launcher, with all GPUs and with fewer."""
     found = []
-    for site in cluster_options.site_names():
-        facts = cluster_options.site_facts(site)
+    for site in site_names():
+        facts = site_facts(site)
         both = [
             (runtime, launcher)
             for runtime, launcher in product(facts["runtimes"], facts["launchers"])
-            if not (runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"))
+            if not (runtime in IN_SRUN and launcher.startswith("mpirun"))
         ]
         node = facts["node"]
         gpus = ["0"] if node["gpus"] == 0 else ["1", "0"] if node["cpu_only"] else [str(node["gpus"]), "1"]

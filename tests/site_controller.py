@@ -1,7 +1,7 @@
 """For a site's facts a real Slurm controller that is declared like that site, to ask what it thinks of a job.
 
     with Controllers(tmp_path) as controllers:
-        controllers.start("mn5", cluster_options.site_facts("mn5"))
+        controllers.start("mn5", site_facts("mn5"))
         done = controllers["mn5"].test_only("--qos=acc_debug", "--nodes=9", script)
 
 There are no nodes behind it, so nothing runs: `sbatch --test-only` says whether a job could. What a site enforces, this

@@ -10,9 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, account, bake, cluster_options, combinations, cookiecutter
+from baking import REPOSITORY, TEMPLATE, account, bake, combinations, cookiecutter
 
-SITES = cluster_options.site_names()
+from cluster_options.answers import suggest
+from cluster_options.commands import image_source
+from cluster_options.questions import QUESTION_NAMES, cookiecutter_json, table
+from cluster_options.sites import PLUGIN_OPTIONS, site_facts, site_names
+
+SITES = site_names()
 COMMON = {
     "README.md",
     "env.sh",
@@ -120,7 +125,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
 def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
     """Nothing that is written names a file that is not."""
     project = bake(tmp_path, examples="no", **answers)
-    facts = cluster_options.site_facts(answers["site"])
+    facts = site_facts(answers["site"])
     page = f"{facts['kind']}/README.md"
     defaults = {"runtime": facts["runtimes"][0], "launcher": facts["launchers"][0]}
     assert files(project) == expected_files({**defaults, **answers}) - EXAMPLES | {page}
@@ -139,12 +144,12 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
 
 
 def expected_files(answers):
-    facts = cluster_options.site_facts(answers["site"])
+    facts = site_facts(answers["site"])
     expected = FILES[facts["kind"]] | CONTAINER.get(answers["runtime"], set())
     if facts["kind"] == "slurm" and "venv" not in facts["runtimes"]:
         expected -= {"slurm/build_venv.sh"}
-    image = cluster_options.suggest(answers["site"], "image", answers["runtime"])
-    if not cluster_options.image_source({**answers, "image": image}):  # a file that the site keeps ready
+    image = suggest(answers["site"], "image", answers["runtime"])
+    if not image_source({**answers, "image": image}):  # a file that the site keeps ready
         expected -= IMAGE
     expected |= {"benchmark/published.csv"} if facts["all_reduce"] else set()
     return expected | (HOROVOD if answers["launcher"] == "mpirun-ranks" else set())
@@ -174,7 +179,7 @@ def assert_clean(project, page):
     for script in [*project.glob("slurm/*.sh"), *project.glob("slurm/*.sbatch")]:
         for line in re.findall(r"^#SBATCH.*", script.read_text(), re.MULTILINE):
             assert re.fullmatch(r"#SBATCH --[a-z-]+=?\S* +# \S.*", line), f"{script}: no reason: {line}"
-            assert not any(option in line for option in cluster_options.PLUGIN_OPTIONS), "breaks elsewhere"
+            assert not any(option in line for option in PLUGIN_OPTIONS), "breaks elsewhere"
     assert lint(project) == ""
 
 
@@ -346,14 +351,15 @@ def test_containers_follow_the_site_s_gpus(tmp_path):
         assert "APPTAINER_CACHEDIR=$work" in (project / "slurm/build_container.sh").read_text()  # not in $HOME
 
 
-def test_the_questions_are_the_ones_of_the_readme():
-    """A question more is a question that everybody has to answer."""
-    questions = json.loads((REPOSITORY / "cookiecutter.json").read_text())
-    asked = [name for name in questions if not name.startswith("_")]
-    assert asked == list(cluster_options.QUESTIONS)
-    assert set(questions["__prompts__"]) == set(asked)
+def test_the_questions_are_the_ones_of_cookiecutter_json_and_of_the_readme():
+    """`make questions` writes both."""
+    written = (REPOSITORY / "cookiecutter.json").read_text()
+    assert written == json.dumps(cookiecutter_json(), indent=2) + "\n"
+    asked = [name for name in json.loads(written) if not name.startswith("_")]
+    assert asked == list(QUESTION_NAMES)
     readme = (REPOSITORY / "README.md").read_text()
-    assert all(f"| `{name}` |" in readme for name in asked)
+    between = re.search(r"<!-- make questions -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+    assert between and between[1] == table()
 
 
 def test_horovod_comes_and_goes_with_the_answer(tmp_path):

@@ -16,12 +16,14 @@ from pathlib import Path
 import accounting
 import pytest
 import yaml
-from baking import REPOSITORY, bake, cluster_options
+from baking import REPOSITORY, bake
 from slurm_cluster import PATH, Cluster, Nodes
 from waiting import FOREVER, PATIENCE
 
-sys.path.insert(0, str(REPOSITORY))
-import describe_cluster
+from cluster_options import describe
+from cluster_options.checks import minutes_of
+from cluster_options.schema import SCHEMA
+from cluster_options.sites import site_facts
 
 # in CI, a run without it would prove nothing
 MISSING = not shutil.which("slurmctld", path=PATH) and not os.environ.get("CI")
@@ -31,11 +33,11 @@ SOMEBODY = "nobody" if os.geteuid() == 0 else ""
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import describe_cluster
-describe_cluster.TIMEOUT = float(sys.argv[2])
+from cluster_options import describe
+describe.TIMEOUT = float(sys.argv[2])
 try:
-    print(describe_cluster.describe())
-except describe_cluster.DescribeError as error:
+    print(describe.describe())
+except describe.DescribeError as error:
     sys.exit(f"refused: {error}")
 """
 
@@ -46,7 +48,7 @@ def started(**options):
     with tempfile.TemporaryDirectory(prefix="describe-") as folder:
         Path(folder).chmod(0o755)
         with Cluster(Path(folder) / "c", **options) as cluster:
-            shutil.copy(REPOSITORY / "describe_cluster.py", cluster.home)
+            shutil.copytree(REPOSITORY / "cluster_options", cluster.home / "cluster_options")
             yield cluster
 
 
@@ -66,10 +68,10 @@ def described(cluster, tmp_path, **options):
     done = asked(cluster, **options)
     assert done.returncode == 0, done.stderr
     facts = yaml.safe_load(done.stdout)
-    assert list(cluster_options.SCHEMA(facts, "")) == [], done.stdout
+    assert list(SCHEMA.faults(facts)) == [], done.stdout
     path = tmp_path / f"{time.monotonic_ns()}.yaml"  # a new name: what is read is kept
     path.write_text(done.stdout)
-    cluster_options.site_facts(str(path))
+    site_facts(str(path))
     assert max(map(len, done.stdout.splitlines())) < 180, done.stdout
     return facts
 
@@ -119,7 +121,7 @@ def agrees(cluster, facts, *always, user=""):
         if least > 1:
             edge(size, f"--nodes={least - 1}")
         if "max_time" in limits:
-            minutes = cluster_options._minutes(limits["max_time"])
+            minutes = minutes_of(limits["max_time"])
             edge(f"--time={limits['max_time']}", f"--time={minutes + 1:.0f}", size)
         if "max_gpus" in limits:
             most = limits["max_gpus"] // gpus
@@ -503,20 +505,20 @@ def test_accounts_that_may_lie_below_an_allowed_one(accounted, tmp_path, program
     "text", ["yes", "a: b #c", "1:30", "tab\there", "line\nbreak", '"\\', "é", "\x85\x7f", "0x1", "", "[", "on"]
 )
 def test_any_text_survives(text):
-    plain = describe_cluster._plain(text)
-    assert yaml.safe_load(f"key: {describe_cluster._yaml({text: [text]})} # {plain}") == {"key": {plain: [plain]}}
+    plain = describe._plain(text)
+    assert yaml.safe_load(f"key: {describe._yaml({text: [text]})} # {plain}") == {"key": {plain: [plain]}}
 
 
 def test_gres():
-    assert describe_cluster._gpus("gpu:a100:4(S:0-1),nvme:1,shard:16") == {"a100": 4}
-    assert describe_cluster._gpus("craynetwork:4,gpu:2(IDX:0,1)") == {"": 2}
-    assert describe_cluster._gpus("gpu:a100:3,gpu:1g.5gb:7") == {"a100": 3, "1g.5gb": 7}
-    assert describe_cluster._gpus("(null)") == {}
+    assert describe._gpus("gpu:a100:4(S:0-1),nvme:1,shard:16") == {"a100": 4}
+    assert describe._gpus("craynetwork:4,gpu:2(IDX:0,1)") == {"": 2}
+    assert describe._gpus("gpu:a100:3,gpu:1g.5gb:7") == {"a100": 3, "1g.5gb": 7}
+    assert describe._gpus("(null)") == {}
 
 
 def test_times():
-    assert describe_cluster._minutes("2-12:00:00") == 3600 and describe_cluster._minutes("UNLIMITED") == 0
-    assert describe_cluster._walltime(3600.5) == "2-12:00:30"
+    assert describe._minutes("2-12:00:00") == 3600 and describe._minutes("UNLIMITED") == 0
+    assert describe._walltime(3600.5) == "2-12:00:30"
 
 
 @pytest.mark.parametrize(
@@ -528,5 +530,5 @@ def test_times():
 )
 def test_states(states, up):
     for state in states.split():
-        kind = describe_cluster._read_nodes(f"NodeName=n CPUTot=4 State={state} Partitions=p Reason=State=IDLE")["p"][0]
+        kind = describe._read_nodes(f"NodeName=n CPUTot=4 State={state} Partitions=p Reason=State=IDLE")["p"][0]
         assert (kind.up, kind.count, kind.cpus) == (up, 1, 4), state

@@ -17,9 +17,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from baking import bake, cluster_options
+from baking import bake
 from container_root import python_folders
 from slurm_cluster import PATH, Cluster, ClusterError, Nodes
+
+from cluster_options.runtimes import LAUNCHERS
 
 pytestmark = pytest.mark.drill
 
@@ -377,7 +379,7 @@ def cause(output):
 # ---- something dies --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", cluster_options.LAUNCHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_is_killed(drill, launcher):
     drill.submit(LAUNCHER=launcher)
     drill.reach()
@@ -441,7 +443,7 @@ def test_a_rank_hangs(drill):
 # ---- the job has to stop ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", cluster_options.LAUNCHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_early_warning(drill, cluster, launcher):
     drill.submit(LAUNCHER=launcher)
     drill.reach()

@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, bake, cluster_options
+from baking import REPOSITORY, bake
 from container_root import FAST_SQUASHFS, python_folders
 from slurm_cluster import PATH, Cluster
 from waiting import FOREVER, PATIENCE, wait_for
 
-RUNTIMES = cluster_options.KINDS["slurm"]["runtimes"]
+from cluster_options.runtimes import IN_SRUN, KINDS, LAUNCHERS
+
+RUNTIMES = KINDS["slurm"]["runtimes"]
 ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
 # Where tests run as root, Open MPI wants to be told so. GPUs are invented, hence ALLOW_CPU.
 ENVIRONMENT = {"PYTHON": sys.executable, "ALLOW_CPU": "1"}
@@ -68,16 +70,13 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(either, pr
     lines = [
         f"LAUNCHER={launcher} bash slurm/submit_multinode.sh {program} --json '{tmp_path}/{launcher}.{name}'"
         + (f" --out '{tmp_path}/{launcher}'" if name == "train" else "")
-        for launcher in cluster_options.LAUNCHERS
+        for launcher in LAUNCHERS
         for name, program in programs.items()
     ]
     salloc(either, lines, cwd=project)
 
     def results(name):
-        return {
-            launcher: json.loads((tmp_path / f"{launcher}.{name}").read_text())
-            for launcher in cluster_options.LAUNCHERS
-        }
+        return {launcher: json.loads((tmp_path / f"{launcher}.{name}").read_text()) for launcher in LAUNCHERS}
 
     for launcher, found in results("check").items() if "check" in programs else ():
         rows = [[row[key] for key in ("rank", "host", "node_rank", "local_rank")] for row in found["rows"]]
@@ -109,7 +108,7 @@ def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
 def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(either, project, tmp_path):
     """One GPU of two on each node, with --exclusive: the job's record and the batch script say 2, and a step says 1."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
-    launchers = [launcher for launcher in cluster_options.LAUNCHERS if launcher != "spawn"]  # which torchrun.sh starts
+    launchers = [launcher for launcher in LAUNCHERS if launcher != "spawn"]  # which torchrun.sh starts
     allocated, batch = (launchers, launchers) if either.root else (["srun", "mpirun"], ["torchrun", "mpirun-ranks"])
     wanted = [f"{rank}|2|1|host|" for rank in range(2)]
     options = ["--nodes=2", "--gpus-per-node=1", "--exclusive"]
@@ -273,7 +272,7 @@ def surroundings_of(request, runtime, project, tmp_path, cluster):
     ready = {} if (project / "slurm/build_container.sh").exists() else {"IMAGE": str(image)}
     return ready | {
         "PATH": f"{STAND_INS}:{Path(sys.executable).parent}:{PATH}",
-        "STAND_IN_SPANK": runtime if runtime in cluster_options.IN_SRUN else "",
+        "STAND_IN_SPANK": runtime if runtime in IN_SRUN else "",
         "STAND_IN_HIDE": f"{tmp_path}:{project.parent}",
         "STAND_IN_IMAGE": str(image),
         "STAND_IN_LOG": str(tmp_path / "log"),
@@ -299,10 +298,10 @@ def build_image(cluster, project, environment):
 def cells():
     """Rows of the matrix. In every run: without a container all launchers, else two and those that are refused."""
     for runtime in RUNTIMES:
-        refused = [name for name in cluster_options.LAUNCHERS if runtime in cluster_options.IN_SRUN and "mpi" in name]
-        quick = cluster_options.LAUNCHERS if runtime == "none" else ["torchrun", "srun", *refused]
+        refused = [name for name in LAUNCHERS if runtime in IN_SRUN and "mpi" in name]
+        quick = LAUNCHERS if runtime == "none" else ["torchrun", "srun", *refused]
         yield pytest.param(runtime, quick, id=runtime)
-        if rest := [name for name in cluster_options.LAUNCHERS if name not in quick]:
+        if rest := [name for name in LAUNCHERS if name not in quick]:
             yield pytest.param(runtime, rest, id=f"{runtime}-rest", marks=pytest.mark.drill)
 
 
@@ -328,7 +327,7 @@ def test_every_launcher_with_every_runtime(
     for launcher in launchers:
         allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
         done = cluster.run(*allocation, *command, cwd=here, env={**environment, "LAUNCHER": launcher}, check=False)
-        if runtime in cluster_options.IN_SRUN and launcher.startswith("mpirun"):
+        if runtime in IN_SRUN and launcher.startswith("mpirun"):
             assert done.returncode == 2 and "RESULT" not in done.stdout
             assert f"LAUNCHER={launcher} cannot start RUNTIME={runtime}, which lives in options of srun" in done.stderr
             matrix[runtime, launcher] = "refused"
@@ -732,9 +731,9 @@ def matrix(request):
     yield cells
     width = max(map(len, RUNTIMES)) + 2
     lines = ["", "launcher x runtime, 2 nodes x 2 ranks; Slurm and Open MPI are real in every cell"]
-    lines.append(" " * width + "".join(f"{launcher:14}" for launcher in cluster_options.LAUNCHERS))
+    lines.append(" " * width + "".join(f"{launcher:14}" for launcher in LAUNCHERS))
     for runtime in RUNTIMES:
-        row = [cells.get((runtime, launcher), "drill") for launcher in cluster_options.LAUNCHERS]
+        row = [cells.get((runtime, launcher), "drill") for launcher in LAUNCHERS]
         lines.append(f"{runtime:{width}}" + "".join(f"{cell:14}" for cell in row).rstrip())
     with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
         print("\n".join(lines))

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from baking import REPOSITORY, cluster_options
+from baking import REPOSITORY
+
+from cluster_options import sites
 
 WORKFLOWS = sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M))
@@ -57,12 +59,12 @@ def test_actionlint_has_nothing_to_say():
 def copied(tmp_path, checked):
     """The sites with the module that reads them; the facts of one were checked on a day."""
     shutil.copytree(REPOSITORY / "sites", tmp_path / "sites")
-    shutil.copy(REPOSITORY / "cluster_options.py", tmp_path)
+    shutil.copytree(REPOSITORY / "cluster_options", tmp_path / "cluster_options")
     site = tmp_path / "sites/mn5.yaml"
     text, count = re.subn(r'^checked: ".*"', f'checked: "{checked}"', site.read_text(), flags=re.M)
     assert count == 1
     site.write_text(text)
-    command = [sys.executable, "-B", "cluster_options.py", "dates"]
+    command = [sys.executable, "-B", "-m", "cluster_options", "dates"]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
@@ -78,10 +80,10 @@ def test_facts_of_today_pass(tmp_path):
 
 
 def test_a_year_is_365_days(monkeypatch):
-    monkeypatch.setattr(cluster_options, "site_names", lambda: ["mn5"])
-    monkeypatch.setattr(cluster_options, "site_facts", lambda site: {"checked": "2026-03-01"})
-    assert cluster_options.outdated(date(2027, 3, 1)) == []
-    assert len(cluster_options.outdated(date(2027, 3, 2))) == 1
+    monkeypatch.setattr(sites, "site_names", lambda: ["mn5"])
+    monkeypatch.setattr(sites, "site_facts", lambda site: {"checked": "2026-03-01"})
+    assert sites.outdated(date(2027, 3, 1)) == []
+    assert len(sites.outdated(date(2027, 3, 2))) == 1
 
 
 def test_decisions_name_both_sides_in_a_few_sentences_and_files_that_are_there():

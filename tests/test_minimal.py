@@ -13,18 +13,20 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, account, cluster_options
+from baking import REPOSITORY, TEMPLATE, account
 from cookiecutter.main import cookiecutter as write
 from slurm_cluster import PATH
 from test_slurm import STRAY
 from waiting import FOREVER
 
+from cluster_options.sites import site_facts, site_names
+
 NAME = "slurm/minimal.sbatch"
 PAIRS = [
     (site, runtime)
-    for site in cluster_options.site_names()
-    if cluster_options.site_facts(site)["kind"] == "slurm"
-    for runtime in cluster_options.site_facts(site)["runtimes"]
+    for site in site_names()
+    if site_facts(site)["kind"] == "slurm"
+    for runtime in site_facts(site)["runtimes"]
 ]
 # The one with the environment that the tests run in; `python3` is found there.
 ENVIRONMENT = {"PATH": f"{Path(sys.executable).parent}:{PATH}"}
@@ -100,7 +102,7 @@ def test_only_what_builds_software_is_left_out(minimal):
     """Variables for pip and for the making of images; each other variable of a site is there."""
     for site, runtime in PAIRS:
         text = minimal(site=site, runtime=runtime, account=account(site)).read_text()
-        names = [variable["name"] for variable in cluster_options.site_facts(site)["environment"]]
+        names = [variable["name"] for variable in site_facts(site)["environment"]]
         left_out = [name for name in names if f'\nexport "{name}=' not in text]
         assert set(left_out) <= {"PIP_EXTRA_INDEX_URL", "APPTAINER_TMPDIR"}, (site, runtime)
 

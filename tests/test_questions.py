@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,8 +17,12 @@ import time
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, account, bake, cluster_options, combinations, cookiecutter
+from baking import REPOSITORY, account, bake, combinations, cookiecutter
 from slurm_cluster import PATH
+
+from cluster_options.detect import detect_line
+from cluster_options.questions import QUESTION_NAMES
+from cluster_options.sites import site_facts, site_names
 
 CONF = "# a comment\nSlurmctldHost=ctl\nClusterName={}\n"
 ASKED = "#!/bin/sh\n[ \"$*\" = 'show config' ] || exit 9\n"
@@ -57,11 +62,10 @@ def template(tmp_path_factory):
     """The template with one site file more, which all of its clusters know by these signs."""
     folder = tmp_path_factory.mktemp("template")
     for path in REPOSITORY.iterdir():
-        if path.name in {"cookiecutter.json", "cluster_options.py", "hooks", "{{cookiecutter.project}}"}:
+        if path.name in {"cookiecutter.json", "hooks", "{{cookiecutter.project}}"}:
             (folder / path.name).symlink_to(path)
-    # a module beside its links, not beside the originals: cluster_options finds sites/ by its own place
-    (folder / "cluster_options.py").unlink()
-    (folder / "cluster_options.py").write_bytes((REPOSITORY / "cluster_options.py").read_bytes())
+    # a copy beside the links, not a link: the package finds sites/ by its own place
+    shutil.copytree(REPOSITORY / "cluster_options", folder / "cluster_options")
     (folder / "sites").mkdir()
     for path in (REPOSITORY / "sites").iterdir():
         (folder / "sites" / path.name).symlink_to(path)
@@ -85,8 +89,8 @@ def offered(template, place, host, files, commands):
         (place / "bin" / name).write_text(text)
         (place / "bin" / name).chmod(0o755)
     program = (
-        "import sys, time; sys.path.insert(0, sys.argv[1]); import cluster_options as c; start = time.monotonic(); "
-        "print(c.site_here(), time.monotonic() - start)"
+        "import sys, time; sys.path.insert(0, sys.argv[1]); from cluster_options.detect import site_here; "
+        "start = time.monotonic(); print(site_here(), time.monotonic() - start)"
     )
     unshare = ["unshare", "--uts", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     environment = {"PATH": f"{place}/bin:/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -142,9 +146,9 @@ def test_login_nodes_are_known_by_their_names(host, template, tmp_path):
 def test_every_site_is_found_by_its_own_signs(template, tmp_path):
     """What a file says under `detect` leads to that site and to no other."""
     named = {}
-    for site in cluster_options.site_names():
-        facts = cluster_options.site_facts(site)
-        assert cluster_options._detect(site) == facts["detect"], f"{site}: detect belongs on one line"
+    for site in site_names():
+        facts = site_facts(site)
+        assert detect_line(site) == facts["detect"], f"{site}: detect belongs on one line"
         named |= dict.fromkeys(facts["detect"].get("cluster", []), site)
         assert "host" not in facts["detect"] or site in HOSTS.values(), f"{site}: no host name to try its pattern on"
     for name, site in named.items():
@@ -351,12 +355,12 @@ def test_a_cluster_that_does_not_answer_is_asked_once(tmp_path):
 
 def test_describe_prints_a_site_file_that_can_be_answered(cluster, tmp_path):
     """The command of README.md, with a Python that has neither PyYAML nor Jinja, and then what it is for."""
-    done = cluster.run("python3", "-B", REPOSITORY / "cluster_options.py", "describe", cwd=tmp_path)
+    done = cluster.run("python3", "-B", REPOSITORY / "cluster_options", "describe", cwd=tmp_path)
     (tmp_path / "our-cluster.yaml").write_text(done.stdout)
     project = bake(tmp_path / "x", site=tmp_path / "our-cluster.yaml")
     assert "#SBATCH --partition=main " in (project / "slurm/submit_multinode.sh").read_text()
     failed = subprocess.run(
-        [sys.executable, "-B", "cluster_options.py", "describe"],
+        [sys.executable, "-B", "-m", "cluster_options", "describe"],
         cwd=REPOSITORY,
         env={"PATH": "/nowhere"},
         capture_output=True,
@@ -369,7 +373,7 @@ def test_describe_prints_a_site_file_that_can_be_answered(cluster, tmp_path):
 
 def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
     """Its answers come after the questions' checks; the hook has the last word."""
-    answers = {**dict.fromkeys(cluster_options.QUESTIONS, ""), "project": "again", "site": "local", "nodes": "2"}
+    answers = {**dict.fromkeys(QUESTION_NAMES, ""), "project": "again", "site": "local", "nodes": "2"}
     answers |= {"launcher": "torchrun", "runtime": "none", "gpus_per_node": "0", "examples": "yes"}
     (tmp_path / "answers.json").write_text(json.dumps({"cookiecutter": answers}))
     terminal = Terminal(tmp_path, "--replay-file", tmp_path / "answers.json")
@@ -406,7 +410,7 @@ def test_commands_that_people_type(answers, code, said, tmp_path):
 def test_the_table_of_sites_is_the_one_of_the_files():
     """`make sites` writes it; adding a site adds one file."""
     done = subprocess.run(
-        [sys.executable, "-B", "cluster_options.py", "table"],
+        [sys.executable, "-B", "-m", "cluster_options", "table"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -415,14 +419,14 @@ def test_the_table_of_sites_is_the_one_of_the_files():
     readme = (REPOSITORY / "README.md").read_text()
     between = re.search(r"<!-- make sites -->\n(.*?)<!-- end -->", readme, re.DOTALL)
     assert between and between[1] == done.stdout
-    assert all(f"| `{path.stem}` |" in done.stdout for path in (REPOSITORY / "sites").iterdir())
+    assert all(f"| `{path.stem}` |" in done.stdout for path in (REPOSITORY / "sites").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("site", dict.fromkeys(answers["site"] for answers in combinations()))
 def test_a_written_project_speaks_of_its_own_site_alone(site, tmp_path):
     project = bake(tmp_path, site=site, account=account(site))
     written = "\n".join(path.read_text() for path in project.rglob("*") if path.suffix != ".py" and path.is_file())
-    for other in cluster_options.site_names():
+    for other in site_names():
         name = other.split("-")[0]
         if other not in (site, "local", "slurm", "here", "runai"):
             assert not re.search(rf"\b{name}\b", written, re.IGNORECASE), f"{other} in the project for {site}"

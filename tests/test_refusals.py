@@ -6,7 +6,11 @@ import json
 import re
 
 import pytest
-from baking import REPOSITORY, account, bake, cluster_options, cookiecutter
+from baking import REPOSITORY, account, bake, cookiecutter
+
+from cluster_options.answers import problems, suggest, warnings
+from cluster_options.questions import QUESTION_NAMES
+from cluster_options.sites import SiteError, site_facts, site_names
 
 GOOD = {
     "project": "demo",
@@ -115,23 +119,23 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("answers", "expected"), REFUSED, ids=lambda value: str(value)[:60])
 def test_refused(answers, expected):
-    found = cluster_options.problems({**GOOD, **answers})
+    found = problems({**GOOD, **answers})
     for words in expected:
         assert any(words in fault for fault in found), found
 
 
 def test_good_answers_have_no_fault():
-    assert cluster_options.problems(GOOD) == []
-    assert cluster_options.problems({**GOOD, **CLARIDEN, "nodes": "3", "time_limit": "00:30:00"}) == []
-    assert cluster_options.problems({**GOOD, "qos": "acc_ehpc", "nodes": "100", "time_limit": "3-00:00:00"}) == []
+    assert problems(GOOD) == []
+    assert problems({**GOOD, **CLARIDEN, "nodes": "3", "time_limit": "00:30:00"}) == []
+    assert problems({**GOOD, "qos": "acc_ehpc", "nodes": "100", "time_limit": "3-00:00:00"}) == []
 
 
 @pytest.mark.parametrize("answer", HOSTILE)
 def test_hostile_answers_are_refused_in_every_question(answer):
-    for question in cluster_options.QUESTIONS:
+    for question in QUESTION_NAMES:
         if question == "image" and answer in {"a b", "a#b"}:
             continue  # stands in quotes, and REGISTRY#NAME:TAG is how an image is written
-        found = cluster_options.problems({**GOOD, question: answer})
+        found = problems({**GOOD, question: answer})
         assert any(fault.startswith(question) for fault in found), (question, found)
 
 
@@ -252,7 +256,7 @@ BROKEN_SITES = [
     ("kind: slurm", "kind: slurm\npartitions: {gpu: {max_time: 12:00:00}}", ["partitions.gpu.max_time", "number"]),
     ("kind: slurm", "kind: slurm\nqos: {a: {max_nodes: 0}}", ["qos.a.max_nodes: expected a whole number"]),
     ("kind: slurm", "kind: slurm: x", [": not readable as YAML: mapping values are not allowed"]),
-    ("kind: slurm", "kind: slurm\nkind: local", [", line 4: not readable as YAML: kind is there twice"]),
+    ("kind: slurm", "kind: slurm\nkind: local", [", line 5: not readable as YAML: kind is there twice"]),
     ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),
     (
         'option: "--exclusive"',
@@ -293,18 +297,18 @@ def test_a_broken_site_file_is_told_by_file_key_and_value(old, new, expected, tm
     assert old in GOOD_SITE
     path = tmp_path / "own.yaml"
     path.write_text(GOOD_SITE.replace(old, new, 1))
-    with pytest.raises(cluster_options.SiteError) as refused:
-        cluster_options.site_facts(str(path))
+    with pytest.raises(SiteError) as refused:
+        site_facts(str(path))
     message = refused.value.message
     assert str(path) in message
     assert all(words in message for words in expected), message
 
 
 def test_every_site_file_is_right():
-    for site in cluster_options.site_names():
-        suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
-        suggested["image"] = cluster_options.suggest(site, "image", suggested["runtime"])
+    for site in site_names():
+        suggested = {name: suggest(site, name) for name in QUESTION_NAMES[2:]}
+        suggested["image"] = suggest(site, "image", suggested["runtime"])
         answers = {**suggested, "project": "demo", "site": site, "account": account(site)}
-        faults = cluster_options.problems(answers)
+        faults = problems(answers)
         assert faults == [], site
-        assert cluster_options.warnings(answers) == [], site
+        assert warnings(answers) == [], site

@@ -13,10 +13,12 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from baking import TEMPLATE, account, bake, cluster_options
+from baking import TEMPLATE, account, bake
+
+from cluster_options.sites import site_facts, site_names
 
 REPORT = TEMPLATE / "benchmark/report.py"
-PUBLISHING = [site for site in cluster_options.site_names() if cluster_options.site_facts(site)["all_reduce"]]
+PUBLISHING = [site for site in site_names() if site_facts(site)["all_reduce"]]
 MN5 = """\
 | Nodes | Ranks |       Bus bandwidth        |    Algorithm bandwidth     |
 | :---: | :---: | :------------------------: | :------------------------: |
@@ -116,7 +118,7 @@ def test_the_two_tables_of_the_seeds(projects):
 def test_published_csv_has_the_rows_of_the_site(site, projects):
     with open(projects[site] / "benchmark/published.csv", newline="") as file:
         found = list(csv.DictReader(file))
-    tables = cluster_options.site_facts(site)["all_reduce"]
+    tables = site_facts(site)["all_reduce"]
     wanted = [(table, figures) for table in tables for figures in table["rows"]]
     assert len(found) == len(wanted)
     for line, (table, figures) in zip(found, wanted):

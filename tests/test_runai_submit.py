@@ -15,8 +15,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import TEMPLATE, bake, cluster_options
+from baking import TEMPLATE, bake
 from waiting import PATIENCE
+
+from cluster_options.sites import SITES
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "stand_ins"))
 from stand_in_runai import Refused, parse
@@ -469,7 +471,7 @@ def test_a_folder_of_the_image_is_told_from_a_volume(tmp_path):
 
 def test_a_site_of_one_s_own(tmp_path):
     """A file of a user's own for Run:ai: what it says of pods is written."""
-    text = (cluster_options.SITES / "runai.yaml").read_text()
+    text = (SITES / "runai.yaml").read_text()
     pods = "pods: {volumes: [{claim: data, path: /data}], run_as_user: true, annotations: [n=x/y], "
     (tmp_path / "lab.yaml").write_text(text + pods + "extended_resources: [a/b=2]}\n")
     settings = (bake(tmp_path, site=tmp_path / "lab.yaml", account="x") / "env.sh").read_text()

@@ -16,9 +16,17 @@ from collections import Counter, defaultdict
 from itertools import product
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, bake, cluster_options, combinations
+from baking import REPOSITORY, TEMPLATE, bake, combinations
 from cookiecutter.main import cookiecutter as write
 from site_controller import Controllers, existing_account, minutes, missing
+
+from cluster_options import answers as answers_module
+from cluster_options import sites as sites_module
+from cluster_options.answers import problems, suggest, warnings
+from cluster_options.checks import node_of, walltime
+from cluster_options.commands import image_source, interactive_line
+from cluster_options.questions import QUESTION_NAMES
+from cluster_options.sites import PLUGIN_OPTIONS, site_facts, site_names
 
 # A site that nobody has: every key that a scheduler can see, limits in every place.
 MADE_UP = """\
@@ -57,7 +65,7 @@ defaults: {partition: main, qos: dev, nodes: 2, gpus_per_node: 4, time_limit: "0
 ports: {first: 10001, last: 20000}
 commands: {accounts: id -Gn, queues: sinfo}
 """
-SITES = [name for name in cluster_options.site_names() if cluster_options.site_facts(name)["kind"] == "slurm"]
+SITES = [name for name in site_names() if site_facts(name)["kind"] == "slurm"]
 SITES.append("made-up")
 # In which words Slurm refuses what is beyond a limit of a partition and of a QoS.
 NODE_COUNT, POLICY = "Node count specification invalid", "Job violates accounting/QOS policy"
@@ -86,7 +94,8 @@ def made_up(tmp_path_factory):
 def site(request, made_up, monkeypatch):
     """What is answered to the question `site`; for the time of a test there is no other."""
     site = str(made_up) if request.param == "made-up" else request.param
-    monkeypatch.setattr(cluster_options, "site_names", lambda: [site])
+    for module in (answers_module, sites_module):
+        monkeypatch.setattr(module, "site_names", lambda: [site])
     return site
 
 
@@ -99,7 +108,7 @@ def controllers(request, made_up, tmp_path_factory):
     with Controllers(tmp_path_factory.mktemp("sites")) as controllers:
         for name in sorted(asked, key=SITES.index):
             name = str(made_up) if name == "made-up" else name  # noqa: PLW2901
-            controllers.start(name, cluster_options.site_facts(name))
+            controllers.start(name, site_facts(name))
         yield controllers
 
 
@@ -118,7 +127,7 @@ every_site = pytest.mark.parametrize("site", SITES, indirect=True)
 @every_site
 def test_what_is_written_is_accepted(site, controller, scripts, table):
     """Each script of each combination, and the interactive shell of slurm/interactive.sh and of the README."""
-    facts = cluster_options.site_facts(site)
+    facts = site_facts(site)
     seen = {}  # what was asked before: headers repeat, since a launcher leaves no trace in them
     count, refused = Counter(), []
 
@@ -134,13 +143,13 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
         project = scripts(**answers)
         for script in scripts_of(project):
             header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
-            if not header or (script.name == "build_container.sh" and not cluster_options.image_source(answers)):
+            if not header or (script.name == "build_container.sh" and not image_source(answers)):
                 continue
             taken = options_of_jobs(project, header) if script.name.startswith("build_") else []
-            assert not any(option.startswith(cluster_options.PLUGIN_OPTIONS) for option in header), script
+            assert not any(option.startswith(PLUGIN_OPTIONS) for option in header), script
             accepted([*header, *taken], script, taken)
         for options in interactive_options(project, answers):
-            assert not any(option.startswith(cluster_options.PLUGIN_OPTIONS) for option in options), options
+            assert not any(option.startswith(PLUGIN_OPTIONS) for option in options), options
             accepted(options)
         count["baked"] += 1
     table[site].update(count, headers=len(seen))
@@ -150,7 +159,7 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
 @every_site
 def test_the_scripts_are_those_of_a_whole_project(site, scripts, tmp_path):
     """The shortcut of these tests, which leaves out all other files, writes the same."""
-    answers = next(every_choice(site, cluster_options.site_facts(site)))
+    answers = next(every_choice(site, site_facts(site)))
     whole = {path.name: path.read_text() for path in scripts_of(bake(tmp_path, **answers))}
     short = {path.name: path.read_text() for path in scripts_of(scripts(**answers))}
     assert {"submit_multinode.sh", "interactive.sh", "minimal.sbatch"} <= whole.keys()
@@ -193,7 +202,7 @@ def interactive_options(project, answers):
     taken = re.search(r"^options_of_jobs\(\) {.*?^}", library, re.MULTILINE | re.DOTALL)
     script = f"PROJECT_DIR='{project}'\n{taken[0]}\n{lines[0]}\nprintf '%s\\n' \"${{options[@]}}\""
     listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
-    line = cluster_options.interactive_line(answers).partition("salloc ")[2].partition(" srun ")[0]
+    line = interactive_line(answers).partition("salloc ")[2].partition(" srun ")[0]
     return listed, shlex.split(line)
 
 
@@ -203,10 +212,10 @@ def interactive_options(project, answers):
 @every_site
 def test_one_over_each_limit_is_refused(site, controller, scripts, table):
     """By the template and by the scheduler; exactly at the limit both accept."""
-    facts = cluster_options.site_facts(site)
+    facts = site_facts(site)
     for question, section in (("partition", "partitions"), ("qos", "qos")):
         for name, limits in facts[section].items():
-            node = cluster_options.node_of(facts, name if question == "partition" else "")
+            node = node_of(facts, name if question == "partition" else "")
             where = f"{question} {name}"
             for key, at, over in limit_cases(limits, node["gpus"] or 0):
                 case = f"{where}: {key}, {at}, {over}"
@@ -214,7 +223,7 @@ def test_one_over_each_limit_is_refused(site, controller, scripts, table):
                 assert queue, f"{case}: not accepted at the limit, or other limits are always narrower"
                 assert told({**queue, **over}), case
                 if not limits["confirmed"]:  # what nobody could confirm warns, and no more
-                    assert cluster_options.problems({**queue, **over}) == [], case
+                    assert problems({**queue, **over}) == [], case
                 script = scripts(**queue) / "slurm/submit_multinode.sh"
                 assert controller.test_only(*changed(facts, queue, at), script) == "", case
                 said = controller.test_only(*changed(facts, queue, over), script)
@@ -224,9 +233,9 @@ def test_one_over_each_limit_is_refused(site, controller, scripts, table):
 
 @every_site
 def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scripts, table):
-    facts = cluster_options.site_facts(site)
+    facts = site_facts(site)
     for partition in facts["partitions"] or [""]:
-        node = cluster_options.node_of(facts, partition)
+        node = node_of(facts, partition)
         queue = reachable(site, facts, {"partition": partition}, {"gpus_per_node": str(node["gpus"] or 0)})
         assert queue or any(limits["max_gpus"] for limits in facts["qos"].values()), partition
         if not queue:
@@ -235,7 +244,7 @@ def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scrip
         if node["gpus"] is not None:
             at, over = ({"gpus_per_node": str(count)} for count in (node["gpus"], node["gpus"] + 1))
             assert controller.test_only(*changed(facts, queue, at), script) == "", partition
-            found = cluster_options.problems({**queue, **over})
+            found = problems({**queue, **over})
             assert any(fault.startswith("gpus_per_node") for fault in found), found
             assert controller.test_only(*changed(facts, queue, over), script), partition
             table[site]["refused"] += 1
@@ -248,7 +257,7 @@ def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scrip
 
 @every_site
 def test_names_that_are_wrong_or_missing_are_refused(site, controller, scripts, table, tmp_path):
-    facts = cluster_options.site_facts(site)
+    facts = site_facts(site)
     queue = next(every_choice(site, facts))
     script = scripts(**queue) / "slurm/submit_multinode.sh"
     assert controller.test_only(script) == ""
@@ -260,11 +269,11 @@ def test_names_that_are_wrong_or_missing_are_refused(site, controller, scripts, 
     for question, (known, words) in wrong.items():
         assert words in controller.test_only(f"--{question}=no.such", script)
         if known:  # where the file does not say which there are, any name is taken as it is
-            found = cluster_options.problems({**queue, question: "no.such"})
+            found = problems({**queue, question: "no.such"})
             assert any(fault.startswith(f"{question} 'no.such'") for fault in found), found
             table[site]["refused"] += 1
         if question in facts["required"]:
-            found = cluster_options.problems({**queue, question: ""})
+            found = problems({**queue, question: ""})
             assert any(fault.startswith(f"{question} is empty") for fault in found), found
             without = tmp_path / f"without-{question}.sh"
             without.write_text(re.sub(rf"^#SBATCH --{question}=.*\n", "", script.read_text(), flags=re.MULTILINE))
@@ -273,7 +282,7 @@ def test_names_that_are_wrong_or_missing_are_refused(site, controller, scripts, 
     for qos, limits in facts["qos"].items():
         for partition in facts["partitions"].keys() - (limits["partitions"] or facts["partitions"].keys()):
             queue = reachable(site, facts, {"partition": partition})
-            found = cluster_options.problems({**queue, "qos": qos})
+            found = problems({**queue, "qos": qos})
             assert any(fault.startswith(f"qos {qos!r} does not go with") for fault in found), found
             said = controller.test_only(f"--qos={qos}", scripts(**queue) / "slurm/submit_multinode.sh")
             assert "Invalid qos specification" in said, (partition, qos, said)
@@ -282,19 +291,19 @@ def test_names_that_are_wrong_or_missing_are_refused(site, controller, scripts, 
 
 def told(answers):
     """Return all that the template has against answers, refusals and warnings."""
-    return cluster_options.problems(answers) + cluster_options.warnings(answers)
+    return problems(answers) + warnings(answers)
 
 
 def changed(facts, before, after):
     """Return the options that make a job of the answers `before` one of the answers `after`."""
-    option = cluster_options.node_of(facts, before["partition"])["gpu_option"]
+    option = node_of(facts, before["partition"])["gpu_option"]
     options = {"nodes": "--nodes=", "time_limit": "--time=", "gpus_per_node": option}
     return [f"{options[question]}{value}" for question, value in after.items()]
 
 
 def limit_cases(limits, per_node):
     """Yield for each limit its key, answers exactly at it, and answers one beyond it; per_node: GPUs of a node."""
-    clock, gpus = cluster_options.walltime, str(min(per_node, 1))
+    clock, gpus = walltime, str(min(per_node, 1))
     brief = {"time_limit": "00:01:00", "gpus_per_node": gpus}
     nodes = [limits["max_nodes"] or 10**4, *(tier["max_nodes"] for tier in limits["tiers"])]
     least = limits["min_nodes"] or 1
@@ -346,8 +355,8 @@ def reachable(site, facts, names, at=None, over=None, where=""):
 def queues(site, facts):
     """Yield answers for each allowed choice of partition and QoS, of a size that each of them takes."""
     account = existing_account(facts) if "account" in facts["required"] or facts["account"] else ""
-    suggested = {name: cluster_options.suggest(site, name) for name in cluster_options.QUESTIONS[2:]}
-    suggested["image"] = cluster_options.suggest(site, "image", suggested["runtime"])
+    suggested = {name: suggest(site, name) for name in QUESTION_NAMES[2:]}
+    suggested["image"] = suggest(site, "image", suggested["runtime"])
     names = [
         list(dict.fromkeys([facts["defaults"].get(question, ""), *facts[section], ""]))
         for question, section in (("partition", "partitions"), ("qos", "qos"))
@@ -355,7 +364,7 @@ def queues(site, facts):
     for partition, qos in product(*names):
         answers = {**suggested, "project": "demo", "site": site, "account": account, "partition": partition, "qos": qos}
         answers = fitted(facts, answers)
-        if not any(fault.startswith(("partition", "qos")) for fault in cluster_options.problems(answers)):
+        if not any(fault.startswith(("partition", "qos")) for fault in problems(answers)):
             yield answers
 
 
@@ -370,7 +379,7 @@ def fitted(facts, answers):
     nodes = max([int(answers["nodes"]), *(limits["min_nodes"] or 1 for limits in found)])
     nodes = least(nodes, "max_nodes")
     gpus = int(answers["gpus_per_node"])
-    most = cluster_options.node_of(facts, answers["partition"])["gpus"]
+    most = node_of(facts, answers["partition"])["gpus"]
     gpus = gpus if most is None else min(gpus, most)
     gpus = least(gpus * nodes, "max_gpus") // nodes
     times = [minutes(answers["time_limit"])]
@@ -378,7 +387,7 @@ def fitted(facts, answers):
         times += [minutes(limits["max_time"])] if limits["max_time"] else []
         times += [minutes(tier["max_time"]) for tier in limits["tiers"] if nodes <= tier["max_nodes"]]
         times += [limits["max_node_minutes"] // nodes] if limits["max_node_minutes"] else []
-    time_limit = cluster_options.walltime(min(times))
+    time_limit = walltime(min(times))
     return {**answers, "nodes": str(nodes), "gpus_per_node": str(gpus), "time_limit": time_limit}
 
 
@@ -386,12 +395,12 @@ def every_choice(site, facts):
     """Yield the answers of every allowed combination of runtime, launcher, GPUs, partition and QoS."""
     seen = set()
     for combination, queue in product(combinations(), list(queues(site, facts))):
-        image = cluster_options.suggest(site, "image", combination["runtime"])
+        image = suggest(site, "image", combination["runtime"])
         answers = fitted(facts, {**queue, **combination, "account": queue["account"], "image": image})
         if tuple(answers.values()) in seen:
             continue
         seen.add(tuple(answers.values()))
-        assert cluster_options.problems(answers) == cluster_options.warnings(answers) == [], answers
+        assert problems(answers) == warnings(answers) == [], answers
         yield answers
 
 
@@ -407,7 +416,7 @@ def table(request, made_up):
     lines = [[*heads, "refused by both", "cores refused"]]
     keys = ("baked", "scripts", "headers", "refused", "cores")
     for site in sorted(rows):
-        count, facts = rows[site], cluster_options.site_facts(site)
+        count, facts = rows[site], site_facts(site)
         row = ["made up" if site == str(made_up) else site, f"{len(facts['partitions'])}+{len(facts['qos'])}"]
         row.append(f"{len(facts['runtimes'])} x {len(facts['launchers'])}")
         lines.append([*row, *(str(count[key]) for key in keys)])

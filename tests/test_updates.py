@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, bake, cluster_options, cookiecutter
+from baking import REPOSITORY, TEMPLATE, bake, cookiecutter
+
+from cluster_options.provenance import VERSION, template_source
+from cluster_options.questions import QUESTION_NAMES
 
 TOOLS = Path(sys.executable).parent
-QUESTIONS = cluster_options.QUESTIONS
+QUESTIONS = QUESTION_NAMES
 ANSWERS = {"project": "demo", "site": "slurm", "nodes": "3", "runtime": "venv"}
 SCONTROL = """#!/bin/sh
 case $* in
@@ -76,8 +79,12 @@ def template(tmp_path_factory):
     (written / "launch/new.sh").chmod(0o755)
     with (written / "README.md").open("a") as readme:
         readme.write("\n{{ news() }}\n")
-    change(folder / "cluster_options.py", f'"{cluster_options.VERSION}"', '"9.9.9"')
-    change(folder / "cluster_options.py", "GLOBALS = [", 'def news():\n    return "news of v2"\n\n\nGLOBALS = [news,')
+    change(folder / "cluster_options/provenance.py", f'"{VERSION}"', '"9.9.9"')
+    change(
+        folder / "cluster_options/extension.py",
+        "GLOBALS = [",
+        'def news():\n    return "news of v2"\n\n\nGLOBALS = [news,',
+    )
     change(folder / "sites/slurm.yaml", "title: your Slurm cluster", "title: your newer cluster")
     shell("git add -A && git commit -qm v2 && git tag v2", folder, home)
     return folder
@@ -139,7 +146,7 @@ def test_other_sources(source, template, tmp_path):
     assert found == tree(tmp_path / "second/demo")
     assert (f"{tmp_path}/v2.zip" if source == "zip" else f" file://{template} ") in command
     assert len(update) == (source == "git")
-    version = "9.9.9" if source == "zip" else cluster_options.VERSION
+    version = "9.9.9" if source == "zip" else VERSION
     assert f"## Written by version {version}\n" in (tmp_path / "first/demo/README.md").read_text()
     expected = {name: mode for name, (mode, _) in tree(bake(tmp_path / "third", site="slurm", nodes="3")).items()}
     expected |= {"launch/new.sh": expected["env.sh"]} if source == "zip" else {}
@@ -147,6 +154,47 @@ def test_other_sources(source, template, tmp_path):
 
 
 # ---- a newer version -------------------------------------------------------------------------------------------------
+
+
+# What cluster_options.py did up to version 1.2, when it was a file. `cruft update` runs this class for both versions.
+FLAT = """\
+import importlib, sys
+from pathlib import Path
+from jinja2.ext import Extension
+from earlier.extension import GLOBALS, LAUNCHER_ROWS, VERSION, provenance
+
+def stamps():
+    folder = Path(__file__).resolve().parent
+    return {path: path.stat().st_mtime_ns for path in [*folder.glob("*.py"), *folder.glob("sites/*.yaml")]}
+
+STAMPS = stamps()
+
+class ClusterOptions(Extension):
+    def __init__(self, environment):
+        super().__init__(environment)
+        if stamps() != STAMPS:
+            importlib.reload(sys.modules[__name__])
+        environment.globals.update({function.__name__: function for function in GLOBALS})
+        environment.globals.update(LAUNCHER_ROWS=LAUNCHER_ROWS, VERSION=VERSION)
+"""
+
+
+def test_cruft_updates_from_the_version_of_one_file(template, tmp_path):
+    shell(
+        f"git clone -q {template} t.git && git -C t.git checkout -q v1 && git -C t.git mv cluster_options earlier",
+        *[tmp_path] * 2,
+    )
+    (tmp_path / "t.git/cluster_options.py").write_text(FLAT)
+    loads = tmp_path / "t.git/needs_cookiecutter_2_1_or_newer.py"
+    loads.write_text("from cluster_options import ClusterOptions\n")
+    shell("git add -A && git commit -qm v0 && git tag v0", tmp_path / "t.git", tmp_path)
+    shell(f"cruft create -y --checkout v0 t.git --extra-context '{json.dumps(ANSWERS)}'", tmp_path, tmp_path)
+    shell("git init -q && git add -A && git commit -qm first", tmp_path / "demo", tmp_path)
+    shell("git checkout -q v2", tmp_path / "t.git", tmp_path)
+    shell("cruft update -y --checkout v2", tmp_path / "demo", tmp_path)
+    readme = (tmp_path / "demo/README.md").read_text()
+    assert "## Written by version 9.9.9\n" in readme and "news of v2" in readme
+    assert "your newer cluster" in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
 
 
 @pytest.mark.parametrize("how", ["create", "link"])
@@ -275,7 +323,7 @@ def test_writing_what_is_missing_into_a_project(tmp_path):
     ],
 )
 def test_a_source_is_named_alike_by_cookiecutter_and_cruft(given, name, url):
-    source = cluster_options.template_source({"_template": given})
+    source = template_source({"_template": given})
     assert (source["name"], source["git"]) == (name, url)
 
 
@@ -284,4 +332,4 @@ def test_a_source_is_named_alike_by_cookiecutter_and_cruft(given, name, url):
 
 def test_the_version_is_the_newest_of_the_changelog():
     newest = re.search(r"^## (\S+), \d{4}-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest[1] == cluster_options.VERSION
+    assert newest[1] == VERSION

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, bake, cluster_options
+from baking import REPOSITORY, TEMPLATE, bake
 from conftest import alone
+
+from cluster_options.sites import table
 
 OLDEST, NEWEST = "2.1.0", "2.7.1"
 BETWEEN = ("2.1.1", "2.2.3", "2.3.1", "2.4.0", "2.5.0", "2.6.0", "2.7.0")
@@ -100,7 +102,7 @@ def test_another_python_compiles_everything(python, tmp_path):
     compiles = "import sys\nfor name in sys.argv[1:]:\n    compile(open(name, encoding='utf-8').read(), name, 'exec')"
     done = run(python, "", "-W", "error::SyntaxWarning", "-c", compiles, *files, home=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = run(python, "", REPOSITORY / "cluster_options.py", "describe", home=tmp_path)
+    done = run(python, "", REPOSITORY / "cluster_options", "describe", home=tmp_path)
     assert done.returncode == 1 and done.stderr.startswith("describe: scontrol") and "Traceback" not in done.stderr
 
 
@@ -112,14 +114,14 @@ def test_another_python_compiles_everything(python, tmp_path):
 def test_another_python_bakes(python, tmp_path):
     packages = install("cookiecutter==2.6.0", python)  # the newest for Python 3.9
     assert_bakes_the_same(python, packages, tmp_path)
-    done = run(python, packages, REPOSITORY / "cluster_options.py", "table", home=tmp_path)
-    assert done.stdout == cluster_options.table(), done.stderr
+    done = run(python, packages, REPOSITORY / "cluster_options", "table", home=tmp_path)
+    assert done.stdout == table(), done.stderr
 
 
 @pytest.mark.parametrize("python", OLD, ids=lambda path: Path(path).name)
 def test_an_older_python_says_what_is_missing(python, tmp_path):
     for command in ("describe", "table"):
-        done = run(python, "", REPOSITORY / "cluster_options.py", command, home=tmp_path)
+        done = run(python, "", REPOSITORY / "cluster_options", command, home=tmp_path)
         assert done.returncode == 1
         assert done.stderr.startswith("this template needs Python 3.9 or newer, and ") and done.stderr.count("\n") == 1
 

@@ -1,8 +1,8 @@
 """Reads the facts of a Slurm cluster off the cluster itself, and writes them down as a site file.
 
-What `site=here` and `python cluster_options.py describe` are made of. Asks with commands that any user may type on a
-login node, each with a time limit, and needs nothing but Python. Where it takes Slurm itself to say which of two limits
-goes first, the limit is written with `confirmed: false`, so that it warns instead of refusing.
+`site=here` and `python3 -m cluster_options describe` call it. It asks with commands that any user may type on a login
+node, each with a time limit, and needs nothing but Python. Where only Slurm itself can say which of two limits goes
+first, the limit is written with `confirmed: false`. Then it warns instead of refusing.
 """
 
 from __future__ import annotations

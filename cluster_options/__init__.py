@@ -1,0 +1,37 @@
+"""What the template knows of clusters, and what follows from the answers to its questions.
+
+The modules. Each imports only those above it:
+
+    wording      phrases that several messages share
+    runtimes     container runtimes and launchers: what each is, which kind of site can have it, which image it needs
+    schema       what a site file may hold, and its JSON Schema
+    checks       whether an answer fits a site: choices, queues, nodes, GPUs, walltime
+    describe     reads a Slurm cluster and writes a site file; needs no package
+    sites        reads site files, fills in what they leave out, finds keys that contradict each other
+    detect       which site this machine belongs to
+    questions    the questions: prompt, rule, default, check
+    answers      defaults and faults of a set of answers; asks again
+    sbatch       options of sbatch that follow from the answers, and their reasons
+    commands     other text for scripts and documents
+    provenance   where a project comes from: version, commit, the commands that write it again and link it
+    extension    what cookiecutter loads
+    __main__     the command line
+
+This file and __main__ hold nothing newer than Python 3.6 can read. So an old Python can say that it is too old.
+"""
+
+import sys
+
+if sys.version_info < (3, 9):  # noqa: UP036
+    TOO_OLD = f"this template needs Python 3.9 or newer, and {sys.executable} is {sys.version.split()[0]}; "
+    if "cookiecutter" not in sys.modules:  # the command line
+        sys.exit(TOO_OLD + "name a newer one, for example python3.11")
+    raise ImportError(TOO_OLD + "install cookiecutter with a newer one: pipx install --python python3.11 cookiecutter")
+
+# `cruft update` runs the older and the newer version of the template in one process. Up to version 1.2 all this was a
+# file, cluster_options.py. Its class reloads the module of that name, which executes this file in the namespace of the
+# older one, and then takes these three from there.
+if "GLOBALS" in globals():
+    from .extension import GLOBALS  # noqa: F401
+    from .provenance import VERSION  # noqa: F401
+    from .runtimes import LAUNCHER_ROWS  # noqa: F401

@@ -1,0 +1,100 @@
+"""The command line.
+
+    python3 -m cluster_options describe         prints a site file for this Slurm cluster; needs no package
+    python3 -m cluster_options check FILE ...   names the faults of site files
+    python3 -m cluster_options table            prints the table of sites that README.md shows
+    python3 -m cluster_options questions        prints the table of questions that README.md shows
+    python3 -m cluster_options cookiecutter     prints cookiecutter.json
+    python3 -m cluster_options schema           prints sites/schema.json
+    python3 -m cluster_options dates            fails and names the sites that nobody has checked for a year
+
+From another folder: python3 PATH/cluster_options describe
+"""
+
+import json
+import os
+import sys
+
+if not __package__:  # started as a folder
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import cluster_options  # noqa: F401  (it refuses an old Python, in one sentence)
+
+
+def main(words):
+    """Do what the words say. Return what sys.exit() takes: 0, or a message about what is wrong."""
+    command, files = (words[0], words[1:]) if words else ("", [])
+    if command == "describe" and not files:
+        return describe()
+    if command == "check" and files:
+        return check(files)
+    others = {"table": table, "questions": questions, "cookiecutter": cookiecutter, "schema": schema, "dates": dates}
+    if command in others and not files:
+        return others[command]() or 0
+    return "usage: python3 -m cluster_options describe | check FILE ... | {}".format(" | ".join(others))
+
+
+def describe():
+    """Print a site file for this cluster."""
+    from cluster_options.describe import DescribeError, describe
+
+    try:
+        print(describe(), end="")
+    except DescribeError as error:
+        return f"describe: {error}"
+    return 0
+
+
+def check(files):
+    """Say which site files have no fault; return the faults of the others."""
+    from cluster_options.sites import SiteError, site_facts
+
+    faults = []
+    for file in files:
+        try:
+            site_facts(os.path.abspath(file))
+            print(f"{file}: a site file without faults")
+        except SiteError as error:
+            faults.append(error.message)
+    return "\n".join(faults) or 0
+
+
+def table():
+    """Print the table of sites."""
+    from cluster_options.sites import table
+
+    print(table(), end="")
+
+
+def questions():
+    """Print the table of questions."""
+    from cluster_options.questions import table
+
+    print(table(), end="")
+
+
+def cookiecutter():
+    """Print cookiecutter.json."""
+    from cluster_options.questions import cookiecutter_json
+
+    print(json.dumps(cookiecutter_json(), indent=2))
+
+
+def schema():
+    """Print the JSON Schema of site files."""
+    from cluster_options.schema import schema_file
+
+    print(json.dumps(schema_file(), indent=1))
+
+
+def dates():
+    """Return a sentence for each site that was last checked more than a year ago."""
+    from datetime import date
+
+    from cluster_options.sites import outdated
+
+    return "\n".join(outdated(date.today())) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

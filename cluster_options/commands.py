@@ -1,0 +1,133 @@
+"""Text for scripts and documents: modules, containers, volumes, lines to type, cells of tables."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from .runtimes import IN_SRUN, RUNTIMES
+from .sbatch import interactive_answers, node_facts, resources
+from .schema import CONTAINER_DEFAULTS
+from .sites import site_facts
+
+
+def modules_of(answers) -> dict:
+    """Return the modules of each runtime that RUNTIME may be set to; if all want the same, these under ''."""
+    facts = site_facts(answers["site"])
+    names = dict.fromkeys([answers["runtime"], *(name for name in ("venv", "none") if name in facts["runtimes"])])
+    found = {name: facts["modules"] + facts["containers"][name]["modules"] for name in names}
+    first = found[answers["runtime"]]
+    return {"": first} if all(modules == first for modules in found.values()) else found
+
+
+def interactive_line(answers) -> str:
+    """Return the one line that opens a shell on a compute node, in the chosen software; for the project's folder."""
+    facts, job, runtime = site_facts(answers["site"]), interactive_answers(answers), answers["runtime"]
+    here, container = '"$PWD"', facts["containers"][runtime]
+    image, ending = answers["image"], "sif" if runtime == "apptainer" else "sqsh"
+    if image_source(answers) and runtime in ("apptainer", "enroot", *IN_SRUN):
+        image = f'"$PWD/container/{answers["project"]}.{ending}"'
+    if runtime == "podman-hpc":
+        image = f"localhost/{image_name(answers)}:latest"
+    enter = {  # what comes between srun and the shell
+        "apptainer": ["singularity exec", gpu_option(answers), *container["options"], image, *container["entry"]],
+        "pyxis": [
+            f"--container-image={image} --container-mounts={here} --container-workdir={here}",
+            *container["options"],
+        ],
+        "edf": ['"${CONTAINER_SRUN_ARGS[@]}"'],
+        "enroot": [f"container/start.sh {image} {here} --"],
+        "podman-hpc": [f"container/start.sh {image} {here} --"],
+        "shifter": [f"shifter --image=docker:{image}", *container["options"]],
+    }.get(runtime, [])
+    modules = " ".join([*facts["modules"], *container["modules"]])
+    before = f"module load {modules}; " * bool(modules) + f"export PROJECT_DIR={here}"
+    before += " ENROOT_LOGIN_SHELL=no" * (runtime == "pyxis")
+    options = [shlex.quote(option) for option, _ in resources(job)]
+    srun = [option["option"] for option in facts["srun"] if option["tasks"] != "rank"]
+    shell = "bash" if enter else "bash --rcfile slurm/interactive.rc"
+    words = ["salloc --nodes=1 --ntasks=1", *options, "srun --pty", *srun, *enter, shell]
+    line = " ".join(filter(None, words))
+    if runtime == "edf":  # set_up_software writes the file that describes the container, and loads the modules
+        line = f"source env.sh && source launch/software.sh && set_up_software {here} && exec {line}"
+        return f"export PROJECT_DIR={here}; bash -c {shlex.quote(line)}"
+    return f"{before}; {line}"
+
+
+def gpu_option(answers) -> str:
+    """Return the option of apptainer that brings the GPUs into the container; '' for none."""
+    own = site_facts(answers["site"])["containers"].get("apptainer", CONTAINER_DEFAULTS)["gpu_option"]
+    if int(answers["gpus_per_node"]) == 0:
+        return ""
+    return own if own is not None else "--rocm" if node_facts(answers)["gpu_vendor"] == "amd" else "--nv"
+
+
+def pod_volumes(answers) -> list[str]:
+    """Return the volumes that pods mount, as CLAIM:/FOLDER, with what the account says of them filled in."""
+    facts = site_facts(answers["site"])
+    found = re.fullmatch(facts["account"].get("like", ""), answers["account"])
+    named = found.groupdict() if found else {}
+    volumes = (f"{volume['claim']}:{volume['path']}" for volume in facts["pods"]["volumes"])
+    return [re.sub(r"{(.*?)}", lambda group: named[group[1]], volume) for volume in volumes]
+
+
+def image_source(answers) -> str:
+    """Return REGISTRY/NAME:TAG, what the image is built from; '' for a ready file and where there is no container."""
+    found = RUNTIMES[answers["runtime"]] and re.fullmatch(RUNTIMES[answers["runtime"]][0], answers["image"])
+    name = (found[1] or "").replace("#", "/") if found and found.groups() else ""
+    registry, slash, _ = name.partition("/")
+    if name and not (slash and re.search(r"[.:]", registry)):  # what Docker alone would look up in its own registry
+        name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"
+    return name
+
+
+def image_name(answers) -> str:
+    """Return the project's name as it may stand in the name of an image: small letters, digits, single dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", answers["project"].lower()).strip("-")
+
+
+def overridable(variable: dict) -> str:
+    """Return the shell text that keeps an environment variable as the user set it, or else takes the site's value."""
+    if variable.get("force") or "SLURM_JOB_ID" in variable["value"]:  # another job's is never right
+        return variable["value"]
+    return f"${{{variable['name']}:-{variable['value']}}}"
+
+
+def in_quotes(command: str) -> str:
+    """Return a command as it stands inside double quotes of a shell."""
+    return re.sub(r'(["`\\]|\$(?=\())', r"\\\1", command)
+
+
+# ---- Markdown --------------------------------------------------------------------------------------------------------
+
+
+def cell(text) -> str:
+    """Return text as it may stand in a table of Markdown."""
+    return str(text).replace("|", r"\|")
+
+
+def in_code(text: str) -> str:
+    """Return what a program prints as Markdown shows it; a text that has its own marks, or tells of nothing, stays."""
+    text = cell(text)
+    return text if "`" in text or text.startswith("nothing") else f"`{text}`"
+
+
+def nodes_of(limits) -> str:
+    """Return how many nodes a queue gives to one job, for a table."""
+    least, most = limits["min_nodes"], limits["max_nodes"]
+    return f"{least} to {most}" if least and most else f"at least {least}" if least else str(most or "")
+
+
+def remarks(limits) -> str:
+    """Return what a table of queues says beside nodes and walltime."""
+    tiers = [f"up to {tier['max_nodes']} nodes {tier['max_time']}" for tier in limits["tiers"]]
+    found = [
+        "the default" if limits["default"] else "",
+        limits["about"],
+        f"{limits['max_node_minutes']} node-minutes per job" if limits["max_node_minutes"] else "",
+        f"{limits['max_gpus']} GPUs per job" if limits["max_gpus"] else "",
+        ", ".join(tiers),
+        f"with partition {' or '.join(limits['partitions'])}" if limits["partitions"] else "",
+        "" if limits["confirmed"] else "unconfirmed",
+    ]
+    return cell("; ".join(filter(None, found)))

@@ -1,0 +1,108 @@
+"""Where a project comes from: version, commit, the commands that write it again and link it, the template's files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from .answers import suggest
+from .questions import QUESTION_NAMES
+from .sites import site_facts
+
+VERSION = "1.2.0"  # CHANGELOG.md begins with it
+ROOT = Path(__file__).resolve().parent.parent
+STARTED_IN = Path.cwd()  # cookiecutter renders from other folders
+
+
+HOSTS = {"gh": "https://github.com/{}.git", "gl": "https://gitlab.com/{}.git", "bb": "https://bitbucket.org/{}"}
+
+
+# Files and folders that examples=no leaves out: what a project that exists has of its own, and programs to learn from.
+EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "check/hello.py", "pi", "tests", "training")
+
+
+def template_source(answers) -> dict:
+    """Return where the template came from: its `name` for cookiecutter, its `commit` if known, its `git` URL for cruft.
+
+    Local names are made absolute. `git` is empty for a zip file, which has no history.
+    """
+    name, local = str(answers["_template"]), STARTED_IN / str(answers["_template"])
+    if local.exists():
+        name = str(local.resolve())
+    url = name
+    for short, long in HOSTS.items():  # cruft knows long ones alone, and what it writes has to be the same
+        if re.fullmatch(long.format("(.+)"), name):
+            name = re.sub(long.format("(.+)"), rf"{short}:\1", name)
+        if name.startswith(f"{short}:"):
+            url = long.format(name.partition(":")[2])
+    return {"name": name, "commit": commit(), "git": "" if name.lower().endswith(".zip") else url}
+
+
+@cache
+def commit() -> str:
+    """Return the commit of the template's repository; '' where it is none."""
+    if not (ROOT / ".git").exists():
+        return ""
+    try:
+        asked = ["git", "-C", ROOT, "rev-parse", "--verify", "HEAD"]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def given_answers(answers) -> dict:
+    """Return the answers that a project cannot be written without: those that are not its site's default."""
+    site, runtime = answers["site"], answers["runtime"]
+    own = {question: answers[question] for question in QUESTION_NAMES[2:]}
+    changed = {question: value for question, value in own.items() if value != suggest(site, question, runtime)}
+    return {"project": answers["project"], "site": site, **changed}
+
+
+def bake_command(answers) -> str:
+    """Return the command that writes the same project again, whatever cookiecutter's configuration says."""
+    source = template_source(answers)
+    local = source["name"].startswith("/")  # cookiecutter ignores --checkout there
+    checkout = [] if local or not source["commit"] else ["--checkout", source["commit"]]
+    existing = ["--overwrite-if-exists", "--skip-if-file-exists"] if answers["examples"] == "no" else []
+    words = ["cookiecutter", "--no-input", "--default-config", *existing, *checkout, source["name"]]
+    return shlex.join(words + [f"{question}={value}" for question, value in given_answers(answers).items()])
+
+
+def link_command(answers) -> str:
+    """Return the command that tells cruft what a project was written from; to be typed in the project's folder."""
+    source = template_source(answers)
+    checkout = ["--checkout", source["commit"]] if source["commit"] else []
+    words = ["cruft", "link", "--no-input", "--default-config", *checkout, source["git"]]
+    return shlex.join([*words, "--extra-context", json.dumps(given_answers(answers))])
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def scripts() -> list:
+    """Return the template's scripts, which begin with #!, by the paths that they are written to."""
+    folder = ROOT / "{{cookiecutter.project}}"
+    files = [path for pattern in ("*.sh", "*.sbatch", "*.py") for path in folder.rglob(pattern)]
+    return sorted(str(path.relative_to(folder)) for path in files if path.read_bytes().startswith(b"#!"))
+
+
+def template_files(answers) -> list[str]:
+    """Return the paths of all files that cookiecutter writes, before the hook removes what was not answered for."""
+    folder = ROOT / "{{cookiecutter.project}}"
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return sorted(name.replace(folder.name, answers["project"]) for name in names)
+
+
+def left_out(answers) -> list[str]:
+    """Return the paths of the files that examples=no leaves out."""
+    names = template_files(answers) if answers["examples"] == "no" else []
+    return [name for name in names if name in EXAMPLES or name.split("/")[0] in EXAMPLES]
+
+
+def instructions(answers) -> str:
+    """Return the path of the page of instructions: a project that exists has a README.md of its own."""
+    return f"{site_facts(answers['site'])['kind']}/README.md" if answers["examples"] == "no" else "README.md"

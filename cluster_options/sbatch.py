@@ -1,0 +1,147 @@
+"""Options of sbatch that follow from the answers, each with its reason."""
+
+from __future__ import annotations
+
+import re
+
+from .answers import all_faults, suggest
+from .checks import check_gpus, check_nodes, check_queue, chosen_queue, limits_of, minutes_of, node_of, within_limits
+from .schema import LIMIT_DEFAULTS
+from .sites import site_facts
+
+
+def node_facts(answers) -> dict:
+    """Return what is known of the nodes that the answers ask for."""
+    facts = site_facts(answers["site"])
+    return node_of(facts, chosen_queue("partition", answers, facts), chosen_queue("qos", answers, facts))
+
+
+def resources(answers, builds=False) -> list[tuple[str, str]]:
+    """Return the options of sbatch that say what a job takes and from which queue, each with its reason.
+
+    builds: where it takes --exclusive to have a whole node, a job that builds something leaves the others their share.
+    """
+    facts, node, cores = site_facts(answers["site"]), node_facts(answers), cores_per_node(answers)
+    gpus, partition, qos = int(answers["gpus_per_node"]), answers["partition"], answers["qos"]
+    shared = builds and has_whole_nodes(facts)
+    memory = "" if shared else memory_option(node, gpus)
+    about_partition = queue_reason(facts["partitions"].get(partition, LIMIT_DEFAULTS), "which nodes")
+    about_qos = queue_reason(facts["qos"].get(qos, LIMIT_DEFAULTS), "which limits and priority")
+    share = "all cores of a node, as Slurm counts" if cores == node["cores"] else "the cores that come with these GPUs"
+    options = [
+        (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus),
+        (f"--cpus-per-task={cores}", f"{share}; without it, one", cores),
+        (f"--mem={memory}", "of each node" + "; 0 means all" * (memory == "0"), memory),
+        *((one["option"], one["why"], not shared or one["option"] != "--exclusive") for one in facts["directives"]),
+        (f"--time={answers['time_limit']}", "walltime; a shorter job starts sooner", True),
+        (f"--partition={partition}", about_partition, partition),
+        (f"--qos={qos}", about_qos, qos),
+        (f"--account={answers['account']}", "who is charged", answers["account"]),
+    ]
+    return [(option, why) for option, why, wanted in options if wanted]
+
+
+def queue_reason(limits, otherwise: str) -> str:
+    """Return what stands beside the option that names a queue: what it is for, and its longest walltime if known."""
+    known = limits["max_time"] and limits["confirmed"] and not limits["tiers"]
+    return (limits["about"] or otherwise) + f"; walltime up to {limits['max_time']}" * bool(known)
+
+
+def cores_per_node(answers) -> int | None:
+    """Return the cores a job asks for on each node: all of a whole node, else the GPUs' share; None if unknown."""
+    node = node_facts(answers)
+    return node["cores"] and share_of(node["cores"], node, int(answers["gpus_per_node"]))
+
+
+def memory_option(node, gpus) -> str:
+    """Return the value of --mem: of a shared node the GPUs' part of its memory, in MB so that it is a whole number."""
+    amount, unit = re.fullmatch(r"(\d*)(.*)", node["memory"]).groups()
+    megabytes = int(amount or 0) * {"T": 1024**2, "G": 1024}.get(unit[:1], 1)
+    share = share_of(megabytes, node, gpus)
+    return node["memory"] if share == megabytes or unit[:1] == "K" else f"{share}M"
+
+
+def share_of(amount, node, gpus):
+    """Return the part of a node's cores or memory that comes with so many of its GPUs: all of a whole node."""
+    return amount if node["whole"] or not gpus or not node["gpus"] else amount * gpus // node["gpus"]
+
+
+def warning(answers) -> int:
+    """Return how many seconds before its walltime is over a job is warned: a tenth of it, 30 s to 5 min."""
+    return min(300, max(30, int((minutes_of(answers["time_limit"]) or 0) * 6)))
+
+
+def pad(option: str) -> str:
+    """Return an #SBATCH option filled up so that the reasons beside the options stand in one column."""
+    return option.ljust(30)
+
+
+# ---- other jobs of a project -----------------------------------------------------------------------------------------
+
+
+def interactive_answers(answers) -> dict:
+    """Return the answers for a shell: one node, half an hour or what the site has, in the queue it has for that."""
+    queue = dict(site_facts(answers["site"])["interactive"])
+    return one_node(answers, queue.pop("time_limit", "00:30:00"), queue, int(answers["gpus_per_node"]))
+
+
+def build_answers(answers, longest: str) -> dict:
+    """Return the answers for a job that builds something: one node, `longest` at most, one GPU where nodes are shared.
+
+    It is no test: it goes where jobs go that name no queue, if the answered queue is one for tests.
+    """
+    facts, gpus = site_facts(answers["site"]), int(answers["gpus_per_node"])
+    queue = usual_queue(answers, facts) if for_tests(facts, answers) else {}
+    whole = node_facts(answers)["whole"] and not has_whole_nodes(facts)
+    return one_node(answers, longest, queue, gpus if whole else min(gpus, 1))
+
+
+def one_node(answers, longest, queue, gpus):
+    """Return the answers for one node, in the first that takes it: the given, answered, suggested or default queue."""
+    facts = site_facts(answers["site"])
+    suggested = {question: suggest(answers["site"], question) for question in ("partition", "qos")}
+    for names in (queue, {}, suggested, usual_queue(answers, facts)):
+        job = {**answers, "nodes": "1", **names}
+        known = [node_facts(job)["gpus"], *(limits["max_gpus"] for _, _, limits in limits_of(job, facts))]
+        job["gpus_per_node"] = str(min([gpus, *(count for count in known if count is not None)]))
+        job["time_limit"] = within_limits(job, facts, longest)
+        faults = [fault for check in (check_queue("qos"), check_nodes, check_gpus) for fault in check(job, facts)]
+        if not faults and (job["gpus_per_node"] != "0" or gpus == 0):
+            break
+    return job
+
+
+def usual_queue(answers, facts):
+    """Return where jobs go that name no queue, as far as that is known."""
+    found = {question: chosen_queue(question, {**answers, question: ""}, facts) for question in ("partition", "qos")}
+    return {question: name for question, name in found.items() if name}
+
+
+def has_whole_nodes(facts) -> bool:
+    """Return whether every job asks for whole nodes."""
+    return any(directive["option"] == "--exclusive" for directive in facts["directives"])
+
+
+def for_tests(facts, answers) -> bool:
+    """Whether the chosen queue is one for tests, which takes some consideration."""
+    chosen = {**facts["partitions"], **facts["qos"]}
+    names = [chosen_queue(question, answers, facts) for question in ("partition", "qos")]
+    words = r"(?<![a-z])(debug|tests?|dev(el\w*)?)(?![a-z])"
+    return any(re.search(words, f"{name} {chosen[name]['about']}") for name in names if name in chosen)
+
+
+def has_own_queue(job, answers) -> bool:
+    """Return whether a job goes to another partition or QoS than slurm/submit_multinode.sh names."""
+    return any(job[question] != answers[question] for question in ("partition", "qos"))
+
+
+def own_resources(job, own_queue: bool, builds=False) -> list[tuple[str, str]]:
+    """Return resources(job) without what a script takes from the submit script: the account, mostly the queue."""
+    shared = ("--account=",) if own_queue else ("--account=", "--partition=", "--qos=")
+    return [(option, why) for option, why in resources(job, builds) if not option.startswith(shared)]
+
+
+def example_nodes(answers) -> str:
+    """Return a number of nodes for an example that the chosen queue takes: 4, or as many as were answered."""
+    more = {**answers, "nodes": "4"}
+    return answers["nodes"] if list(all_faults(more)) else "4"

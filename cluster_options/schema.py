@@ -1,0 +1,474 @@
+"""What a site file may hold: SCHEMA checks one, and `make schema` writes the same rules as sites/schema.json.
+
+sites/schema.json is a JSON Schema (https://json-schema.org/draft-07). Editors that know YAML read it, complete keys and
+mark faults. It checks each key alone. That keys fit each other, such as the default partition being one of those that
+are listed, is checked in sites.py.
+
+A new key goes into SCHEMA. If files may leave it out, its default goes into the lists at the end of this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import date
+
+from .runtimes import LAUNCHERS, RUNTIMES
+from .wording import did_you_mean
+
+WALLTIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
+
+
+# ---- kinds of values -------------------------------------------------------------------------------------------------
+
+
+class Rule:
+    """What a value has to be. `about` says what the value means; editors show it."""
+
+    def __init__(self, about: str = "") -> None:
+        """Keep what the value means."""
+        self.about = about
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a sentence for each fault of a value; it begins with `key`, the value's place in the file."""
+        raise NotImplementedError
+
+    def json_schema(self) -> dict:
+        """Return the rule as JSON Schema, with what the value means."""
+        return {"description": self.about, **self.json_type()} if self.about else self.json_type()
+
+    def json_type(self) -> dict:
+        """Return the rule as JSON Schema, without what the value means."""
+        raise NotImplementedError
+
+
+class Text(Rule):
+    """One line of text."""
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it is no text, or has several lines."""
+        if not isinstance(value, str):
+            yield f"{key}: expected text, got {value!r}; put it in quotes"
+        elif "\n" in value:  # it will stand in a comment or in quotes
+            yield f"{key}: expected one line, got {value!r}; fold long text with >-"
+
+    def json_type(self) -> dict:
+        """A string without a line break."""
+        return {"type": "string", "pattern": r"^[^\n]*$"}
+
+
+class Like(Rule):
+    """Text that a regular expression matches as a whole."""
+
+    def __init__(self, pattern: str, what: str, about: str = "") -> None:
+        """what: the expected text in words."""
+        super().__init__(about or what)
+        self.pattern, self.what = pattern, what
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it does not match."""
+        if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
+            yield f"{key}: expected {self.what}, got {value!r}"
+
+    def json_type(self) -> dict:
+        """A string with a pattern."""
+        return {"type": "string", "pattern": f"^({self.pattern})$"}
+
+
+class Expression(Rule):
+    """A regular expression."""
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if Python cannot compile it."""
+        try:
+            re.compile(value)
+        except (TypeError, OverflowError, re.error) as error:
+            yield f"{key}: expected a regular expression in quotes, got {value!r} ({error})"
+
+    def json_type(self) -> dict:
+        """A string: Python's expressions are not those of JSON Schema's format `regex`."""
+        return {"type": "string"}
+
+
+class Walltime(Rule):
+    """A time as Slurm writes it."""
+
+    def __init__(self, about: str = "a time [D-]HH:MM:SS in quotes") -> None:
+        """Without `about`, an editor shows the form."""
+        super().__init__(about)
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it is none, and how to write one."""
+        if isinstance(value, str) and WALLTIME.fullmatch(value):
+            return
+        hint = '; YAML reads 12:00:00 without quotes as a number: write "12:00:00"' if isinstance(value, int) else ""
+        yield f"{key}: expected a time [D-]HH:MM:SS in quotes, got {value!r}{hint}"
+
+    def json_type(self) -> dict:
+        """A string with a pattern."""
+        return {"type": "string", "pattern": f"^{WALLTIME.pattern}$"}
+
+
+class Day(Rule):
+    """A day."""
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it is none."""
+        try:
+            right = date.fromisoformat(value).isoformat() == value  # Python 3.11 also reads other forms
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            yield f'{key}: expected a day in quotes, "YYYY-MM-DD", got {value!r}'
+
+    def json_type(self) -> dict:
+        """A string that is a date."""
+        return {"type": "string", "format": "date", "pattern": r"^\d{4}-\d{2}-\d{2}$"}
+
+
+class Flag(Rule):
+    """True or false."""
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it is neither."""
+        if not isinstance(value, bool):
+            yield f"{key}: expected true or false, got {value!r}"
+
+    def json_type(self) -> dict:
+        """A boolean."""
+        return {"type": "boolean"}
+
+
+class Count(Rule):
+    """A whole number."""
+
+    def __init__(self, least: int, about: str = "") -> None:
+        """least: the smallest that is allowed."""
+        super().__init__(about)
+        self.least = least
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it is too small or no whole number."""
+        if isinstance(value, bool) or not isinstance(value, int) or value < self.least:
+            yield f"{key}: expected a whole number of at least {self.least}, got {value!r}"
+
+    def json_type(self) -> dict:
+        """An integer with a minimum."""
+        return {"type": "integer", "minimum": self.least}
+
+
+class Number(Rule):
+    """A number above 0."""
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it is none."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            yield f"{key}: expected a number above 0, got {value!r}"
+
+    def json_type(self) -> dict:
+        """A number above 0."""
+        return {"type": "number", "exclusiveMinimum": 0}
+
+
+class OneOf(Rule):
+    """One of several words."""
+
+    def __init__(self, *allowed: str, about: str = "") -> None:
+        """allowed: these words."""
+        super().__init__(about)
+        self.allowed = allowed
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield a fault if it is another one."""
+        if value not in self.allowed:
+            yield f"{key}: expected one of {', '.join(self.allowed)}, got {value!r}"
+
+    def json_type(self) -> dict:
+        """An enumeration."""
+        return {"enum": list(self.allowed)}
+
+
+class ListOf(Rule):
+    """A list of values of one kind."""
+
+    def __init__(self, item: Rule, least: int = 0, about: str = "") -> None:
+        """item: what each entry is. least: how many there have to be, 0 or 1."""
+        super().__init__(about)
+        self.item, self.least = item, least
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield the faults of all entries."""
+        if not isinstance(value, list) or len(value) < self.least:
+            expected = "a list that is not empty" if self.least else "a list"
+            yield f"{key}: expected {expected}, got {value!r}"
+            return
+        for place, entry in enumerate(value):
+            yield from self.item.faults(entry, f"{key}[{place}]")
+
+    def json_type(self) -> dict:
+        """An array."""
+        return {"type": "array", "items": self.item.json_schema(), "minItems": self.least}
+
+
+class Named(Rule):
+    """Values of one kind, each under a name that the file chooses."""
+
+    def __init__(self, item: Rule, about: str = "") -> None:
+        """item: what each value is."""
+        super().__init__(about)
+        self.item = item
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield the faults of all values and names."""
+        if not isinstance(value, dict):
+            yield f"{key}: expected names with values, got {value!r}"
+            return
+        for name, entry in value.items():
+            yield from Text().faults(name, f"{key}: the name {name!r}")
+            yield from self.item.faults(entry, f"{key}.{name}")
+
+    def json_type(self) -> dict:
+        """An object of which every property has the same schema."""
+        return {"type": "object", "additionalProperties": self.item.json_schema()}
+
+
+class Record(Rule):
+    """Known keys, each with a rule of its own."""
+
+    def __init__(self, required: dict[str, Rule], optional: dict[str, Rule] | None = None, about: str = "") -> None:
+        """required: the keys that have to be there; optional: those that may be left out."""
+        super().__init__(about)
+        self.required, self.known = required, {**required, **(optional or {})}
+
+    def faults(self, value: object, key: str = "") -> Iterator[str]:
+        """Yield what is missing, what is unknown, and the faults of all values. key: '' for the whole file."""
+        prefix = f"{key}." if key else ""
+        if not isinstance(value, dict):
+            yield f"{key or 'the file'}: expected keys with values, got {value!r}"
+            return
+        for name in self.required:
+            if name not in value:
+                yield f"{prefix}{name}: missing"
+        for name, entry in value.items():
+            if name in self.known:
+                yield from self.known[name].faults(entry, f"{prefix}{name}")
+            else:
+                yield f"{prefix}{name}: unknown key{did_you_mean(name, self.known)}"
+
+    def json_type(self) -> dict:
+        """An object with these properties and no other."""
+        properties = {name: rule.json_schema() for name, rule in self.known.items()}
+        schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        return {**schema, "required": list(self.required)} if self.required else schema
+
+
+# ---- a site file -----------------------------------------------------------------------------------------------------
+
+NODE = {
+    "gpus": Count(0, "GPUs of a node"),
+    "gpu_name": Text("for documents, such as H100 80 GB"),
+    "cores": Count(1, "cores of a node, as --cpus-per-task counts them"),
+    "memory": Like(r"\d+([KMGT]B?)?", "a value of --mem such as 450G, in quotes"),
+    "gpu_option": Like(
+        r"--(gpus-per-node=|gres=gpu:)([\w-]+:)?", "--gpus-per-node= or --gres=gpu:, with TYPE: if need be"
+    ),
+    "gpu_vendor": OneOf("nvidia", "amd"),
+    "whole": Flag("the scheduler gives whole nodes: ask for all cores, however few GPUs are used"),
+    "cpu_only": Flag("has nodes where gpus_per_node=0 makes sense"),
+}
+TIER = Record({"max_nodes": Count(1), "max_time": Walltime()})
+LIMITS = {  # of one job
+    "max_nodes": Count(1),
+    "min_nodes": Count(1),
+    "max_time": Walltime(),
+    "max_node_minutes": Count(1, "nodes x walltime, in minutes"),
+    "max_gpus": Count(1, "of all nodes of a job together"),
+    "tiers": ListOf(TIER, about="the longest time by number of nodes"),
+    "default": Flag("jobs that name no queue get this one"),
+    "confirmed": Flag("false: nobody could confirm these figures, so they warn instead of refusing"),
+    "about": Text("what it is for"),
+    "node": Record({}, NODE, about="how its nodes, or the part of them that it gives, differ from the keys of `node`"),
+}
+# It will stand in #SBATCH lines, where a space or a # ends it, and in double quotes.
+SBATCH_OPTION = Like(r'--[^\s#"$`\\]+', "an option --NAME=VALUE without spaces, quotes, # and $")
+SRUN_OPTION = Record(
+    {"option": Like("-.+", "an option"), "why": Text()},
+    {
+        "tasks": OneOf(
+            "node",
+            "rank",
+            about="only for an srun that starts one task per node, or one per rank, each with all GPUs of its node",
+        )
+    },
+)
+VARIABLE = Record(
+    {
+        "name": Like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"),
+        # it will stand in double quotes
+        "value": Like('([^"`$\\\\}]|\\$\\{\\w+\\})*', 'text without ", `, \\, } and $, but for ${NAME}'),
+        "why": Text(),
+    },
+    {"force": Flag("set it even if the user has set it")},
+)
+CONTAINER = Record(
+    {},
+    {
+        "image": Text("the default image"),
+        "modules": ListOf(Text(), about="modules that bring the program"),
+        "options": ListOf(Like("-.*", "an option"), about="more options of the program"),
+        "gpu_option": Text("of apptainer, in place of --nv or --rocm; empty for none"),
+        "entry": ListOf(Text(), about="of apptainer: what is put before each command inside"),
+        "build_with": Text("of podman-hpc and shifter: what is put before the build on a login node"),
+        "after_build": Text("what is left to do when the image is there"),
+    },
+)
+VOLUME = Record(
+    {
+        "claim": Like(r"[\w.{}-]+", "the name of a PVC"),
+        "path": Like(r"/[\w.{}/-]*[\w.{}-]", "an absolute path of letters, digits and ._-"),
+    }
+)
+PODS = Record(
+    {},
+    {
+        "volumes": ListOf(
+            VOLUME, about="a named group of the expression account.like may stand in them, in braces: {lab}-scratch"
+        ),
+        "run_as_user": Flag("the volumes belong to users: pods have to run as one"),
+        "annotations": ListOf(
+            Like(r"[\w./-]+=[\w./:@%+,-]+", "NAME=VALUE"), about="what it takes to have RDMA between pods"
+        ),
+        "extended_resources": ListOf(Like(r"[\w./-]+=\d+", "RESOURCE=QUANTITY")),
+    },
+    about="of a site with Run:ai",
+)
+BANDWIDTHS = Record(
+    {
+        "about": Text(),
+        "source": Text(),
+        "unit": OneOf("GB/s", "Gbit/s"),
+        "rows": ListOf(Record({"busbw": Number()}, {"nodes": Count(1), "gpus": Count(1), "algbw": Number()}), 1),
+    }
+)
+
+SCHEMA = Record(
+    {
+        "title": Text("the name of the cluster"),
+        "kind": OneOf("local", "slurm", "runai"),
+        "docs": Text("address of the cluster's documentation"),
+        "checked": Day("the day on which the facts were last compared with their sources"),
+        "contact": Text("who helps"),
+        "runtimes": ListOf(OneOf(*RUNTIMES), about="the first is the default"),
+        "launchers": ListOf(OneOf(*LAUNCHERS), about="the first is the default"),
+        "defaults": Record(
+            {"nodes": Count(1), "gpus_per_node": Count(0)},
+            {"time_limit": Walltime(), "partition": Text(), "qos": Text(), "account": Text()},
+            about="of the questions",
+        ),
+    },
+    {
+        "detect": Record(
+            {},
+            {"cluster": ListOf(Text(), about="ClusterName of slurm.conf"), "host": Expression("names of login nodes")},
+            about="how a machine knows that it belongs to this site; one line, the only one that detect.py reads",
+        ),
+        "node": Record({}, NODE),
+        "account": Record({"like": Expression(), "example": Text()}, about="the form that names of accounts have"),
+        "accounts": ListOf(Text(), about="the accounts of the user, in a file that `describe` has written for one"),
+        "required": ListOf(OneOf("account", "partition", "qos"), about="questions that this site wants an answer to"),
+        "partitions": Named(Record({}, LIMITS), about="empty: any name is taken as it is"),
+        "qos": Named(
+            Record({}, {**LIMITS, "partitions": ListOf(Text(), about="goes with these partitions alone")}),
+            about="empty: any name is taken as it is",
+        ),
+        "directives": ListOf(Record({"option": SBATCH_OPTION, "why": Text()}), about="more #SBATCH lines"),
+        "srun": ListOf(SRUN_OPTION, about="more options of srun"),
+        "interactive": Record(
+            {}, {"partition": Text(), "qos": Text(), "time_limit": Walltime()}, about="for slurm/interactive.sh"
+        ),
+        "modules": ListOf(Text(), about="that every runtime needs"),
+        "modules_after": OneOf(
+            "purge", "reset", about="the word for `module` before these are loaded; purge by default"
+        ),
+        "environment": ListOf(VARIABLE, about="variables of every job"),
+        "containers": Named(CONTAINER, about="by runtime: what it needs here, beside what it needs everywhere"),
+        "pods": PODS,
+        "binds": ListOf(
+            Like(r'([^"`\\:,$]|\$\{\w+\})+', "a folder, such as /scratch or ${SCRATCH}"),
+            about="folders that containers should see; variables in braces, as EDF files want them",
+        ),
+        "host_suffix": Text("appended to the first host's name where a second name leads to the fast network"),
+        "internet": Flag("do compute nodes reach it?"),
+        "login_internet": Flag("do login nodes reach it?"),
+        "ports": Record({"first": Count(1024), "last": Count(1024)}, about="among which nodes may meet"),
+        "file_systems": ListOf(Record({"path": Text(), "use": Text()}, {"limits": Text()})),
+        "commands": Named(Text(), about="what a user of this site types: accounts, queues, jobs, quota"),
+        "placement": Text("Markdown for the written README: the network's topology, --contiguous, --switches"),
+        "notes": ListOf(Text(), about="Markdown for the written README"),
+        "problems": ListOf(
+            Record({"printed": Text(), "cause": Text(), "fix": Text()}), about="Markdown for the written README"
+        ),
+        "all_reduce": ListOf(BANDWIDTHS, about="published bandwidths, for comparison"),
+        "unconfirmed": ListOf(Text(), about="what nobody could confirm; limits have `confirmed: false` instead"),
+    },
+)
+
+
+def schema_file() -> dict:
+    """Return the content of sites/schema.json."""
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "a site file of the template"}
+    return {**head, **SCHEMA.json_schema()}
+
+
+# ---- the values of keys that a file leaves out -----------------------------------------------------------------------
+
+NODE_DEFAULTS = {
+    "gpus": None,
+    "gpu_name": "",
+    "cores": None,
+    "memory": "",
+    "gpu_option": "--gpus-per-node=",
+    "gpu_vendor": "nvidia",
+    "whole": False,
+    "cpu_only": False,
+}
+CONTAINER_DEFAULTS = {
+    "image": "",
+    "modules": [],
+    "options": [],
+    "gpu_option": None,
+    "entry": [],
+    "build_with": "",
+    "after_build": "",
+}
+POD_DEFAULTS = {"volumes": [], "run_as_user": False, "annotations": [], "extended_resources": []}
+LIMIT_DEFAULTS = {
+    **dict.fromkeys(LIMITS),
+    "tiers": [],
+    "default": False,
+    "confirmed": True,
+    "about": "",
+    "partitions": [],
+    "node": {},
+}
+EMPTY_MAPS = (
+    "detect",
+    "node",
+    "account",
+    "partitions",
+    "qos",
+    "containers",
+    "pods",
+    "interactive",
+    "ports",
+    "commands",
+)
+EMPTY_LISTS = ("accounts", "required", "directives", "srun", "modules", "environment", "binds", "file_systems", "notes")
+EMPTY_LISTS += ("problems", "all_reduce", "unconfirmed")
+OTHER_DEFAULTS = {
+    "host_suffix": "",
+    "internet": None,
+    "login_internet": None,
+    "placement": "",
+    "modules_after": "purge",
+}

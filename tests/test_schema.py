@@ -1,0 +1,151 @@
+"""sites/schema.json says of a site file what SCHEMA says; `check` tells a file's faults without writing a project."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+import yaml
+from baking import REPOSITORY
+from test_refusals import BROKEN_SITES, GOOD_SITE
+
+from cluster_options.schema import SCHEMA, schema_file
+
+FILES = sorted((REPOSITORY / "sites").glob("*.yaml"))
+PACKAGE = REPOSITORY / "cluster_options"
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = json.loads((REPOSITORY / "sites/schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+def test_the_file_is_the_one_that_make_schema_writes():
+    assert (REPOSITORY / "sites/schema.json").read_text() == json.dumps(schema_file(), indent=1) + "\n"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_site_file_names_it_and_is_as_it_says(path, validator):
+    text = path.read_text()
+    assert text.splitlines()[0] == "# yaml-language-server: $schema=schema.json"
+    assert [error.message for error in validator.iter_errors(yaml.safe_load(text))] == []
+
+
+def keys_at_fault(content, validator):
+    """Return the first key of each fault: as SCHEMA tells it, and as JSON Schema does."""
+    own = {re.match(r"\w*", fault)[0] for fault in SCHEMA.faults(content)}
+    others = set()
+    for error in validator.iter_errors(content):
+        named = re.findall(r"'([^']+)'", error.message)  # of a key that is missing or unknown
+        others.add(str(error.path[0]) if error.path else named[0])
+    return own, others
+
+
+@pytest.mark.parametrize(("old", "new", "_"), BROKEN_SITES, ids=lambda value: str(value)[:40])
+def test_both_find_the_same_faults(old, new, _, validator):
+    """But for two: what Python can compile as a regular expression, and which dates there are."""
+    try:
+        content = yaml.safe_load(GOOD_SITE.replace(old, new, 1))
+    except yaml.YAMLError:
+        return  # neither comes to see it
+    own, others = keys_at_fault(content, validator)
+    assert own - {"detect"} == others
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ({"node": {"gpus": -1}}, "node"),
+        ({"node": {"gpus": True}}, "node"),
+        ({"node": {"cores": 0}}, "node"),
+        ({"node": []}, "node"),
+        ({"partitions": {"a": {"max_gpus": "8"}}}, "partitions"),
+        ({"partitions": {"a": {"tiers": [{"max_nodes": 1}]}}}, "partitions"),
+        ({"partitions": ["a"]}, "partitions"),
+        ({"all_reduce": [{"about": "a", "source": "b", "unit": "GB/s", "rows": []}]}, "all_reduce"),
+        ({"all_reduce": [{"about": "a", "source": "b", "unit": "GB/s", "rows": [{"busbw": 0}]}]}, "all_reduce"),
+        ({"modules": "gcc"}, "modules"),
+        ({"modules": [1]}, "modules"),
+        ({"internet": "no"}, "internet"),
+        ({"commands": {"accounts": "a\nb"}}, "commands"),
+        ({"required": ["nodes"]}, "required"),
+        ({"checked": "yesterday"}, "checked"),
+        ({"srun": [{"option": "x", "why": "y"}]}, "srun"),
+        ({"node": {"memory": "a lot"}}, "node"),
+        ({"environment": [{"name": "A", "value": "$B", "why": "c"}]}, "environment"),
+    ],
+)
+def test_each_kind_of_value_is_checked_by_both(content, key, validator):
+    own, others = keys_at_fault({**yaml.safe_load(GOOD_SITE), **content}, validator)
+    assert own == others == {key}
+
+
+def test_its_patterns_are_those_of_every_language():
+    """JSON Schema means JavaScript's, where escaping what needs no escape is a fault."""
+
+    def patterns(schema):
+        for name, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
+            if name == "pattern":
+                yield value
+            elif isinstance(value, (dict, list)):
+                yield from patterns(value)
+
+    found = set(patterns(schema_file()))
+    assert len(found) > 10
+    for pattern in found:
+        assert pattern[0] == "^" and pattern[-1] == "$"
+        escaped = set(re.findall(r"\\(.)", pattern))
+        assert escaped <= set("wdsn\\${}") and not re.search(r"\(\?[^:]", pattern), pattern
+
+
+def check(*files):
+    command = [sys.executable, "-B", "-m", "cluster_options", "check", *map(str, files)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def test_check_tells_all_faults_of_all_files(tmp_path):
+    good, wrong, other = tmp_path / "good.yaml", tmp_path / "wrong.yaml", tmp_path / "other.yaml"
+    good.write_text(GOOD_SITE)
+    wrong.write_text(GOOD_SITE.replace("nodes: 2", "nodes: two").replace("commands:", "comands:"))
+    other.write_text(GOOD_SITE.replace("title:", "#title:"))
+    done = check(good)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{good}: a site file without faults\n", "")
+    done = check(wrong, good, other, tmp_path / "none.yaml")
+    assert done.returncode == 1 and done.stdout == f"{good}: a site file without faults\n"
+    assert done.stderr.count(" is not as sites/schema.json wants it:") == 2
+    for words in ("defaults.nodes: expected a whole number", "comands: unknown key", "title: missing", "no such file"):
+        assert words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["chek"], ["check"], ["describe", "x"], ["table", "x"]])
+def test_wrong_words_print_the_usage(words):
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "cluster_options", *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("usage: python3 -m cluster_options describe | check FILE ... | table")
+
+
+def test_each_room_imports_only_those_above_it():
+    """The list in the package's docstring is that of its files."""
+    described = re.findall(r"^    (\w+) {2,}", (PACKAGE / "__init__.py").read_text(), re.M)
+    assert sorted(described) == sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+    for number, room in enumerate(described[:-1]):
+        tree = ast.parse((PACKAGE / f"{room}.py").read_text())
+        imported = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                imported |= {node.module} if node.module else {alias.name for alias in node.names}
+        assert imported <= set(described[:number]), room
