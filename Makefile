@@ -1,7 +1,7 @@
 # make demo and make test set up everything they need; make help lists the rest.
 PYTHON ?= python3
 # Options for pip. Unless you give them: PyTorch's index of CPU wheels, if there is no GPU here and that index answers.
-PIP_ARGS ?= $(shell $(PYTHON) torch_index.py)
+PIP_ARGS ?= $(shell $(PYTHON) tests/torch_index.py)
 PYTEST_ARGS ?=
 # Files in the order of tests/conftest.py, the longest first.
 PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
@@ -45,7 +45,7 @@ lint: .venv/ready ## ruff, shellcheck, actionlint: the template is clean as it s
 	PATH="$(BIN):$$PATH" $(BIN)/actionlint
 
 bakes: .venv/ready ## write every allowed combination of answers; refuse the wrong ones
-	$(PYTEST) tests/test_bake.py tests/test_refusals.py $(PYTEST_ARGS)
+	$(PYTEST) tests/template/test_bake.py tests/template/test_refusals.py $(PYTEST_ARGS)
 
 dates: .venv/ready ## fail if the facts about a site were checked more than a year ago
 	$(BIN)/python -B -m cluster_options dates
@@ -76,9 +76,9 @@ schema: .venv/ready ## write sites/schema.json, for editors, from cluster_option
 	$(BIN)/python -B -m cluster_options schema >build/schema.json
 	mv build/schema.json sites/schema.json
 
-drills: .venv/ready packages ## break jobs in all the ways of tests/test_drills.py; write the table of README.md
+drills: .venv/ready packages ## break jobs in all the ways of tests/slurm/test_drills.py; write the table of README.md
 	@mkdir -p build
-	DRILLS_FILE="$(CURDIR)/build/drills.md" .venv/bin/pytest -m drill tests/test_drills.py
+	DRILLS_FILE="$(CURDIR)/build/drills.md" .venv/bin/pytest -m drill tests/slurm/test_drills.py
 	sed -i -e '/<!-- make drills -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make drills -->/r build/drills.md' README.md
 
 pictures: .venv/ready packages ## record the session and the figures of README.md on the tests' Slurm cluster

@@ -22,7 +22,7 @@ REPOSITORY = DOCS.parent
 README = REPOSITORY / "README.md"
 ANSWERS = {"Where Python and torch come from": "none"}  # the Python on PATH
 
-sys.path.insert(0, str(REPOSITORY / "tests"))
+sys.path.insert(0, str(REPOSITORY / "tests/clusters"))
 from slurm_cluster import Cluster  # noqa: E402  (the cluster of the tests)
 
 

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "perf")]
+sys.path[:0] = [str(REPOSITORY / folder) for folder in ("tests", "tests/clusters", "perf")]
 
 from baking import bake  # noqa: E402  (it lies in another folder)
 from slurm_cluster import Cluster  # noqa: E402

@@ -98,7 +98,7 @@ def through_submit(folder: Path) -> list[float]:
 
     A script that does nothing stands in for srun. The list is empty where Slurm is not installed.
     """
-    sys.path.insert(0, str(REPOSITORY / "tests"))
+    sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests/clusters")]
     from baking import bake
     from slurm_cluster import PATH, Cluster
 

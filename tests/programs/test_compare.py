@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
+TRAINING = Path(__file__).resolve().parent.parent.parent / "{{cookiecutter.project}}" / "training"
 TINY = ["--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--steps", 6, "--global-batch", 8]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
 LOSSES = [5.5, 5.25, 5.0, 4.5]

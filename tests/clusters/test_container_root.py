@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from container_root import offer_image, python_folders, write_storage_conf
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TWO_NODES = ["--nodes=2", "--nodelist=node1,node2"]
 VENDOR = "nvcr.io/nvidia/pytorch:test"
 # the folders of this Python, with torch

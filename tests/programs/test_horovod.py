@@ -28,7 +28,7 @@ from waiting import COMPILATION, INSTALLATION, PATIENCE
 
 torch = pytest.importorskip("torch")
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PROJECT = REPOSITORY / "{{cookiecutter.project}}"
 TRAINING = PROJECT / "training"
 BUILD = PROJECT / "slurm/build_horovod.sh"

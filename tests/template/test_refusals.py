@@ -159,6 +159,12 @@ def test_an_unknown_site_is_refused_in_one_line(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_path_of_somebody_who_does_not_exist_is_refused_in_one_line(tmp_path):
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="~no-such-user/a.yaml")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: site '~no-such-user/a.yaml': ") and len(done.stderr.splitlines()) == 1
+
+
 def test_a_site_that_is_not_known_hides_no_other_fault(tmp_path):
     done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="claridon", project="../x", account="a b")
     assert done.returncode == 1
@@ -255,6 +261,7 @@ BROKEN_SITES = [
     ("directives:", 'directives: "--x"\nx:', ["directives: expected a list"]),
     ("kind: slurm", "kind: slurm\npartitions: {gpu: {max_time: 12:00:00}}", ["partitions.gpu.max_time", "number"]),
     ("kind: slurm", "kind: slurm\nqos: {a: {max_nodes: 0}}", ["qos.a.max_nodes: expected a whole number"]),
+    ('checked: "2026-11-21"', "checked: 2026-13-41", ["not readable as YAML: month must be in 1..12"]),
     ("kind: slurm", "kind: slurm: x", [": not readable as YAML: mapping values are not allowed"]),
     ("kind: slurm", "kind: slurm\nkind: local", [", line 5: not readable as YAML: kind is there twice"]),
     ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),

@@ -279,3 +279,27 @@ def test_processes_cables_and_a_small_disk(anybody):
         cluster.boot("node2")  # at once
         cluster.wait_for_nodes()
     assert not cluster.processes()
+
+
+def by_hand(*words):
+    command = [sys.executable, "-B", "-m", "slurm_cluster", *words]
+    return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+
+
+def test_a_cluster_by_hand_ends_with_its_command():
+    done = by_hand("--nodes=3", "--", "bash", "-c", "srun --nodes=3 --gpus-per-node=2 hostname; echo in $PWD; exit 7")
+    assert done.returncode == 7, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"in {Path(__file__).parent}", "node1", "node2", "node3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes=0"], "--nodes 0 --cpus 8: expected at least 1 of each"),
+        (["--gpus=9"], "--gpus 9: expected a number from 0 to 8"),
+        (["--nodes=two"], "argument --nodes: invalid int value: 'two'"),
+    ],
+)
+def test_a_cluster_by_hand_refuses_wrong_sizes(words, said):
+    done = by_hand(*words)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith(said), done.stderr

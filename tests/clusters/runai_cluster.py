@@ -7,8 +7,8 @@
         job = cluster.wait("demo")
         assert job.state == "Succeeded", job.output
 
-It stands in for Run:ai, the training operator and Kubernetes. The client is tests/stand_ins/stand_in_runai.py: it
-checks the command line and leaves the workload in the cluster's folder, where the operator, another process, finds it.
+It stands in for Run:ai, the training operator and Kubernetes. The client is stand_ins/stand_in_runai.py: it checks the
+command line and leaves the workload in the cluster's folder, where the operator, another process, finds it.
 Each pod has its own network (eth0 on a bridge that belongs to the cluster), host name, mounts, IPC and processes: its
 command is process 1. It sees this machine's programs, the volumes, and of the submitting side nothing: neither files
 nor environment. Names resolve through /etc/hosts, which the operator edits as services appear. It takes root.
@@ -44,7 +44,7 @@ sys.path.insert(0, str(STAND_INS))
 from stand_in import MS_BIND, MS_REC, Mount, Root, libc, mount  # noqa: E402
 from waiting import PATIENCE  # noqa: E402
 
-REPOSITORY = STAND_INS.parent.parent
+REPOSITORY = STAND_INS.parent.parent.parent
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IMAGE_BIN = "/opt/image/bin"  # python3, torchrun, nvidia-smi and the test's own programs
 IMAGE_PATH = f"{IMAGE_BIN}:{SYSTEM_PATH}"

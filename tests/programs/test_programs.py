@@ -19,7 +19,7 @@ import pytest
 import torch.distributed as dist
 from waiting import PATIENCE
 
-PROJECT = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}"
+PROJECT = Path(__file__).resolve().parent.parent.parent / "{{cookiecutter.project}}"
 HELLO, PI = PROJECT / "check/hello.py", PROJECT / "pi/pi.py"
 RESERVED = ("SLURM_", "PET_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "LOCAL_", "GROUP_", "ROLE_")
 CLEAN = {

@@ -189,7 +189,7 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
 
 # ---- every runtime ---------------------------------------------------------------------------------------------------
 
-STAND_INS = Path(__file__).resolve().parent / "stand_ins"
+STAND_INS = REPOSITORY / "tests/clusters/stand_ins"
 REAL = ("none", "venv", "apptainer")  # the others are stand-ins, which check what they are given as the real ones do
 # All ranks meet rank 0, without torch, whose import would take most of the time; programs with torch are tested above.
 OWN_PROGRAM = """\

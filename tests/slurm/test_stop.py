@@ -19,7 +19,7 @@ import pytest
 from baking import bake
 from waiting import FOREVER, PATIENCE
 
-TRAINING = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "training"
+TRAINING = Path(__file__).resolve().parent.parent.parent / "{{cookiecutter.project}}" / "training"
 HEAD = "import os, sys, time, signal, stop\nstop.STUCK = 0.3\n"
 AWAIT = "while not s.asked(): time.sleep(0.01)\n"
 
