@@ -13,6 +13,7 @@ from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+pytest.register_assert_rewrite("doctor_cases", "drills")  # an assertion there shows its values, as in a test file
 
 LONGEST = ("test_drills", "test_launchers", "test_slurm", "test_runai", "test_training", "test_bake", "test_updates")
 LONGEST += ("test_slurm_cluster", "test_contributing")

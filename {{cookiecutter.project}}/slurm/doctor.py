@@ -86,7 +86,7 @@ class Cause(NamedTuple):
 # To teach doctor.py a cause, add a row. Its `strength` says how much its lines prove beside those of other rows.
 # Of two rows that match the same line, with as much strength, the one that stands first in the table counts.
 # A pattern sees one line at a time, without its label. In "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
-# In the repository of the template, tests/slurm/test_doctor.py runs each example: the report has to begin with its row.
+# In the template's repository, tests/slurm/test_doctor_causes.py runs each example: the report begins with its row.
 #
 # A new message may need a pattern in another list, too:
 #   HARMLESS_LINES   good runs print the line as well

@@ -1,0 +1,266 @@
+"""The causes that slurm/doctor.py knows, on outputs as users post them: each row of its table, and what is no cause."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from doctor_cases import CANCELLED, DOCTOR, GOOD, TRACEBACK, doctor, labelled, lines_of, project, read, traceback
+from waiting import PATIENCE
+
+# Cause, fix, and lines of a log; the last one is the proof, or the one before `|`.
+CASES = [
+    ("no program 'x.py'", "asks for", "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b"),
+    ("no virtual environment", "asks for", "env.sh: no virtual environment at /a/.venv; build it"),
+    ("4 ranks, but", "asks for", "1: launch/rank.sh on node2: 4 ranks, but MASTER_ADDR is not set"),
+    ("--micro-batch 3", "asks for", "[node1:0] train_ddp.py: error: --micro-batch 3 does not fit"),
+    ("may use one core", "asks for", "[node1:0] FAULT: rank(s) 0 on node1 may use one core of 8: pass it"),
+    ("SLOW NODE node2", "asks for", "[node1:0] # SLOW NODE node2: 0.57 GB/s, 66% of|exitcode  : 1 (pid: 9)"),
+    ("WRONG DATA on rank 1", "asks for", "[node1:0] # WRONG DATA on rank 1 (node2) at 4096 bytes: 3 of 1024 elements"),
+    ("no command python", "asks for", "preflight: node2: no command python: name"),
+    # nextflow #5932, PyBNF #118
+    ("of a host", "--mem", "error: Detected 1 oom_kill event in StepId=12.0.|srun: error: node2: task 3: Killed"),
+    ("of a host", "--mem", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ("of a host", "--mem", TRACEBACK + "MemoryError"),
+    ("of a host", "--mem", TRACEBACK + "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.28 TiB for"),
+    ("of a GPU", "--micro", TRACEBACK + "RuntimeError: Triton Error [CUDA]: out of memory"),
+    ("locked memory", "ulimit -l", TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled"
+     " system error\nncclSystemError: System call failed.\nLast error:\n"
+     "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"),
+    ("/dev/shm is full", "df -h", TRACEBACK + "RuntimeError: unable to write to file </torch_1_2_3>: No space left on"
+     " device (28)"),
+    ("worker that reads data crashed", "PYTHONFAULTHANDLER", TRACEBACK + "RuntimeError: DataLoader worker (pid 7) is"
+     " killed by signal: Segmentation fault. "),
+    ("another process uses the GPU", "LOCAL_RANK", TRACEBACK + "RuntimeError: CUDA error: all CUDA-capable devices are"
+     " busy or unavailable"),
+    ("was requeued", "sacct -D", CANCELLED + " DUE TO JOB REQUEUE ***"),
+    ("waited in vain", "--timeout", TRACEBACK + "RuntimeError: Rank 1 failed to pass monitoredBarrier in 8000 ms"),
+    ("of a GPU", "--micro", "[node2:3] [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    ("does not support", "nvidia-smi", "RuntimeError: The NVIDIA driver on your system is too old (found version 1"),
+    ("does not support", "get_arch_list", "CUDA error: no kernel image is available for execution on the device"),
+    ("see no GPU", "--gpus-per-node", "RuntimeError: No CUDA GPUs are available"),
+    ("or not one each", "LOCAL_RANK", "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0"),
+    ("broken", "--exclude", "CUDA error: uncorrectable NVLink error detected during the execution"),
+    ("over your quota", "remove files", "OSError: [Errno 122] Disk quota exceeded: 'runs/step-10.tmp'"),
+    ("a disk is full", "elsewhere", "OSError: [Errno 28] No space left on device"),
+    ("read-only", "elsewhere", "OSError: [Errno 30] Read-only file system: '/home/x'"),
+    ("too little /dev/shm", "--workers", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."),
+    ("files to read", "--workers", "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"),
+    ("open files to read", "ulimit", "OSError: [Errno 24] Too many open files"),
+    ("module is not found", "RUNTIME", "ModuleNotFoundError: No module named 'torch'"),
+    ("module is not found", "requirements.txt", "/usr/bin/python3: No module named wandb"),
+    ("library", "container", "/lib64/libc.so.6: version `GLIBC_2.34' not found (required by x.so)"),
+    ("processor", "compute node", "srun: error: node2: task 3: Illegal instruction (core dumped)"),
+    ("a module is not found", "spider", 'Lmod has detected an error: The following module(s) are unknown: "x"'),
+    ("refuses", "sacctmgr", "sbatch: error: Batch job submission failed: Invalid account or account"),
+    ("refuses", "#SBATCH", "There are not enough slots available in the system to satisfy the 4"),
+    # NVIDIA/pyxis #127, apptainer/singularity #5183
+    ("image", "build_container.sh", "slurmstepd: error: pyxis: failed to import docker image"),
+    ("image", "build_container.sh", "FATAL:   could not open image /a/x.sif: failed to retrieve path"),
+    ("the port", "submit", "torch.distributed.DistNetworkError: port: 29713, code: -98, name: EADDRINUSE, message"),
+    ("interface", "GLOO_SOCKET_IFNAME", "ifa != nullptr. Unable to find address for: ib0"),
+    ("walltime was over", "--time", CANCELLED + " DUE TO TIME LIMIT ***|srun: error: node1: tasks 0-1: Killed"),
+    ("of higher priority", "--requeue", CANCELLED + " DUE TO PREEMPTION ***"),
+    ("a node failed", "--exclude", CANCELLED + " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***"),
+    ("was cancelled", "sacct", CANCELLED + " ***"),
+    ("no address", "MASTER_ADDR_SUFFIX", "[W1121 socket.cpp] addresses (gai error: -2 - Name or service not known)"),
+    ("cannot be reached", "login node", TRACEBACK + "OSError: We couldn't connect to 'https://huggingface.co' to load"),
+    ("cannot be reached", "login node", TRACEBACK + "requests.exceptions.ConnectionError: ('Connection aborted.', "
+     "ConnectionResetError(104, 'Connection reset by peer'))"),
+    ("in time", "RDZV_TIMEOUT", "DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients"),
+    ("in time", "logs/JOBID.ATTEMPT", "DistNetworkError: The client socket has timed out after 60000ms while trying"),
+    ("not there", "all nodes see", "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'"),
+    ("not there", "all nodes see", "slurmstepd: error: execve(): python: No such file or directory"),
+    ("not yours", "ls -ld", "PermissionError: [Errno 13] Permission denied: '/sys/x'"),
+    # LlamaFactory #7396
+    ("waited in vain", "--timeout", "[rank0]:[E321 NCCL.cpp:607] Watchdog caught collective operation timeout"),
+    ("waited in vain", "--timeout", TRACEBACK + "RuntimeError: Timed out waiting 8000ms for recv operation"),
+    ("process was killed", "--mem", "srun: error: node2: task 3: Killed"),
+    ("process was killed", "--mem", "/var/spool/slurmd/job12/slurm_script: line 12: 12345 Killed      python x.py"),
+    ("crashed in compiled", "PYTHONFAULTHANDLER", "srun: error: node2: task 3: Segmentation fault (core dumped)"),
+    ("lost another", "other node", TRACEBACK + "RuntimeError: NCCL error: ncclRemoteError: A call failed"),
+]  # fmt: skip
+
+
+# ---- causes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cause", "fix", "log"), CASES, ids=[case[0] for case in CASES])
+def test_a_cause_its_proof_its_fix(read, cause, fix, log):
+    log, _, after = log.partition("|")
+    number = (GOOD + log).count("\n") + 1
+    code, report = read(f"{GOOD}{log}\n{after}\n{GOOD.splitlines()[-1]}\n")
+    lines = report.splitlines()
+    assert code == 0, report
+    assert lines[0].startswith("cause: ") and cause in lines[0], report
+    assert lines[1] == f"proof: my job-12.out:{number}: {log.splitlines()[-1]}", report
+    assert lines[2].startswith("fix: ") and fix in lines[2], report
+    assert report.count("cause: ") == 1, report
+
+
+EXAMPLES = [(cause, example) for cause in DOCTOR.CAUSES for example in cause.examples]
+
+
+@pytest.mark.parametrize(("cause", "example"), EXAMPLES, ids=[cause.name for cause, _ in EXAMPLES])
+def test_an_example_of_each_row(read, doctor, cause, example):
+    """The row that a line stands in is the answer, or the first one of several."""
+    if example.startswith("JobState="):
+        report = doctor("12", scontrol=f"JobId=12\n {example}\n").stdout.decode()
+    else:
+        code, report = read(GOOD + example + "\n")
+        assert code == 0, report
+        assert report.splitlines()[1].endswith(f": {example}"), report
+    assert report.splitlines()[0] == f"cause: {cause.says or DOCTOR.LABEL.sub('', example, count=1)}", report
+    assert report.splitlines()[2] == f"fix: {cause.fix}", report
+
+
+def test_the_table():
+    """Each row can be told from the others, and says where its wording was read, and when."""
+    names = [cause.name for cause in DOCTOR.CAUSES]
+    assert len(set(names)) == len(names)
+    for cause in DOCTOR.CAUSES:
+        assert cause.strength in DOCTOR.STRENGTHS and cause.examples, cause.name
+        assert re.search(r"\(2026-\d\d-\d\d\)", cause.source) or cause.name == "project", cause.source
+        for pattern in cause.patterns:
+            assert not re.search(pattern, "\n"), pattern
+
+
+# What torchrun may end a good run with (pytorch/pytorch #69520): the first node was gone before another had its answer.
+BARRIER = """\
+[W1121 20:40:54.356173506 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on SocketImpl(fd=4, \
+addr=[::ffff:10.77.0.12]:37344, remote=[::ffff:10.77.0.11]:23101): Connection reset by peer
+Exception raised from recvBytes at /__w/pytorch/torch/csrc/distributed/c10d/Utils.hpp:784 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7fbdfd379b8d in /x/libc10.so)
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. Elapsed: 0.03
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008] Traceback (most recent call last):
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008]   File "/x/api.py", line 994, in _exit
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008]     store_util.barrier(
+E1121 20:40:54.435000 75 site-packages/torch/distributed/elastic/agent/server/api.py:1008] torch.distributed.DistNetworkError: \
+Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?
+"""  # noqa: E501
+
+
+def test_a_good_log_has_no_cause(read):
+    said = "no cause known to doctor.py; what follows may say more\n"
+    assert read(GOOD) == (1, said + GOOD)
+    assert "cause: " not in read(GOOD + "could not import flash_attn: No module named 'flash_attn'; using sdpa\n")[1]
+    assert read(GOOD + BARRIER) == (1, said + "".join((GOOD + BARRIER).splitlines(keepends=True)[-10:]))
+    code, report = read(BARRIER + GOOD + traceback("KeyError: 'x'", "[node1:0] ") + BARRIER)
+    assert (
+        code == 1
+        and report.startswith("first failure: [node1:0] (my job-12.out:")
+        and report.endswith("KeyError: 'x'\n")
+    )
+
+
+def test_warnings_beside_an_error_are_no_cause(read):
+    """A rank that failed of itself says why; what stands in good runs too is not it. But what Slurm says counts."""
+    warnings = "WARNING: A matching Triton is not available. Error: ModuleNotFoundError: No module named 'triton'\n"
+    warnings += "INFO: wandb: Max retries exceeded with url: /graphql\n"
+    error = traceback("ValueError: num_samples should be a positive integer value")
+    code, report = read(GOOD + warnings + error)
+    assert code == 1 and "cause: " not in report, report
+    assert report.startswith("first failure: (my job-12.out:9): the program failed by itself; its own words:\nTrace")
+    assert report.endswith("ValueError: num_samples should be a positive integer value\n"), report
+    _, report = read(GOOD + warnings + error + "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0\n")
+    assert re.findall(r"(?m)^cause: (.*)", report) == ["the memory of a host was not enough"], report
+    _, report = read(GOOD + warnings + traceback("ModuleNotFoundError: No module named 'mine'"))
+    assert report.count("cause: ") == 1 and "No module named 'mine'" in report.splitlines()[1], report
+
+
+def test_the_help_of_the_programs_has_no_cause(read, project):
+    text = GOOD
+    for script in ("slurm/submit_multinode.sh", "slurm/doctor.py"):
+        text += subprocess.run([project / script, "--help"], capture_output=True, text=True, check=True).stdout
+    words = [sys.executable, project / "training/train_ddp.py", "--help"]
+    text += subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+    assert "--micro-batch" in text and "It reads the last 20 MB" in text
+    code, report = read(text)
+    assert code == 1 and "cause: " not in report, report
+
+
+def test_several_causes_the_most_probable_first(read):
+    words = ("Permission denied", "Disk quota exceeded", "CUDA out of memory", "oom_kill", "task 1: Killed")
+    code, report = read(GOOD + "".join(f"srun: error: node1: {text}\n" for text in words))
+    causes = re.findall(r"^cause: (.*)", report, re.MULTILINE)
+    assert code == 0 and len(causes) == 3
+    assert "quota" in causes[0] and "of a GPU" in causes[1] and "of a host" in causes[2]
+    assert len(report.splitlines()) <= 40
+
+
+def test_an_attempt_that_is_past_does_not_count(read):
+    requeued = CANCELLED + " DUE TO NODE FAILURE, SEE X ***\nsrun: error: node1: task 0: Killed\n"
+    code, report = read(GOOD + requeued + GOOD + "OSError: [Errno 28] No space left on device\n")
+    assert report.count("cause: ") == 1 and "disk is full" in report
+    assert code == 0 and "first failure" not in report
+
+
+def test_what_doctor_said_before_is_no_proof(read):
+    log = GOOD + "OSError: [Errno 28] No space left on device\n"
+    code, report = read(log)
+    assert (code, report.count("cause: ")) == (0, 1)
+    assert read(log + report)[1] == report
+
+
+@pytest.mark.parametrize("label", ["", "0: ", "[node1:0] "])
+def test_what_doctor_quoted_from_a_rank_s_log_is_no_proof(label):
+    """torch writes [rank0]: into the log. The output has that behind the label of srun or torchrun."""
+    error = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "[rank0]: ")
+    output = GOOD + labelled(label, error)
+    report = "cause: the memory of a GPU was not enough\nproof: logs/12.0/node0-node1/0/stderr.log:6: [rank0]: torch\n"
+    report += "fix: Use a smaller --micro-batch\nfirst failure: rank 0 on node1 (logs/12.0/node0-node1/0/stderr.log)\n"
+    lines = lines_of(*(output + report + error).splitlines())
+    assert DOCTOR.without_own_report(lines) == lines[: output.count("\n")]
+
+
+def test_long_and_strange_logs(read):
+    bar = b"".join(b"\r%3d%%|##\xff\xe2\x96| step" % (n % 100) for n in range(1000)) + b"\n"
+    proof = b"\x1b[31m  9%|#\rOSError: [Errno 28] No space left on device\x1b[0m\r\n"
+    code, report = read(bar * 2000 + b"\0\n" + proof + b"x" * 100_000 + b"\n")
+    assert code == 0 and "(its last 20 MB):" in report
+    assert ": OSError: [Errno 28] No space left on device\n" in report
+    assert max(map(len, report.splitlines())) <= 330
+
+
+# ---- what looks like something else ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "DEFAULT: lr=0.1",
+        "/opt/conda_env.sh: line 3: module: command found",
+        "retrying after OutOfMemoryError",
+        "node2: Permission denied (publickey,password).",
+    ],
+)
+def test_what_is_no_cause(read, line):
+    code, report = read(GOOD + line + "\n")
+    assert code == 1 and "cause: " not in report, report
+
+
+@pytest.mark.parametrize("line", ["/a b/env.sh: IMAGE is not set", "# FAULT: rank 0 has no GPU", "x FAULT: no GPU"])
+def test_where_a_message_of_the_project_may_begin(read, line):
+    assert read(GOOD + line + "\n")[1].startswith(f"cause: {line}\n")
+
+
+def test_a_traceback_is_handled_only_if_there_is_one(read):
+    triton = "A matching Triton is not available, some optimizations will not be enabled\n"
+    code, report = read(GOOD + triton + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert code == 0 and report.startswith("cause: the memory of a GPU"), report
+    chain = traceback("ModuleNotFoundError: No module named 'triton'")
+    chain += "\nDuring handling of the above exception, another exception occurred:\n\n"
+    chain += traceback("ModuleNotFoundError: No module named 'triton.x'")
+    assert "cause: " not in read(GOOD + triton + chain)[1]
+
+
+def test_a_level_of_a_logger_is_no_part_of_a_path(read):
+    for name in ("/data/INFO/x.json", "/data/x WARNING y.json"):
+        code, report = read(GOOD + traceback(f"FileNotFoundError: [Errno 2] No such file or directory: '{name}'"))
+        assert code == 0 and report.startswith("cause: a file or command is not there\n"), report
+    code, report = read(GOOD + "FileNotFoundError: [Errno 2] No such file or directory: '/data/INFO/x.json'\n")
+    assert code == 0 and report.startswith("cause: a file or command is not there\n"), report
+    for level in ("INFO:x:", "[INFO] ", "2026-11-22 01:02:03,456 - x - INFO - ", "2026-11-22 | INFO     | x:f:1 - "):
+        assert "cause: " not in read(GOOD + level + "urlopen error\n")[1], level

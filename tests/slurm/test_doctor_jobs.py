@@ -1,0 +1,164 @@
+"""slurm/doctor.py on jobs that fail on a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+import pytest
+from baking import bake
+from waiting import FOREVER
+
+FAILS = f"""\
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+print("rank", rank, "is here", flush=True)
+time.sleep(0.5)
+if rank == 3 and sys.argv[1] == "raise":
+    raise ValueError("bad sample 17")
+if rank == 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep({FOREVER})
+"""
+HANGS = f"""\
+import datetime, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()  # only from here on nobody is late because the machine is slow
+group = dist.new_group(timeout=datetime.timedelta(seconds=5))
+for step in range(9):
+    if step == 5 and dist.get_rank() == 2:
+        time.sleep({FOREVER})
+    dist.all_reduce(torch.ones(9), group=group)
+"""
+
+
+RETURNS_EARLY = """\
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(9):
+    if step == 5 and dist.get_rank() == 2:
+        dist.destroy_process_group()
+        sys.exit(0)
+    dist.all_reduce(torch.ones(9))
+"""
+
+
+@pytest.fixture(scope="session")
+def launched(tmp_path_factory):
+    """A project for real jobs, whose numbers are none of those that the other tests of doctor.py made up."""
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", site="slurm", nodes="2", gpus_per_node="2")
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster, if its nodes have names of their own."""
+    return cluster if cluster.namespaces else pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+
+
+def fail(slurm, launched, folder, program, *arguments, launcher="srun"):
+    """Submit a program that fails; returns the job, and the report in its output."""
+    (folder / "own.py").write_text(program)
+    environment = {"PYTHON": sys.executable, "LAUNCHER": launcher, "ALLOW_CPU": "1"}
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [launched / "slurm/submit_multinode.sh", "own.py", *arguments]
+    job = slurm.submit(*command, cwd=folder, env=environment)
+    assert job.state == "FAILED", job.output
+    done = slurm.run("python3", launched / "slurm/doctor.py", job.id, cwd=folder, check=False)
+    assert not done.stderr
+    return job, done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn", "mpirun-ranks"])
+def test_a_rank_that_raises(slurm, launched, tmp_path, launcher):
+    job, report = fail(slurm, launched, tmp_path, FAILS, "raise", launcher=launcher)
+    log = rf"{launched}/logs/{job.id}.0/node1-node2/.*1/stderr.log"
+    said = "the program failed by itself; its own words:"
+    assert re.match(rf"first failure: rank 3 on node2 \({log}\): {said}\nTraceback", report), report
+    for text in (report, job.output):  # the job ends with it, too
+        assert text.endswith('    raise ValueError("bad sample 17")\nValueError: bad sample 17\n'), text
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
+def test_a_rank_that_is_killed(slurm, launched, tmp_path, launcher):
+    job, report = fail(slurm, launched, tmp_path, FAILS, "kill", launcher=launcher)
+    assert report.startswith("cause: a process was killed\nproof: "), report
+    for text in (report, job.output):
+        assert text.splitlines()[-1].startswith("first failure: rank 3 on node2 ("), text
+
+
+def test_a_rank_that_hangs(slurm, launched, tmp_path):
+    _, report = fail(slurm, launched, tmp_path, HANGS)
+    assert report.startswith("cause: ranks waited in vain for one that hung"), report
+    assert re.search(r"^first failure: rank 2 on node2 \(.*\) hung, or ended", report, re.MULTILINE), report
+    assert "Timed out waiting 5000ms" in report.splitlines()[-1], report
+
+
+def test_a_rank_that_returns_early(slurm, launched, tmp_path):
+    """It ends with code 0, and the others lose it: the program is at fault, not the node."""
+    job, report = fail(slurm, launched, tmp_path, RETURNS_EARLY)
+    assert report.startswith("cause: a rank ended, without an error, while others still waited for it\n"), report
+    fix = report.splitlines()[2]
+    assert "look at the program" in fix and "node" not in fix, report
+    # Where rank 2 has not quite left when srun ends the step, it cannot be told from rank 0, which is silent too.
+    found = re.search(r"^first failure: .*rank 2 on node2 \(.*\) ended without an error$", report, re.MULTILINE)
+    assert found, job.output
+
+
+@pytest.mark.drill
+def test_a_rank_that_leaves_its_process_group_running(slurm, launched, tmp_path):
+    program = RETURNS_EARLY.replace("        dist.destroy_process_group()\n", "")
+    _, report = fail(slurm, launched, tmp_path, program)
+    assert "look at the program" in report.splitlines()[2] and "rank 2 on node2" in report, report
+
+
+def test_a_rank_that_exits_with_a_message(slurm, launched, tmp_path):
+    for launcher in ("srun", "spawn", "torchrun"):
+        program = "import os, sys, time\nif os.environ['RANK'] == '2':\n    sys.exit('config error: no key lr')\n"
+        program += "time.sleep(60)\n"
+        job, report = fail(slurm, launched, tmp_path, program, launcher=launcher)
+        assert report.startswith("first failure: rank 2 on node2 (") and "cause: " not in report, report
+        assert "\nthe program ended with exit code 1; its last words:\n" in report, report
+        assert report.endswith("config error: no key lr\n"), report
+        again = slurm.run(
+            "python3", launched / "slurm/doctor.py", f"demo-{job.id}.out", cwd=tmp_path, check=False
+        ).stdout
+        assert "exit code 1; its last words:\n" in again and again.endswith("config error: no key lr\n"), again
+
+
+def test_a_node_without_python3(slurm, launched, tmp_path):
+    """The job's own exit code stays, and its output says how to learn the cause."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for tool in os.scandir(folder):
+            if not tool.name.startswith("python") and not (tools / tool.name).is_symlink():
+                (tools / tool.name).symlink_to(tool.path)
+    (tmp_path / "own.py").write_text("import sys\nsys.exit(3)\n")
+    environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "ALLOW_CPU": "1", "PATH": str(tools)}
+    job = slurm.submit(launched / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
+    assert (job.state, job.exit_code) == ("FAILED", 3), job.output
+    assert job.output.endswith(f"has no python3: run python3 slurm/doctor.py {job.id} on another\n"), job.output
+
+
+def test_jobs_of_all_kinds(slurm, launched, tmp_path):
+    """That went well, that cannot start, of an array: nothing of this project in them."""
+
+    def ask(job):
+        done = slurm.run("python3", launched / "slurm/doctor.py", job, cwd=tmp_path, check=False)
+        assert done.returncode in (0, 1), done.stderr
+        return done.stdout
+
+    (tmp_path / "job.sh").write_text("#!/bin/bash\necho here\n$1\n")
+    good = slurm.submit("job.sh", cwd=tmp_path)
+    assert ask(good.id) == f"job {good.id} did not fail: JobState=COMPLETED Reason=None ExitCode=0:0\n"
+    nowhere = slurm.submit("--output=nosuch/x.out", "job.sh", cwd=tmp_path)
+    assert "ExitCode 0:53: the folder of --output" in ask(nowhere.id)
+    array = slurm.sbatch("--array=1-2", "job.sh", "nosuchcommand", cwd=tmp_path)
+    slurm.wait(array)
+    done = slurm.run("python3", launched / "slurm/doctor.py", array, cwd=tmp_path, check=False)
+    assert done.returncode == 2 and f"is an array: name one of it, as {array}_1" in done.stderr, done.stderr
+    report = ask(f"{array}_2")
+    assert f"proof: slurm-{array}_2.out:2: " in report and "nosuchcommand: command not found" in report
