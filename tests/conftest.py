@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 from container_root import make_base_archive, make_container_root, make_sif, python_folders
-from slurm_cluster import PATH, Cluster, ClusterError, make_debian13_root
+from debian_root import make_debian13_root
+from slurm_cluster import PATH, Cluster, ClusterError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-pytest.register_assert_rewrite("doctor_cases", "drills")  # an assertion there shows its values, as in a test file
+pytest.register_assert_rewrite("doctor_cases", "drills", "launching")  # an assertion there shows its values, as in a test file
 
-LONGEST = ("test_drills", "test_launchers", "test_slurm", "test_runai", "test_training", "test_bake", "test_updates")
-LONGEST += ("test_slurm_cluster", "test_contributing")
+LONGEST = ("test_drills", "test_containers", "test_slurm", "test_runai", "test_training", "test_launchers", "test_bake")
+LONGEST += ("test_updates", "test_slurm_cluster", "test_contributing")
 
 
 def pytest_collection_modifyitems(items):

@@ -29,7 +29,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_cluster import DEBIAN13_PACKAGES, Cluster
+from debian_root import DEBIAN13_PACKAGES
+from slurm_cluster import Cluster
 from waiting import INSTALLATION
 
 # Apptainer brings uidmap and squashfs-tools. podman's bridge, netavark, comes along and is never used: CONTAINERS_CONF.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY
-from runai_cluster import STAND_INS, Image, RunaiCluster
+from runai_cluster import Image, RunaiCluster
+from runai_pods import STAND_INS
 from stand_in_runai import COMMANDS, Refused, parse
 from waiting import FOREVER, PATIENCE, wait_for
 

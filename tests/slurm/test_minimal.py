@@ -1,6 +1,6 @@
 """slurm/minimal.sbatch: for every site and runtime one file that needs no other; alone in a folder, it runs on Slurm.
 
-test_bake.py has shellcheck look at it, test_sites.py shows it to every site's scheduler, and test_launchers.py runs it
+test_bake.py has shellcheck look at it, test_sites.py shows it to every site's scheduler, and test_containers.py runs it
 with every container runtime.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from baking import REPOSITORY, TEMPLATE, account
 from cookiecutter.main import cookiecutter as write
 from slurm_cluster import PATH
-from test_slurm import STRAY
+from submitting import STRAY
 from waiting import FOREVER
 
 from cluster_options.sites import site_facts, site_names

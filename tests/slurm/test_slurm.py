@@ -9,16 +9,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, bake
+from baking import bake
 from slurm_cluster import PATH, Cluster, reachable
-from waiting import FOREVER, INSTALLATION, wait_for
+from submitting import ANSWERS, STRAY, cluster, either, mostly, project, python, quick_python
+from waiting import FOREVER, wait_for
 
-# Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
-ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
 # A user's own program: it knows nothing of this project.
 OWN_PROGRAM = """\
 import os, sys
@@ -31,54 +29,6 @@ threads = os.environ["OMP_NUM_THREADS"]
 sys.stdout.write(f"sum {total.item()} of {dist.get_world_size()} {sys.argv[1:]} threads {threads}\\n")
 dist.destroy_process_group()
 """
-# What a login shell may hold when somebody has worked in it all day.
-STRAY = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.9.9.9"}
-STRAY |= {"MASTER_PORT": "1", "PET_NNODES": "5", "PET_NODE_RANK": "4", "PET_STANDALONE": "1", "PET_RDZV_ID": "x"}
-STRAY |= {
-    "OMPI_COMM_WORLD_SIZE": "3",
-    "OMPI_COMM_WORLD_RANK": "2",
-    "PMI_RANK": "1",
-    "PMIX_RANK": "2",
-    "GROUP_RANK": "5",
-}
-STRAY |= {"SLURM_NODEID": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_NODES": "7", "SLURM_STEP_NUM_TASKS": "9"}
-STRAY |= {"SLURM_NTASKS": "5", "SLURM_NNODES": "4", "TORCHELASTIC_RUN_ID": "old", "CUDA_VISIBLE_DEVICES": "7"}
-
-
-@pytest.fixture(scope="session")
-def project(tmp_path_factory):
-    """A project, in a folder with a space in its name."""
-    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
-
-
-@pytest.fixture
-def cluster(cluster):
-    """The cluster, if its nodes have names of their own; else test_nodes_side_by_side is what is left."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
-    return cluster
-
-
-@pytest.fixture(params=["cluster", "cluster24"])
-def either(request):
-    """One version of Slurm after the other."""
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture(params=["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
-def mostly(request):
-    """This machine's Slurm; among the drills the newer one too."""
-    return request.getfixturevalue(request.param)
-
-
-def python(**environment):
-    """The tests' own Python, and leave to run on CPUs although the cluster gives out (invented) GPUs."""
-    return {"PYTHON": sys.executable, "ALLOW_CPU": "1", **environment}
-
-
-def quick_python(**environment):
-    """The same with the launcher that imports torch once per node, where no matter who starts the ranks."""
-    return python(LAUNCHER="spawn", **environment)
 
 
 def set_default_steps(project, steps):
@@ -480,160 +430,6 @@ def test_one_rank_with_one_core_is_found(cluster, project):
     assert done.returncode == 1
     assert re.search(r"FAULT: rank\(s\) 0 on \S+ may use one core of \d+: pass --cpus-per-task", done.stdout)
     assert " gloo tcp " in done.stdout, "the ranks are connected all the same"
-
-
-# ---- sites that differ -----------------------------------------------------------------------------------------------
-
-
-def test_a_site_that_exports_nothing(mostly, project, tmp_path):
-    """Where SBATCH_EXPORT=NONE is the rule, env.sh alone says what the ranks get."""
-    mine = tmp_path / "own"
-    shutil.copytree(project, mine)
-    settings = mine / "env.sh"
-    text = settings.read_text().replace("${PYTHON:-python3}", sys.executable)
-    settings.write_text(text.replace("${LAUNCHER:-torchrun}", "spawn"))  # imports torch once per node
-    command = ["slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e3"]
-    job = mostly.submit(*command, cwd=mine, env={"SBATCH_EXPORT": "NONE", "SLURM_EXPORT_ENV": "NONE"})
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert "4 ranks" in job.output
-
-
-def test_nodes_without_gpus(cluster, tmp_path):
-    project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="0")
-    # as if submitted from a step that had GPUs
-    environment = quick_python(CPU_RANKS_PER_NODE="1", SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="0,1")
-    job = cluster.submit("slurm/submit_multinode.sh", "check/ranks.py", cwd=project, env=environment)
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert "all-reduce over 2 rank(s) on 2 host(s): right" in job.output
-
-
-def test_headers_are_accepted(cluster, project):
-    def tried(*arguments):
-        return cluster.run("sbatch", "--test-only", *arguments, cwd=project, check=False)
-
-    for script in ("slurm/submit_multinode.sh", "slurm/build_venv.sh"):
-        assert tried(script).returncode == 0, tried(script).stderr
-    assert tried("--gpus-per-node=3", "slurm/submit_multinode.sh").returncode != 0  # that it can be refused
-
-
-def test_an_interactive_shell_has_the_software(either, project, tmp_path):
-    """A terminal of its own, as a user has; the prompt is answered by what is typed."""
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    typed = 'echo "on $(hostname) with $(command -v python3), $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\n'
-    # a run inside it, which is a step inside a step
-    typed += f"export PYTHON={sys.executable} RUNTIME=none\n"
-    typed += "bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3 </dev/null\nexit\n"
-    command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
-    done = either.run(*command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed)
-    assert re.search(rf"on node\d with {venv}/bin/python3, 2 GPUs, 8 cores", done.stdout), done.stdout
-    assert "2 ranks on 1 host" in done.stdout, done.stdout
-
-
-def test_the_line_of_the_readme_opens_such_a_shell_too(cluster, project):
-    line = re.search(r"the same as\n\n```bash\n(.*)\n```", (project / "README.md").read_text())[1]
-    typed = 'echo "on $(hostname) with $PYTHON, $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\nexit\n'
-    environment = {"PYTHON": sys.executable, "TERM": "dumb"}
-    done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)
-    assert re.search(rf"on node\d with {sys.executable}, 2 GPUs, 8 cores", done.stdout), done.stdout
-
-
-def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
-    """Ports, a host's second name, options of srun per launcher, variables, modules: as a laboratory's file says."""
-    text = (REPOSITORY / "sites/slurm.yaml").read_text()
-    (tmp_path / "lab.yaml").write_text(
-        text.replace("node:\n", "node:\n  gpus: 2\n", 1)
-        + "ports: {first: 15000, last: 15004}\nhost_suffix: i\nmodules: [base]\nmodules_after: reset\n"
-        "containers: {none: {modules: [torch]}, venv: {modules: [python]}}\n"
-        "environment:\n  - {name: LAB_FORCED, value: '0,1', why: x, force: true}\n"
-        "  - {name: LAB_JOB, value: '/tmp/${USER}-${SLURM_JOB_ID}', why: x}\n  - {name: LAB_OWN, value: a b, why: x}\n"
-        "srun:\n  - {option: --comment=always, why: x}\n  - {option: --comment=node, why: x, tasks: node}\n"
-        "  - {option: --comment=rank, why: x, tasks: rank}\n"
-    )
-    project = bake(tmp_path, site=tmp_path / "lab.yaml", nodes="2", gpus_per_node="2")
-    # there are no modules here, and no second name: a function and the first name take their places
-    settings = project / "env.sh"
-    settings.write_text(f'module() {{ echo "module $*"; }}\nhash -p "{tmp_path}/srun" srun\n{settings.read_text()}')
-    (tmp_path / "srun").write_text('#!/bin/sh\necho "srun $*"\nMASTER_ADDR=${MASTER_ADDR%i} exec /usr/bin/srun "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
-    (tmp_path / "own.py").write_text("import os\nprint([os.environ[f'LAB_{n}'] for n in ('FORCED', 'JOB', 'OWN')])\n")
-    surroundings = {**python(PREFLIGHT="0"), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
-    for launcher, ranks, wanted in (("torchrun", "", "node"), ("srun", "", "rank"), ("srun", "1", "always")):
-        environment = {**surroundings, "LAUNCHER": launcher, "NPROC_PER_NODE": ranks}
-        job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
-        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-        assert job.output.startswith("module reset\nmodule load base torch\n"), job.output
-        assert re.search(r"meeting at node\di:1500[0-4]$", job.output, re.MULTILINE), job.output
-        assert f"['0,1', '/tmp/{cluster.user}-{job.id}', 'mine']" in job.output, job.output
-        comments = re.findall(r"--comment=(\w+)", job.output)
-        assert comments[-1] == wanted and comments[0] == "always", comments
-
-
-# ---- the virtual environment -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def offline(tmp_path):
-    """A project for a site whose compute nodes reach no package index, as the nodes of the test cluster do not."""
-    site = tmp_path / "offline.yaml"
-    site.write_text((REPOSITORY / "sites/slurm.yaml").read_text() + "internet: false\n")
-    return bake(tmp_path / "a b", **{**ANSWERS, "site": site, "runtime": "venv"})
-
-
-def stand_in_for_torch(folder):
-    """A wheel that is called torch and has just enough of it for build_venv.sh: the real one is the drill below."""
-    folder.mkdir()
-    with zipfile.ZipFile(folder / "torch-0.0.1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(
-            "torch/__init__.py", "__version__ = '0.0.1'\nclass cuda:\n    device_count = staticmethod(lambda: 0)\n"
-        )
-        wheel.writestr("torch-0.0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.1\n")
-        wheel.writestr("torch-0.0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("torch-0.0.1.dist-info/RECORD", "")
-
-
-def test_build_venv(cluster, offline):
-    def build(**environment):
-        command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
-        environment = {**python(), "SBATCH_EXPORT": "NONE", "PROJECT_DIR": "/elsewhere", **environment}
-        return cluster.run(*command, cwd=offline, env=environment, check=False)
-
-    empty = build()
-    assert empty.returncode == 2 and "fill that folder first" in empty.stderr
-    settings = offline / "env.sh"  # as a user would who keeps them elsewhere
-    settings.write_text(settings.read_text().replace("$PROJECT_DIR/wheels", str(offline.parent / "my wheels")))
-    stand_in_for_torch(offline.parent / "my wheels")
-    (offline / "requirements.txt").write_text("torch==0.0.2\n")
-    job = cluster.wait(int(build().stdout.split()[-1]))
-    assert job.state == "FAILED" and "torch==0.0.2" in job.output
-    assert not (offline / ".venv").exists()  # half an environment is none
-    old = offline.parent / "python3"
-    old.write_text("#!/bin/bash\n[[ $1 != --version ]] || echo Python 3.6.8\nexit 1\n")
-    old.chmod(0o755)
-    refused = build(PYTHON=str(old))
-    assert refused.returncode == 2 and "Python 3.6.8 is too old, 3.10 is needed" in refused.stderr
-    (offline / "requirements.txt").write_text("torch==0.0.1\n")
-    job = cluster.wait(int(build().stdout.split()[-1]))
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert f"ready: {offline}/.venv" in job.output
-    (offline / ".venv/.unfinished").touch()  # as while it is being built
-    early = cluster.run("bash", "slurm/submit_multinode.sh", "pi/pi.py", cwd=offline, check=False)
-    assert early.returncode == 2 and "is still being built" in early.stderr
-    again = build()
-    assert again.returncode == 2 and "exists already; remove it first" in again.stderr
-
-
-@pytest.mark.drill
-def test_build_venv_with_the_real_torch(cluster, offline):
-    pip = [sys.executable, "-m", "pip", "download", "-q", "-r", offline / "requirements.txt", "-d", offline / "wheels"]
-    subprocess.run(pip, check=True, timeout=INSTALLATION)
-    done = cluster.run("bash", "slurm/build_venv.sh", cwd=offline, env=python())
-    job = cluster.wait(int(done.stdout.split()[-1]))
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    done = cluster.run("bash", "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e6", cwd=offline)
-    job = cluster.wait(int(done.stdout.split()[-1]))
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert "4 ranks" in job.output
 
 
 # ---- later attempts, other users -------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 
 import accounting
-from slurm_cluster import MUNGED, PATH, free_ports
+from slurm_cluster import PATH, free_ports
+from slurm_daemons import MUNGED
 from waiting import PATIENCE
 
 HOST = os.uname().nodename.split(".")[0]

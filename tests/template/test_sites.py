@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from itertools import product
 
 import pytest
+import baking
 from baking import REPOSITORY, TEMPLATE, bake, combinations
 from cookiecutter.main import cookiecutter as write
 from site_controller import Controllers, existing_account, minutes, missing
@@ -94,7 +95,7 @@ def made_up(tmp_path_factory):
 def site(request, made_up, monkeypatch):
     """What is answered to the question `site`; for the time of a test there is no other."""
     site = str(made_up) if request.param == "made-up" else request.param
-    for module in (answers_module, sites_module):
+    for module in (answers_module, baking, sites_module):
         monkeypatch.setattr(module, "site_names", lambda: [site])
     return site
 

@@ -1,7 +1,7 @@
 """What the stand-ins for Run:ai's command line, runai_v1/runai and runai_v2/runai, share.
 
 They know exactly the documented commands and options, refuse what the real clients or the cluster would refuse, add
-each call to calls.jsonl in the cluster's folder ($STAND_IN_RUNAI), and hand workloads over to runai_cluster.py.
+each call to calls.jsonl in the cluster's folder ($STAND_IN_RUNAI), and hand workloads over to runai_pods.py.
 `parse` reads a command line as the real clients do, which are written in Go with cobra and pflag. Messages about flags
 are pflag's; all other messages and what the commands print are made up: no script may depend on their words.
 

@@ -1,0 +1,59 @@
+"""What the tests share that submit jobs of a written project as a user would: clusters, a project, and environments."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from baking import bake
+
+# Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
+ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
+# What a login shell may hold when somebody has worked in it all day.
+STRAY = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.9.9.9"}
+STRAY |= {"MASTER_PORT": "1", "PET_NNODES": "5", "PET_NODE_RANK": "4", "PET_STANDALONE": "1", "PET_RDZV_ID": "x"}
+STRAY |= {
+    "OMPI_COMM_WORLD_SIZE": "3",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "PMI_RANK": "1",
+    "PMIX_RANK": "2",
+    "GROUP_RANK": "5",
+}
+STRAY |= {"SLURM_NODEID": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_NODES": "7", "SLURM_STEP_NUM_TASKS": "9"}
+STRAY |= {"SLURM_NTASKS": "5", "SLURM_NNODES": "4", "TORCHELASTIC_RUN_ID": "old", "CUDA_VISIBLE_DEVICES": "7"}
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """A project, in a folder with a space in its name."""
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+
+
+@pytest.fixture
+def cluster(cluster):
+    """The cluster, if its nodes have names of their own; else test_nodes_side_by_side is what is left."""
+    if not cluster.namespaces:
+        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    return cluster
+
+
+@pytest.fixture(params=["cluster", "cluster24"])
+def either(request):
+    """One version of Slurm after the other."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
+def mostly(request):
+    """This machine's Slurm; among the drills the newer one too."""
+    return request.getfixturevalue(request.param)
+
+
+def python(**environment):
+    """The tests' own Python, and leave to run on CPUs although the cluster gives out (invented) GPUs."""
+    return {"PYTHON": sys.executable, "ALLOW_CPU": "1", **environment}
+
+
+def quick_python(**environment):
+    """The same with the launcher that imports torch once per node, where no matter who starts the ranks."""
+    return python(LAUNCHER="spawn", **environment)

@@ -1,0 +1,243 @@
+"""Functions of the scripts, each by itself: those of the submit script and slurm/lib.sh, and two of launch/."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+
+import pytest
+from baking import TEMPLATE, bake
+
+# ---- functions of slurm/submit_multinode.sh, slurm/lib.sh and launch/ ------------------------------------------------
+
+
+def function(script, name):
+    found = re.search(rf"^{name}\(\) {{.*?^}}", script.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"{name} is gone from {script}"
+    return found.group()
+
+
+@pytest.fixture(scope="module")
+def submit(tmp_path_factory):
+    return bake(tmp_path_factory.mktemp("submit"), site="slurm") / "slurm/submit_multinode.sh"
+
+
+def bash(code, **environment):
+    clean = {"PATH": os.environ["PATH"], **environment}
+    return subprocess.run(["bash", "-c", code], env=clean, capture_output=True, text=True, check=False)
+
+
+def port(submit, job, attempt=0, port_range=None):
+    library = submit.with_name("lib.sh")
+    code = function(library, "free_port") + "\n" + function(library, "port_range")
+    in_use = re.search(r"^in_use\(\) {.*}$", library.read_text(), re.MULTILINE)[0]
+    if port_range:
+        code = code.replace("/proc/sys/net/ipv4/ip_local_port_range", f"<(echo {port_range})").replace("<<(", "< <(")
+    done = bash(
+        f'die() {{ echo "$*"; exit 2; }}\n{code}\n{in_use}\nfree_port',
+        SLURM_JOB_ID=str(job),
+        SLURM_RESTART_COUNT=str(attempt),
+    )
+    return int(done.stdout) if done.returncode == 0 else done.stdout
+
+
+def test_the_port_follows_from_job_and_attempt(submit):
+    assert port(submit, 1234) == port(submit, 1234)
+    assert len({port(submit, 1234, attempt) for attempt in range(5)}) == 5
+    assert port(submit, 1234) != port(submit, 1235)
+    assert port(submit, 89) == 10089  # not an octal number
+
+
+@pytest.mark.parametrize(
+    ("port_range", "allowed"),
+    [
+        ("32768 60999", range(10000, 30000)),
+        ("16384 65000", range(10000, 16384)),
+        ("1024 60999", range(61000, 65536)),
+        ("1024 9000", range(9001, 29001)),
+        ("1024 65535", range(10000, 30000)),  # nothing is left outside
+    ],
+)
+def test_the_port_is_outside_the_range_of_outgoing_connections(submit, port_range, allowed):
+    assert all(port(submit, job, 3, port_range) in allowed for job in (1, 7, 19999, 20000, 4294967295))
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_port_in_use_is_passed_over(submit, family):
+    first = port(submit, 4711)
+    with socket.socket(family) as listener:
+        try:
+            listener.bind(("" if family == socket.AF_INET else "::1", first))
+        except OSError as error:  # a machine without IPv6 has no IPv6 port to collide with
+            assert family == socket.AF_INET6, error
+            return
+        listener.listen()
+        assert port(submit, 4711) == first + 1
+    assert port(submit, 4711) == first
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "{project}/slurm/submit_multinode.sh",
+        "{project}/slurm/submit_multinode.sh pi/pi.py --intervals 5",
+        "{project}/slurm/submit_multinode.sh /data/slurm/x.py /slurm/",
+        "slurm/submit_multinode.sh x.py",
+        "./slurm/submit_multinode.sh",
+        "(null)",
+    ],
+)
+def test_the_project_is_found_from_a_spooled_copy(submit, command, tmp_path):
+    """As in a job: this file is somewhere else, and scontrol tells where it came from."""
+    project = tmp_path / "in slurm/my project"
+    (project / "slurm").mkdir(parents=True)
+    (project / "slurm/lib.sh").touch()
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.write_text(
+        f"#!/bin/bash\n[[ $* == 'show job 7' ]] && echo '   Command={command.format(project=project)}'\n"
+    )
+    scontrol.chmod(0o755)
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    (spool / "slurm_script").write_text(function(submit, "find_project") + "\nfind_project\n")
+    environment = {
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(project),
+    }
+    found = bash(f"source {spool}/slurm_script", **environment)
+    assert found.stdout.strip().replace("/./", "/") in (str(project), f"{project}/.")
+    elsewhere = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/"})
+    assert (elsewhere.returncode == 0) == command.startswith("{project}")
+    told = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/", "PROJECT_DIR": str(project)})
+    assert told.stdout.strip() == str(project)
+
+
+@pytest.mark.parametrize(("site", "own_queue"), [("slurm", False), ("clariden", True)])
+def test_other_jobs_take_account_and_queue_from_the_submit_script(site, own_queue, tmp_path):
+    """Edited there, they change everywhere, but for the queue that a site has for shells or for building."""
+    project = bake(tmp_path, site=site, runtime="venv", account="abc", partition="debug")
+    submit = project / "slurm/submit_multinode.sh"
+    header = submit.read_text().replace("#SBATCH --account=abc ", "#SBATCH -A other ")
+    header = header.replace("#SBATCH --partition=debug ", "#SBATCH --partition=large ")
+    assert header.count("-A other") == header.count("--partition=large") == 1
+    submit.write_text(header + "# #SBATCH --account=no\n")
+    (tmp_path / "bin").mkdir()
+    for name in ("sbatch", "salloc"):
+        (tmp_path / "bin" / name).write_text("#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "RUNTIME": "none"}
+
+    def asked(script, *options):
+        command = ["bash", project / "slurm" / script, *options]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    taken = ["--account=other", *([] if own_queue else ["--partition=large"])]
+    build = [*taken, "--time=00:01:00", str(project / "slurm/build_venv.sh"), str(project)]
+    assert asked("build_venv.sh", "--time=00:01:00") == ["--export=ALL", *build]
+    assert ("#SBATCH --partition=normal " in (project / "slurm/build_venv.sh").read_text()) == own_queue
+    shell = asked("interactive.sh")
+    assert shell[: len(taken)] == taken and ("--partition=debug" in shell) == own_queue
+
+
+def test_a_conda_environment_does_as_well(submit, tmp_path):
+    """It has no bin/activate, and is known by its conda-meta."""
+    for folder in ("bin", "conda-meta"):
+        (tmp_path / "my env" / folder).mkdir(parents=True)
+    python = tmp_path / "my env/bin/python3"
+    python.write_text("#!/bin/bash\necho conda\n")
+    python.chmod(0o755)
+    settings, software = (submit.parent.parent / name for name in ("env.sh", "launch/software.sh"))
+    environment = {"PROJECT_DIR": str(settings.parent), "RUNTIME": "venv", "VENV": f"{tmp_path}/my env"}
+    set_up = f"source '{settings}' && source '{software}' && set_up_software"
+    done = bash(f"{set_up} && $PYTHON && echo $CONDA_PREFIX", **environment)
+    assert done.stdout == f"conda\n{tmp_path}/my env\n", done.stderr
+    assert bash(set_up, **{**environment, "VENV": "/no/such"}).returncode == 2
+    for runtime, fix in ("venv", "VENV"), ("none", "RUNTIME=venv"):
+        done = bash(set_up, **{**environment, "PYTHON": "pythonn", "RUNTIME": runtime})
+        assert (done.returncode, done.stderr) == (2, f"env.sh: pythonn was not found; set PYTHON, or {fix}\n")
+
+
+def test_no_gpus_are_no_failure(tmp_path):
+    """With set -e a script would end where grep counts nothing."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/bash\necho NVIDIA-SMI has failed; exit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    code = f"set -eo pipefail; source '{TEMPLATE}/launch/count_gpus.sh'; count_gpus; echo goes on"
+    assert bash(code, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout == "0\ngoes on\n"
+
+
+# ---- what Slurm says of a job, or does not say -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """Calls functions of slurm/lib.sh, where scontrol fails so many times before it prints a record."""
+    library = bake(tmp_path_factory.mktemp("steps"), site="mn5", account="abc") / "slurm/lib.sh"
+    tools = 'sleep() { echo "sleep $1" >&2; }; sbatch() { echo "sbatch $*"; }; exec() { "$@"; }\n'
+    tools += "scontrol() { if [[ $2 == hostnames ]]; then echo n1; return; fi\n"
+    tools += '  echo >>"$CALLS"; (($(wc -l <"$CALLS") > FAILS)) || return 1; echo "$RECORD"; }\n'
+
+    def call(code, fails=0, record="", **environment):
+        calls = tmp_path_factory.mktemp("calls") / "calls"
+        calls.touch()
+        environment |= {"PROJECT_DIR": str(library.parent.parent), "CALLS": str(calls), "FAILS": str(fails)}
+        return bash(f"{tools}source '{library}' slurm/x.sh\n{code}", RECORD=record, **environment)
+
+    return call
+
+
+OF_AN_ARRAY = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.mark.parametrize(("record", "said"), [("JobId=9 ArrayTaskId=3", "of task 3"), ("JobId=9", "of task -")])
+def test_a_busy_controller_is_asked_again_whether_a_job_is_of_an_array(steps, record, said):
+    """A job that took itself for another's would have that one requeued."""
+    code = 'unset_variables_of_another_job; echo "of task ${SLURM_ARRAY_TASK_ID:--}"'
+    done = steps(code, fails=2, record=record, **OF_AN_ARRAY)
+    assert done.stdout == f"{said}\n" and done.stderr == "sleep 1\nsleep 2\n"
+    done = steps(code, fails=9, record=record, **OF_AN_ARRAY)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "slurm/x.sh: Slurm does not answer 'scontrol show job 9', which says whether this job belongs" in done.stderr
+
+
+def test_what_the_allocation_has(steps):
+    """Cores of all tasks of a node. Without Slurm's answer its GPUs are asked in a step, and not taken for none."""
+    given = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "80(x2)"}
+    given |= {"SLURM_GPUS_ON_NODE": "4"}
+    code = 'look_at_allocation; echo "$cores cores, gpus=$gpus, ${SLURM_GPUS_ON_NODE:-unset}"'
+    record = "   Nodes=n1 CPU_IDs=0-79 Mem=0 GRES=gpu:hopper:4(IDX:0-3)"
+    done = steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20", SLURM_TASKS_PER_NODE="4(x2)")
+    assert done.stdout == "80 cores, gpus=4, 4\n", done.stderr
+    assert steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20").stdout == "20 cores, gpus=4, 4\n"
+    assert steps(code, record="   Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
+    assert steps(code, fails=9, **given).stdout == "80 cores, gpus=unknown, 4\n"
+
+
+def test_a_job_that_saved_says_so_where_slurm_does_not_answer(steps, tmp_path):
+    (tmp_path / "requeue").touch()
+    code = "batch=9 cancelled='' warning=passed-on RESTART_COUNT=0 MAX_REQUEUES=2\nrequeue_or_explain 0"
+    where = {"REQUEUE_FILE": str(tmp_path / "requeue"), "TIMES_FILE": str(tmp_path / "times")}
+    record = "   JobState=RUNNING Reason=None\n   Requeue=1 Restarts=0"
+    assert "back into the queue as attempt 1" in steps(code, fails=2, record=record, **where).stdout
+    done = steps(code, fails=9, record=record, **where)
+    assert "saved, but not done, and Slurm does not answer, so this job is not requeued" in done.stdout
+    answers = f"if [[ $* == *show* ]]; then echo '{record}'; else ((++asked > FAILS)); fi"
+    once = f"asked=0\nscontrol() {{ {answers}; }}\n{code}"
+    assert "back into the queue as attempt 1" in steps(once, fails=2, **where).stdout
+    assert "and Slurm has not requeued this job, see above: the next job" in steps(once, fails=3, **where).stdout
+    done = steps(code, record=record.replace("Requeue=1", "Requeue=0"), **where)
+    assert "saved, but not done, and this job may not be requeued" in done.stdout
+
+
+@pytest.mark.parametrize("own", ["--partition=fast", "--qos fast", "-p fast", "-qfast"])
+def test_a_build_s_own_queue_stays(steps, own, tmp_path):
+    script = tmp_path / "build.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=1\n")
+    assert "--qos=" in steps(f"submit_build '{script}'").stdout
+    script.write_text(f"#!/bin/bash\n#SBATCH {own}\n")
+    said = steps(f"submit_build '{script}'").stdout
+    assert "--account=abc" in said and "--qos=" not in said and "--partition=" not in said
