@@ -14,7 +14,8 @@ from slurm_cluster import PATH, Cluster, ClusterError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
-pytest.register_assert_rewrite("doctor_cases", "drills", "launching")  # an assertion there shows its values, as in a test file
+# An assertion in these shows its values, as in a test file.
+pytest.register_assert_rewrite("doctor_cases", "drills", "launching", "training_runs")
 
 LONGEST = ("test_drills", "test_containers", "test_slurm", "test_runai", "test_training", "test_launchers", "test_bake")
 LONGEST += ("test_updates", "test_slurm_cluster", "test_contributing")

@@ -15,8 +15,8 @@ import subprocess
 from collections import Counter, defaultdict
 from itertools import product
 
-import pytest
 import baking
+import pytest
 from baking import REPOSITORY, TEMPLATE, bake, combinations
 from cookiecutter.main import cookiecutter as write
 from site_controller import Controllers, existing_account, minutes, missing
