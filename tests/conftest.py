@@ -17,8 +17,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # An assertion in these shows its values, as in a test file.
 pytest.register_assert_rewrite("doctor_cases", "drills", "launching", "training_runs")
 
-LONGEST = ("test_drills", "test_containers", "test_slurm", "test_runai", "test_training", "test_launchers", "test_bake")
-LONGEST += ("test_updates", "test_slurm_cluster", "test_contributing")
+LONGEST = ("test_drills", "test_containers", "test_slurm", "test_runai", "test_launchers", "test_bake", "test_sites")
+LONGEST += ("test_slurm_cluster", "test_benchmark", "test_updates", "test_contributing", "test_training_losses")
+LONGEST += ("test_training_learning", "test_training_checkpoints", "test_training_refusals")
 
 
 def pytest_collection_modifyitems(items):

@@ -18,7 +18,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from test_training import (
+from training_runs import (
     TINY,
     TRAINING,
     Launch,

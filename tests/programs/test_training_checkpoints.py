@@ -1,0 +1,349 @@
+"""Checkpoints survive what happens to them: damage, full disks, crashes, other runs in the same folder."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from training_runs import (
+    EXACT,
+    HALF,
+    TINY,
+    TRAINING,
+    Launch,
+    alone,
+    assert_same,
+    checkpoints,
+    damage,
+    driver,
+    half,
+    largest_difference,
+    metrics,
+    modules,
+    refused,
+    server,
+    solo,
+    text,
+    train,
+    trained,
+    whole,
+)
+
+torch = pytest.importorskip("torch")
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize(("program", "ranks", "end"), [("train_single", 1, ".pt"), ("train_fsdp", 2, "")])
+def test_the_newest_are_kept(program, ranks, end, train, tmp_path):
+    run = train(tmp_path / "run", ranks, program, "--steps", 10, "--save-every", 3, "--keep", 2)
+    assert checkpoints(run.folder) == ["09", "10"]
+    assert os.readlink(run.folder / "latest") == f"checkpoint-00000010{end}"
+    names = {"checkpoint-00000009" + end, "checkpoint-00000010" + end, "latest", "metrics.jsonl", ".in-use"}
+    assert {path.name for path in run.folder.iterdir()} == names
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [("train_single", kind) for kind in ("cut", "empty", "of another program")]
+    + [("train_fsdp", kind) for kind in ("cut", "empty", "run.json", ".metadata")],
+)
+def test_a_damaged_checkpoint_is_passed_over(program, kind, half, train, whole):
+    ranks, before = (1, "train_ddp") if program == "train_single" else (2, "train_fsdp")
+    folder = half(before)
+    newest = folder / os.readlink(folder / "latest")
+    damage(newest, kind)
+    run = train(folder, ranks, program, "--resume", "--save-every", 15, "--steps", 18)
+    assert f"warning: {newest} is torn, or no checkpoint (" in run.err
+    assert "checkpoint-00000010" not in run.err
+    assert run.figures["first_step"] == 10
+    assert largest_difference(run.figures["losses"], whole.figures["losses"][10:18]) <= EXACT
+    assert_same(folder, whole.folder, last=18)
+    assert checkpoints(folder) == ["10", "15", "18"]  # and not the damaged one of step 20
+
+
+@pytest.mark.parametrize("program", ["train_single", "train_fsdp"])
+def test_a_damaged_checkpoint_is_replaced(program, half, train):
+    before = "train_ddp" if program == "train_single" else program
+    folder = half(before)
+    damage(folder / os.readlink(folder / "latest"), "cut")
+    train(folder, 1, program, "--resume", "--steps", HALF)
+    assert checkpoints(folder) == ["10", "20"]
+    assert "nothing is left" in train(folder, 1, program, "--resume", "--steps", HALF).out
+
+
+@pytest.mark.parametrize("program", ["train_single", "train_fsdp"])
+def test_no_checkpoint_is_good(program, half, server, text, refused):
+    folder = half("train_ddp" if program == "train_single" else program)
+    for path in folder.glob("checkpoint-*"):
+        damage(path, "cut")
+    words = [*TINY, "--data", text, "--out", folder, "--resume"]
+    expected = f"no checkpoint in {folder} is good: give another --out, or start without --resume"
+    if program == "train_single":
+        assert refused(*words) == expected
+    else:
+        done = Launch(folder, 2, TRAINING / "train_fsdp.py", *words).wait()
+        assert done.codes == [2, 2]
+        assert done.err.count(f"train_fsdp.py: error: {expected}\n") == 1
+
+
+@pytest.mark.parametrize(("before", "program"), [("train_ddp", "train_fsdp"), ("train_fsdp", "train_ddp")])
+def test_a_checkpoint_of_the_other_kind_is_no_reason_to_begin_anew(before, program, half, server, text):
+    folder = half(before)
+    names = checkpoints(folder)
+    done = Launch(folder, 2, TRAINING / f"{program}.py", *TINY, "--data", text, "--out", folder, "--resume").wait()
+    assert done.codes == [2, 2]
+    assert done.err.count("error: ") == 1
+    assert f"{program}.py: error: no checkpoint in {folder} is good: give another --out, or start without" in done.err
+    assert len(re.findall(r"warning: .* is torn, or no checkpoint \((?:IsA|NotA)DirectoryError: ", done.err)) == 2
+    assert checkpoints(folder) == names == ["10", "20"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--seed", 1], "seed is 0 there and 1 here"),
+        (["--global-batch", 64], "global_batch is 16 there and 64 here"),
+        (["--width", 64], "width is 32 there and 64 here"),
+        (["--context", 8, "--layers", 1], "context is 32 there and 8 here; layers is 2 there and 1 here"),
+        (["--data", TRAINING], "corpus is "),
+    ],
+)
+def test_a_checkpoint_of_another_run(words, expected, half, text, refused):
+    folder = half("train_ddp")
+    damage(folder / "checkpoint-00000020.pt", "cut")  # to look further back would find nothing else
+    message = refused(*TINY, "--data", text, "--out", folder, "--resume", *words)
+    assert f"{folder}/checkpoint-00000010.pt belongs to another run: " in message
+    assert expected in message
+    assert message.endswith("Use its values, or give another --out")
+
+
+def test_a_sharded_checkpoint_of_another_run(half, server, text):
+    words = [*TINY, "--data", text, "--out", half("train_fsdp"), "--resume", "--width", 64]
+    done = Launch(words[-4], 2, TRAINING / "train_fsdp.py", *words).wait()
+    assert done.codes == [2, 2]
+    assert done.err.count("checkpoint-00000020 belongs to another run: width is 32 there and 64 here. Use") == 1
+
+
+FULL = """
+import errno
+synchronized = os.fsync
+def fsync(file):
+    if os.path.exists(sys.argv[sys.argv.index('--out') + 1] + '/checkpoint-00000010.tmp') and rank == 0:
+        raise OSError(errno.ENOSPC, 'No space left on device')
+    synchronized(file)
+os.fsync = fsync
+"""
+
+
+@pytest.mark.parametrize(("program", "ranks"), [("train_single", 1), ("train_fsdp", 2)])
+def test_a_full_disk_costs_no_checkpoint(program, ranks, train, driver, text, tmp_path, whole):
+    folder = tmp_path / "run"
+    words = [*TINY, "--data", text, "--out", folder, "--save-every", 5]
+    done = Launch(folder, ranks, driver(FULL), TRAINING / f"{program}.py", *words).wait()
+    assert done.codes == [1] * ranks
+    assert "No space left on device" in done.err
+    assert os.readlink(folder / "latest").startswith("checkpoint-00000005")
+    assert checkpoints(folder) == ["05"]  # what did not fit was removed
+    run = train(folder, ranks, program, "--resume", "--steps", 12)
+    assert (run.figures["first_step"], run.err) == (5, "")
+    assert checkpoints(folder) == ["05", "12"]
+    assert_same(folder, whole.folder, last=12)
+
+
+@pytest.mark.parametrize("program", ["train_single", "train_fsdp"])
+def test_what_the_other_kind_left_half_written_is_in_nobodys_way(program, train, tmp_path):
+    left = tmp_path / "run" / "checkpoint-00000005.tmp"
+    left.parent.mkdir()
+    left.mkdir() if program == "train_single" else left.write_bytes(b"half")
+    run = train(left.parent, 1, program, "--steps", 5)
+    assert checkpoints(run.folder) == ["05"]
+    assert not left.exists()
+
+
+def saved_weight(path):
+    return torch.load(path, weights_only=True)["model"]["weight"].item()
+
+
+def test_a_crash_while_a_step_is_saved_again_leaves_the_first(modules, monkeypatch, tmp_path):
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters())
+    checkpoints = modules.checkpoint.Checkpoints(tmp_path, 3, {})
+    path, weight = tmp_path / "checkpoint-00000001.pt", model.weight.item()
+    checkpoints.save({"step": 1}, model, optimizer)
+    torch.nn.init.constant_(model.weight, weight + 1)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save({"step": 1}, model, optimizer)
+    assert saved_weight(path) == weight
+    checkpoints.save({"step": 1}, model, optimizer)
+    assert saved_weight(path) == pytest.approx(weight + 1)
+
+
+def test_a_folder_that_is_removed_in_part_is_no_checkpoint(modules, monkeypatch, tmp_path):
+    class Folders(modules.checkpoint.Checkpoints):
+        suffix = ""
+
+        def _write(self, path, *_):
+            path.mkdir()
+            for name in ("run.json", "weights"):
+                (path / name).touch()
+
+    def crash(path, **_):
+        if Path(path).exists():
+            (Path(path) / "run.json").unlink()
+            raise KeyboardInterrupt
+
+    checkpoints = Folders(tmp_path, 1, {})
+    checkpoints.save({"step": 1}, None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", crash)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save({"step": 2}, None, None)
+        with pytest.raises(KeyboardInterrupt):  # as of a damaged one that is replaced
+            checkpoints.save({"step": 2}, None, None)
+    whole = [path for path in checkpoints.existing() if (path / "run.json").exists()]
+    assert checkpoints.existing() == whole
+    checkpoints.save({"step": 3}, None, None)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-00000003", "latest"}
+
+
+def test_the_error_of_a_save_is_its_own(modules, monkeypatch, tmp_path):
+    """Of a full disk that of the disk, which torch hides; of another failure not one from before."""
+    model = torch.nn.Linear(1, 1)
+    checkpoints = modules.checkpoint.Checkpoints(tmp_path, 1, {})
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints._write(Path("/dev/full"), {}, model, torch.optim.SGD(model.parameters()))
+
+    def fail(*_):
+        raise RuntimeError("these weights cannot be written")
+
+    monkeypatch.setattr(torch, "save", fail)
+    try:
+        raise ValueError("from before")
+    except ValueError:
+        with pytest.raises(RuntimeError, match="these weights cannot be written"):
+            checkpoints.save({"step": 1}, model, torch.optim.SGD(model.parameters()))
+
+
+def test_an_end_while_a_checkpoint_is_read_is_no_damage(modules, monkeypatch, tmp_path, capsys):
+    (tmp_path / "checkpoint-00000001.pt").touch()
+    monkeypatch.setattr(torch, "load", lambda *_, **__: sys.exit(3))
+    with pytest.raises(SystemExit) as end:
+        modules.checkpoint.Checkpoints(tmp_path, 1, {}).load(None, None)
+    assert (end.value.code, capsys.readouterr().err) == (3, "")
+
+
+@pytest.mark.parametrize("program", ["train_single", "train_fsdp"])
+def test_a_new_run_moves_the_one_before_aside(program, half, train, tmp_path):
+    folder = half("train_ddp" if program == "train_single" else program)
+    aside = folder / "previous-2"
+    (folder / "previous-1").mkdir()
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".in-use")
+    before = {path.relative_to(folder): path.read_bytes() for path in files}
+    run = train(folder, 1, program, "--steps", 1)
+    assert f"before  an earlier run is now in {aside}; --resume would have continued it" in run.out
+    moved = {path.relative_to(aside): path for path in aside.rglob("*")}
+    for name, content in before.items():
+        assert moved[name].read_bytes() == content
+    assert checkpoints(folder) == ["01"]
+    assert [line["step"] for line in metrics(folder)] == [1, 1]  # a loss, an evaluation; of the second run
+
+
+def test_latest_leads_somewhere_after_a_new_start(modules, half):
+    folder = half("train_ddp")
+    assert modules.checkpoint.Checkpoints(folder, 3, {}).set_aside() == folder / "previous-1"
+    assert not os.path.lexists(folder / "latest")
+
+
+def test_resume_without_a_checkpoint_says_so(text, solo, capsys):
+    solo(*TINY, "--steps", 1, "--data", text, "--resume")
+    assert "start   at step 0\n" in capsys.readouterr().out
+
+
+def test_save_minutes(text, solo, tmp_path):
+    words = [*TINY, "--data", text, "--steps", 7, "--log-every", 3, "--keep", 9]
+    solo(*words)
+    assert checkpoints(tmp_path / "run") == ["07"]
+    solo(*words, "--save-minutes", 60)
+    assert checkpoints(tmp_path / "run") == ["07"]
+    solo(*words, "--save-minutes", 1e-9)
+    assert checkpoints(tmp_path / "run") == ["01", "03", "06", "07"]  # when the ranks ask each other
+
+
+def test_ranks_wait_for_a_slow_checkpoint_beyond_their_timeout(server, driver, text, tmp_path):
+    """And those of train_ddp while they are told to end, too."""
+    change = """
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+import stop
+stop.STUCK = 1
+synchronized = os.fsync
+def fsync(file):
+    os.fsync = synchronized
+    print('sleeps', flush=True)
+    time.sleep(12)
+if rank == 0:
+    os.fsync = fsync
+"""
+    slow, launches = driver(change), {}
+    for program in ("train_ddp", "train_fsdp"):
+        words = [*TINY, "--data", text, "--out", tmp_path / program, "--steps", 3, "--keep", 9, "--timeout", 10]
+        words += ["--log-every", 1, "--save-minutes", 1e-9]  # due at step 1, by rank 0's clock alone or by all
+        launches[program] = Launch(tmp_path / program, 2, slow, TRAINING / f"{program}.py", *words)
+    while (
+        not Path(f"{tmp_path}/train_ddp.0.out").exists()
+        or "sleeps" not in Path(f"{tmp_path}/train_ddp.0.out").read_text()
+    ):
+        time.sleep(0.1)
+    for process in launches["train_ddp"].processes:
+        os.kill(process.pid, signal.SIGTERM)
+    for program, kept in (("train_ddp", ["01", "02"]), ("train_fsdp", ["01", "02", "03"])):
+        done = launches[program].wait()
+        assert (done.codes, done.out.count("sleeps")) == ([0, 0], 1), done.err
+        assert checkpoints(tmp_path / program) == kept
+
+
+@pytest.mark.parametrize(
+    ("program", "files"),
+    [
+        ("train_ddp", ["checkpoint-00000001.tmp", "run"]),
+        ("train_fsdp", ["run.json", "__0_0.distcp", ".metadata.tmp", "run"]),
+    ],
+)
+def test_all_of_a_checkpoint_is_brought_to_the_disk(program, files, train, driver, tmp_path):
+    change = """
+synchronized = os.fsync
+def fsync(file):
+    print('disk', os.path.basename(os.readlink(f'/proc/self/fd/{file}')), flush=True)
+    synchronized(file)
+os.fsync = fsync
+"""
+    done = train(tmp_path / "run", 1, program, "--steps", 1, driver=driver(change))
+    assert sorted(set(re.findall("disk (.*)", done.out))) == sorted(files)
+
+
+def test_a_run_killed_while_it_resumes_keeps_its_metrics(half, driver, text):
+    folder = half("train_ddp")
+    before = (folder / "metrics.jsonl").read_text()
+    change = """
+replace = os.replace
+os.replace = lambda old, new: os._exit(9) if str(new).endswith("metrics.jsonl") else replace(old, new)
+"""
+    words = [*TINY, "--data", text, "--out", folder, "--resume"]
+    assert Launch(folder, 1, driver(change), TRAINING / "train_ddp.py", *words).wait().codes == [9]
+    assert before and (folder / "metrics.jsonl").read_text() == before
+
+
+def test_sharded_on_cpus_by_a_torch_that_is_built_for_gpus(train, driver, tmp_path):
+    change = "import torch\ntorch._C._get_accelerator = lambda *_: torch.device('cuda')"
+    train(tmp_path / "run", 2, "train_fsdp", "--steps", 2, driver=driver(change))
