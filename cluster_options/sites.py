@@ -85,7 +85,8 @@ def site_answer(answer: str) -> str:
         try:
             path = Path(answer).expanduser().resolve()
         except RuntimeError as error:  # ~somebody, who does not exist
-            raise SiteError(f"site {answer!r}: {error}; give the path of a site file") from error
+            reason = str(error).rstrip(".")
+            raise SiteError(f"site {answer!r}: {reason}; give the path of a site file") from error
         if path.is_file():
             return str(path)
         what = "that is a folder" if path.is_dir() else "there is no such file"
