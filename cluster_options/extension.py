@@ -10,100 +10,54 @@ from types import ModuleType
 import jinja2
 from jinja2.ext import Extension
 
-from . import provenance
-from .answers import complete, problems, refuse_problems, settle, suggest
-from .commands import (
-    cell,
-    gpu_option,
-    image_name,
-    image_source,
-    in_code,
-    in_quotes,
-    interactive_line,
-    modules_of,
-    nodes_of,
-    overridable,
-    pod_volumes,
-    remarks,
-)
-from .detect import site_here
-from .provenance import (
-    VERSION,
-    bake_command,
-    instructions,
-    left_out,
-    link_command,
-    scripts,
-    template_files,
-    template_source,
-)
-from .runtimes import LAUNCHER_ROWS
-from .sbatch import (
-    build_answers,
-    cores_per_node,
-    example_nodes,
-    for_tests,
-    has_own_queue,
-    interactive_answers,
-    node_facts,
-    own_resources,
-    pad,
-    resources,
-    warning,
-)
-from .sites import SITES, site_facts
+from . import answers, commands, detect, provenance, runtimes, sbatch, sites
 
 PACKAGE = Path(__file__).resolve().parent
 GLOBALS = [
-    # answers: cookiecutter.json and the hooks
-    complete,
-    problems,
-    refuse_problems,
-    settle,
-    suggest,
-    # detect, sites
-    site_here,
-    site_facts,
-    # sbatch
-    build_answers,
-    cores_per_node,
-    example_nodes,
-    for_tests,
-    has_own_queue,
-    interactive_answers,
-    node_facts,
-    own_resources,
-    pad,
-    resources,
-    warning,
-    # commands
-    cell,
-    gpu_option,
-    image_name,
-    image_source,
-    in_code,
-    in_quotes,
-    interactive_line,
-    modules_of,
-    nodes_of,
-    overridable,
-    pod_volumes,
-    remarks,
-    # provenance
-    bake_command,
-    instructions,
-    left_out,
-    link_command,
-    scripts,
-    template_files,
-    template_source,
+    answers.complete,
+    answers.problems,
+    answers.refuse_problems,
+    answers.settle,
+    answers.suggest,
+    detect.site_here,
+    sites.site_facts,
+    sbatch.build_answers,
+    sbatch.cores_per_node,
+    sbatch.example_nodes,
+    sbatch.for_tests,
+    sbatch.has_own_queue,
+    sbatch.interactive_answers,
+    sbatch.node_facts,
+    sbatch.own_resources,
+    sbatch.pad,
+    sbatch.resources,
+    sbatch.warning,
+    commands.cell,
+    commands.gpu_option,
+    commands.image_name,
+    commands.image_source,
+    commands.in_code,
+    commands.in_quotes,
+    commands.interactive_line,
+    commands.modules_of,
+    commands.nodes_of,
+    commands.overridable,
+    commands.pod_volumes,
+    commands.remarks,
+    provenance.bake_command,
+    provenance.instructions,
+    provenance.left_out,
+    provenance.link_command,
+    provenance.scripts,
+    provenance.template_files,
+    provenance.template_source,
 ]
-CONSTANTS = {"LAUNCHER_ROWS": LAUNCHER_ROWS, "VERSION": VERSION}
+CONSTANTS = {"LAUNCHER_ROWS": runtimes.LAUNCHER_ROWS, "VERSION": provenance.VERSION}
 
 
 def stamps() -> dict[Path, int]:
     """Return when each file of this package and each site file was written [ns]."""
-    return {path: path.stat().st_mtime_ns for path in [*PACKAGE.glob("*.py"), *SITES.glob("*.yaml")]}
+    return {path: path.stat().st_mtime_ns for path in [*PACKAGE.glob("*.py"), *sites.SITES.glob("*.yaml")]}
 
 
 STAMPS = stamps()

@@ -10,6 +10,7 @@ A new key goes into SCHEMA. If files may leave it out, its default goes into the
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from datetime import date
 
@@ -22,24 +23,24 @@ WALLTIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):([0-5]\d):([0-5]\d)")
 # ---- kinds of values -------------------------------------------------------------------------------------------------
 
 
-class Rule:
+class Rule(ABC):
     """What a value has to be. `about` says what the value means; editors show it."""
 
     def __init__(self, about: str = "") -> None:
         """Keep what the value means."""
         self.about = about
 
+    @abstractmethod
     def faults(self, value: object, key: str) -> Iterator[str]:
         """Yield a sentence for each fault of a value; it begins with `key`, the value's place in the file."""
-        raise NotImplementedError
 
     def json_schema(self) -> dict:
         """Return the rule as JSON Schema, with what the value means."""
         return {"description": self.about, **self.json_type()} if self.about else self.json_type()
 
+    @abstractmethod
     def json_type(self) -> dict:
         """Return the rule as JSON Schema, without what the value means."""
-        raise NotImplementedError
 
 
 class Text(Rule):

@@ -161,7 +161,9 @@ FLAT = """\
 import importlib, sys
 from pathlib import Path
 from jinja2.ext import Extension
-from earlier.extension import GLOBALS, LAUNCHER_ROWS, VERSION, provenance
+from earlier.extension import GLOBALS
+from earlier.provenance import VERSION
+from earlier.runtimes import LAUNCHER_ROWS
 
 def stamps():
     folder = Path(__file__).resolve().parent
