@@ -13,8 +13,9 @@ The modules. Each imports only those above it:
     answers      defaults and faults of a set of answers; asks again
     sbatch       options of sbatch that follow from the answers, and their reasons
     commands     other text for scripts and documents
+    files        which files of the template a project keeps
     provenance   where a project comes from: version, commit, the commands that write it again and link it
-    extension    what cookiecutter loads
+    extension    the Jinja extension, and the list of functions that templates can call
     __main__     the command line
 
 This file and __main__ hold nothing newer than Python 3.6 can read. So an old Python can say that it is too old.
@@ -28,7 +29,7 @@ if sys.version_info < (3, 9):  # noqa: UP036
         sys.exit(TOO_OLD + "name a newer one, for example python3.11")
     raise ImportError(TOO_OLD + "install cookiecutter with a newer one: pipx install --python python3.11 cookiecutter")
 
-# `cruft update` runs the older and the newer version of the template in one process. Up to version 1.2 all this was a
+# `cruft update` runs the older and the newer version of the template in one process. Before version 1.2 all this was a
 # file, cluster_options.py. Its class reloads the module of that name, which executes this file in the namespace of the
 # older one, and then takes these three from there.
 if "GLOBALS" in globals():

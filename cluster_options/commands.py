@@ -39,7 +39,9 @@ def interactive_line(answers) -> str:
         "enroot": [f"container/start.sh {image} {here} --"],
         "podman-hpc": [f"container/start.sh {image} {here} --"],
         "shifter": [f"shifter --image=docker:{image}", *container["options"]],
-    }.get(runtime, [])
+        "none": [],
+        "venv": [],
+    }[runtime]
     modules = " ".join([*facts["modules"], *container["modules"]])
     before = f"module load {modules}; " * bool(modules) + f"export PROJECT_DIR={here}"
     before += " ENROOT_LOGIN_SHELL=no" * (runtime == "pyxis")
@@ -131,3 +133,12 @@ def remarks(limits) -> str:
         "" if limits["confirmed"] else "unconfirmed",
     ]
     return cell("; ".join(filter(None, found)))
+
+
+def bandwidths(published) -> str:
+    """Return a table of published bandwidths: a column for each figure that its rows have."""
+    titles = {"nodes": "nodes", "gpus": "GPUs", "busbw": "busbw", "algbw": "algbw"}
+    columns = [name for name in titles if published["rows"][0].get(name)]
+    lines = [[titles[name] for name in columns], ["---"] * len(columns)]
+    lines += [[str(row.get(name, "")) for name in columns] for row in published["rows"]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

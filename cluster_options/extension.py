@@ -1,7 +1,8 @@
-"""What cookiecutter loads: a Jinja extension that brings functions of this package into every rendered file."""
+"""The Jinja extension, and the list of functions of this package that templates can call."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from pathlib import Path
@@ -10,10 +11,20 @@ from types import ModuleType
 import jinja2
 from jinja2.ext import Extension
 
-from . import answers, commands, detect, provenance, runtimes, sbatch, sites
+from . import answers, commands, detect, files, provenance, runtimes, sbatch, sites
 
 PACKAGE = Path(__file__).resolve().parent
+
+
+def leave_out_other_kinds(answers) -> str:
+    """Have ClusterOptions.preprocess leave out the text of files that this project will not have. Returns ''."""
+    with contextlib.suppress(sites.SiteError):  # problems() says what is wrong
+        ClusterOptions.kind = sites.site_facts(answers["site"])["kind"]
+    return ""
+
+
 GLOBALS = [
+    leave_out_other_kinds,
     answers.complete,
     answers.problems,
     answers.refuse_problems,
@@ -32,6 +43,7 @@ GLOBALS = [
     sbatch.pad,
     sbatch.resources,
     sbatch.warning,
+    commands.bandwidths,
     commands.cell,
     commands.gpu_option,
     commands.image_name,
@@ -44,12 +56,14 @@ GLOBALS = [
     commands.overridable,
     commands.pod_volumes,
     commands.remarks,
+    files.in_container,
+    files.instructions,
+    files.left_out,
+    files.scripts,
+    files.template_files,
+    files.unneeded,
     provenance.bake_command,
-    provenance.instructions,
-    provenance.left_out,
     provenance.link_command,
-    provenance.scripts,
-    provenance.template_files,
     provenance.template_source,
 ]
 CONSTANTS = {"LAUNCHER_ROWS": runtimes.LAUNCHER_ROWS, "VERSION": provenance.VERSION}
@@ -64,7 +78,13 @@ STAMPS = stamps()
 
 
 class ClusterOptions(Extension):
-    """Makes GLOBALS and CONSTANTS known to cookiecutter.json, to the hooks and to every rendered file."""
+    """Makes GLOBALS and CONSTANTS known to cookiecutter.json, to the hooks and to every rendered file.
+
+    kind: the kind of site that the project is written for; '' before the hook pre_gen_project.py has set it, and where
+        cookiecutter runs no hooks. The hook and the files are rendered in different environments, so it is the class's.
+    """
+
+    kind = ""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         """Add them as globals.
@@ -74,9 +94,19 @@ class ClusterOptions(Extension):
         """
         super().__init__(environment)
         provenance.commit.cache_clear()  # another one may be checked out now
-        newest = sys.modules[__name__] if stamps() == STAMPS else import_anew()
-        environment.globals.update({function.__name__: function for function in newest.GLOBALS})
-        environment.globals.update(newest.CONSTANTS)
+        current = sys.modules[__name__] if stamps() == STAMPS else import_anew()
+        environment.globals.update({function.__name__: function for function in current.GLOBALS})
+        environment.globals.update(current.CONSTANTS)
+        ClusterOptions.kind = ""  # of the project that was written before in this process
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        """Return no text for a file of another kind of site, which the hook post_gen_project.py removes.
+
+        To compile what is removed would take a third of the time of writing a project.
+        """
+        folder = (name or "").partition("/")[0]
+        other = folder in runtimes.KINDS and folder != ClusterOptions.kind
+        return "" if ClusterOptions.kind and other else source
 
 
 def import_anew() -> ModuleType:

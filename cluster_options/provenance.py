@@ -1,4 +1,4 @@
-"""Where a project comes from: version, commit, the commands that write it again and link it, the template's files."""
+"""Where a project comes from: version, commit, the commands that write it again and link it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from pathlib import Path
 
 from .answers import suggest
 from .questions import QUESTION_NAMES
-from .sites import site_facts
 
 VERSION = "1.2.0"  # CHANGELOG.md begins with it
 ROOT = Path(__file__).resolve().parent.parent
 STARTED_IN = Path.cwd()  # cookiecutter renders from other folders
 
-
 HOSTS = {"gh": "https://github.com/{}.git", "gl": "https://gitlab.com/{}.git", "bb": "https://bitbucket.org/{}"}
-
-
-# Files and folders that examples=no leaves out: what a project that exists has of its own, and programs to learn from.
-EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "check/hello.py", "pi", "tests", "training")
 
 
 def template_source(answers) -> dict:
@@ -78,31 +72,3 @@ def link_command(answers) -> str:
     checkout = ["--checkout", source["commit"]] if source["commit"] else []
     words = ["cruft", "link", "--no-input", "--default-config", *checkout, source["git"]]
     return shlex.join([*words, "--extra-context", json.dumps(given_answers(answers))])
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def scripts() -> list:
-    """Return the template's scripts, which begin with #!, by the paths that they are written to."""
-    folder = ROOT / "{{cookiecutter.project}}"
-    files = [path for pattern in ("*.sh", "*.sbatch", "*.py") for path in folder.rglob(pattern)]
-    return sorted(str(path.relative_to(folder)) for path in files if path.read_bytes().startswith(b"#!"))
-
-
-def template_files(answers) -> list[str]:
-    """Return the paths of all files that cookiecutter writes, before the hook removes what was not answered for."""
-    folder = ROOT / "{{cookiecutter.project}}"
-    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    return sorted(name.replace(folder.name, answers["project"]) for name in names)
-
-
-def left_out(answers) -> list[str]:
-    """Return the paths of the files that examples=no leaves out."""
-    names = template_files(answers) if answers["examples"] == "no" else []
-    return [name for name in names if name in EXAMPLES or name.split("/")[0] in EXAMPLES]
-
-
-def instructions(answers) -> str:
-    """Return the path of the page of instructions: a project that exists has a README.md of its own."""
-    return f"{site_facts(answers['site'])['kind']}/README.md" if answers["examples"] == "no" else "README.md"

@@ -40,7 +40,7 @@ LAUNCHER_ROWS = {  # of a table: what is started, what that starts, when to pick
 # What each kind of site can have; a site file lists which of these it has.
 KINDS = {
     "local": {"runtimes": ("none", "venv"), "launchers": ("torchrun",), "name": "no scheduler"},
-    "slurm": {"runtimes": tuple(RUNTIMES)[:-1], "launchers": LAUNCHERS, "name": "Slurm"},
+    "slurm": {"runtimes": tuple(name for name in RUNTIMES if name != "pod"), "launchers": LAUNCHERS, "name": "Slurm"},
     "runai": {"runtimes": ("pod",), "launchers": ("torchrun",), "name": "Run:ai"},
 }
 

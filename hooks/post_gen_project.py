@@ -13,52 +13,15 @@ PROJECT = "{{ cookiecutter.project }}"
 TITLE = {{site_facts(cookiecutter.site).title | tojson}}  # noqa: F821
 KIND = "{{ site_facts(cookiecutter.site).kind }}"
 RUNTIME = "{{ cookiecutter.runtime }}"
-IMAGE_SOURCE = "{{ image_source(cookiecutter) }}"
-RUNTIMES = {{site_facts(cookiecutter.site).runtimes}}  # noqa: F821
+BUILDS_IMAGE = {{"slurm/build_container.sh" not in unneeded(cookiecutter)}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
-LAUNCHER = "{{ cookiecutter.launcher }}"
-PUBLISHED = {{site_facts(cookiecutter.site).all_reduce != []}}  # noqa: F821
 SCRIPTS = {{scripts()}}  # noqa: F821
 FILES = {{template_files(cookiecutter)}}  # noqa: F821
+UNNEEDED = {{unneeded(cookiecutter)}}  # noqa: F821
 LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
 EXAMPLES = "{{ cookiecutter.examples }}"
 PAGE = "{{ instructions(cookiecutter) }}"
 
-SLURM, RUNAI = KIND == "slurm", KIND == "runai"
-BUILDS_IMAGE = SLURM and IMAGE_SOURCE != ""
-HOROVOD = LAUNCHER == "mpirun-ranks"
-NEEDED = {
-    "requirements.txt": not RUNAI,
-    "benchmark/published.csv": PUBLISHED,
-    "benchmark/slow_nodes.py": KIND != "local",
-    "local/submit.sh": KIND == "local",
-    "local/lib.sh": KIND == "local",
-    "launch/rank.sh": SLURM,
-    "launch/spawn.py": SLURM,
-    "slurm/submit_multinode.sh": SLURM,
-    "slurm/lib.sh": SLURM,
-    "slurm/minimal.sbatch": SLURM,
-    "slurm/preflight.sh": SLURM,
-    "slurm/preflight_node.sh": SLURM,
-    "slurm/doctor.py": SLURM,
-    "slurm/interactive.sh": SLURM,
-    "slurm/interactive.rc": SLURM,
-    "slurm/build_venv.sh": SLURM and "venv" in RUNTIMES,
-    "slurm/build_horovod.sh": HOROVOD,
-    "training/train_horovod.py": HOROVOD,
-    "slurm/build_container.sh": BUILDS_IMAGE,
-    "container/Dockerfile": BUILDS_IMAGE or RUNAI,
-    "container/requirements.txt": BUILDS_IMAGE or RUNAI,
-    "runai/submit_multinode.sh": RUNAI,
-    "runai/interactive.sh": RUNAI,
-    "runai/pod.sh": RUNAI,
-    "runai/lib.sh": RUNAI,
-    "runai/pod_lib.sh": RUNAI,
-    "container/start.sh": SLURM and RUNTIME in ("enroot", "podman-hpc"),
-    f"container/{PROJECT}.toml": SLURM and RUNTIME == "edf",
-    **dict.fromkeys(LEFT_OUT, False),
-    **{name: name == PAGE for name in ("local/README.md", "runai/README.md", "slurm/README.md")},
-}
 SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
 FIRST_JOBS = [
     (f"{SUBMIT} check/ranks.py", "who is rank N: the table to read before anything else"),
@@ -82,27 +45,34 @@ BUILD = {
 BUILD_IMAGE = ("bash slurm/build_container.sh", "once; go on when its output ends with ready:")
 
 
-def drop(there: dict, empty_folders: list) -> None:
-    """Remove what was written just now and is not needed, and the folders that this leaves empty.
+def restore(there: dict) -> None:
+    """Bring back the user's files of LEFT_OUT that cookiecutter has written over just now.
 
     there: the files that were there before, with the time [ns] when each was written.
     """
     for name in LEFT_OUT:
-        if name in there and Path(name).stat().st_mtime_ns != there[name]:  # overwritten: the user's own comes back
-            shutil.copy2(f".being-written/files/{name}", name)
-    for path in [Path(name) for name, needed in NEEDED.items() if not needed]:
+        if name in there and Path(name).stat().st_mtime_ns != there[name]:
+            mine = Path(f".being-written/files/{name}")
+            left_behind = name.startswith("parts/") and mine.read_bytes() == Path(name).read_bytes()
+            if not left_behind:  # by a run without hooks, which leaves what drop() removes
+                shutil.copy2(mine, name)
+
+
+def drop(there: dict, empty_folders: list) -> None:
+    """Remove what was written just now and is not needed, and the folders that this leaves empty."""
+    for path in map(Path, UNNEEDED):
         if path.exists() and path.stat().st_mtime_ns != there.get(str(path)):
             path.unlink()
-        folder = path.parent
-        if folder.is_dir() and not any(folder.iterdir()) and str(folder) not in empty_folders:
-            folder.rmdir()
+        for folder in list(path.parents)[:-1]:  # but for the project itself
+            if folder.is_dir() and not any(folder.iterdir()) and str(folder) not in empty_folders:
+                folder.rmdir()
 
 
 def say_what_was_kept(kept: list) -> None:
     """Tell of files that --skip-if-file-exists has kept: the template's own, of an earlier run, or the user's."""
     if not kept:
         return
-    if len(kept) == sum(NEEDED.get(name, True) for name in FILES):
+    if len(kept) == len(FILES) - len(UNNEEDED):
         print(f"All {len(kept)} files were in {PROJECT} before, and none was changed.")
         return
     print("These files were there before, and were kept:", *kept, sep="\n  ")
@@ -113,16 +83,17 @@ def main() -> None:
     """Drop, restore, say."""
     before = json.loads(Path(".being-written/there.json").read_text())
     there = before["files"]
+    restore(there)
     drop(there, before["empty folders"])
     shutil.rmtree(".being-written")
-    needed = [Path(name) for name in FILES if NEEDED.get(name, True) and Path(name).exists()]
+    needed = [Path(name) for name in FILES if name not in UNNEEDED and Path(name).exists()]
     kept = [str(path) for path in needed if path.stat().st_mtime_ns == there.get(str(path))]
     for path in needed:  # a template that came as a zip file has lost the run bits
         if str(path) in SCRIPTS and str(path) not in kept:
             path.chmod(path.stat().st_mode | 0o111)
 
     steps = [(f"cd {PROJECT}", f"settings: env.sh; all else: {PAGE}")]
-    if SLURM and OFFLINE and (RUNTIME == "venv" or BUILDS_IMAGE):
+    if KIND == "slurm" and OFFLINE and (RUNTIME == "venv" or BUILDS_IMAGE):
         steps.append((f"less {PAGE}", "First run: what has to be fetched before, as compute nodes have no internet"))
     if RUNTIME == "venv":
         steps += [PACKAGES] * (not Path("requirements.txt").exists()) + [BUILD[KIND]]

@@ -15,26 +15,29 @@ import shutil
 import sys
 from pathlib import Path
 
-# A replay of an older version lacks some answers. The next line fills them in, before the lines below read them. It
-# stands in a comment because it leaves no text.
+# A replay of an older version lacks some answers. The next line fills them in, before the lines below read them. The
+# line after it spares the rendering of files that post_gen_project.py removes. Both stand in comments because they
+# leave no text.
 # {{ complete(cookiecutter) }}
+# {{ leave_out_other_kinds is defined and leave_out_other_kinds(cookiecutter) }}
 PROBLEMS = {{problems(cookiecutter)}}  # noqa: F821  (rendered by cookiecutter: a list of sentences)
 FILES = {{template_files(cookiecutter)}}  # noqa: F821
-# The template's files that examples=no leaves out. cookiecutter writes them all the same. With --overwrite-if-exists it
-# writes over the user's files of these names. post_gen_project.py then copies the user's files back.
-LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
+# The template's files that this project does not keep, and that are the user's own if they are there. cookiecutter
+# writes them all the same. With --overwrite-if-exists it writes over the user's files of these names.
+# post_gen_project.py then copies the user's files back.
+LEFT_OUT = {{left_out(cookiecutter) if not problems(cookiecutter) else []}}  # noqa: F821
 
 FOLDERS = sorted({str(folder) for name in FILES for folder in Path(name).parents})
 for folder in filter(Path.exists, map(Path, FOLDERS)):
     if not folder.is_dir():
         PROBLEMS.append(f"'{folder}' is a file, and the template writes a folder of this name: rename yours")
 for name in FILES:
-    if name not in LEFT_OUT and Path(name).is_dir():  # cookiecutter would leave out the file silently
+    kept = name not in LEFT_OUT or name.startswith("parts/")  # cookiecutter cannot copy a part over a folder
+    if kept and Path(name).is_dir():  # cookiecutter would leave out the file silently
         PROBLEMS.append(f"'{name}' is a folder, and the template writes a file of this name: rename yours")
 if Path(".being-written").exists():
     PROBLEMS.append(
-        "an earlier run was interrupted, and may have overwritten files of yours that examples=no leaves alone: to get "
-        "them back, run in "
+        "an earlier run was interrupted, and may have overwritten files of yours: to get them back, run in "
         f"{Path.cwd()} 'cp -a .being-written/files/. .', then 'rm -r .being-written'"
     )
 if PROBLEMS:

@@ -19,6 +19,7 @@ sys.path.insert(0, str(REPOSITORY))
 sys.dont_write_bytecode = True  # byte code in the template's folder would be written into every project
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+from cluster_options.extension import ClusterOptions  # noqa: E402
 from cluster_options.runtimes import IN_SRUN  # noqa: E402  (the package lies beside cookiecutter.json)
 from cluster_options.sites import site_facts, site_names  # noqa: E402
 
@@ -27,10 +28,11 @@ COMPILED = {}  # templates by their text and name: compiling them anew for each 
 
 
 def compile_once(environment, *words, compile_anew=StrictEnvironment.compile):
-    """Stand in for jinja2's Environment.compile, whose result depends on nothing but its arguments."""
-    if words not in COMPILED:
-        COMPILED[words] = compile_anew(environment, *words)
-    return COMPILED[words]
+    """Stand in for jinja2's Environment.compile. Its result depends on its arguments and ClusterOptions.preprocess."""
+    key = (ClusterOptions.kind, *words)
+    if key not in COMPILED:
+        COMPILED[key] = compile_anew(environment, *words)
+    return COMPILED[key]
 
 
 StrictEnvironment.compile = compile_once
@@ -64,15 +66,34 @@ def bake(folder: Path, *arguments: object, **answers: object) -> Path:
     return folder / answers["project"]
 
 
+def page(project: Path, name: str) -> str:
+    """Return the text of a page that README.md of a written project links."""
+    return next(project.glob(f"*/docs/{name}.md")).read_text()
+
+
+def documents(project: Path) -> str:
+    """Return the text of all Markdown of a written project."""
+    return "\n".join(path.read_text() for path in sorted(project.rglob("*.md")))
+
+
 def argument_for_hydra(project: Path) -> str:
-    """Return the argument with which, says the README, all ranks name the same folder to hydra; as a shell reads it."""
-    return shlex.split(re.search(r"hydra\.run\.dir='.*?'", (project / "README.md").read_text())[0])[0]
+    """Return the argument with which, says a page, all ranks name the same folder to hydra; as a shell reads it."""
+    return shlex.split(re.search(r"hydra\.run\.dir='.*?'", page(project, "it-does-not-work"))[0])[0]
 
 
 def account(site) -> str:
     """Return an account as it may look at a site; '' where none is asked for."""
     facts = site_facts(str(site))
     return facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
+
+
+def gpu_counts(node: dict) -> list[str]:
+    """Return the numbers of GPUs per node that are worth a test: what a node has, and fewer."""
+    if node["gpus"] == 0:
+        return ["0"]
+    if node["cpu_only"]:
+        return ["1", "0"]
+    return [str(node["gpus"]), "1"]
 
 
 def combinations() -> list[dict[str, str]]:
@@ -85,10 +106,8 @@ def combinations() -> list[dict[str, str]]:
             for runtime, launcher in product(facts["runtimes"], facts["launchers"])
             if not (runtime in IN_SRUN and launcher.startswith("mpirun"))
         ]
-        node = facts["node"]
-        gpus = ["0"] if node["gpus"] == 0 else ["1", "0"] if node["cpu_only"] else [str(node["gpus"]), "1"]
         found += [
             {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account(site)}
-            for (runtime, launcher), count in product(both, gpus)
+            for (runtime, launcher), count in product(both, gpu_counts(facts["node"]))
         ]
     return found

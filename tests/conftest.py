@@ -1,15 +1,15 @@
 """Fixtures that several test files share."""
 
-import fcntl
 import os
 import shutil
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from build_folder import BUILD, one_at_a_time
 from container_root import make_base_archive, make_container_root, make_sif, python_folders
 from debian_root import make_debian13_root
+from needs import skip_or_fail
 from slurm_cluster import PATH, Cluster, ClusterError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -42,21 +42,12 @@ def pytest_terminal_summary(terminalreporter):
         Path(os.environ["DRILLS_FILE"]).write_text("\n".join(lines) + "\n")
 
 
-@contextmanager
-def alone():
-    """What is kept in build/ is made by one of the processes that run tests, while the others wait."""
-    (REPOSITORY / "build").mkdir(exist_ok=True)
-    with open(REPOSITORY / "build/.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     """A cluster with this machine's Slurm."""
     if not shutil.which("slurmctld", path=PATH):
         missing = "Slurm is not installed: apt-get install slurm-wlm munge iproute2 openmpi-bin"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)  # in CI, a run without it would prove nothing
+        skip_or_fail(missing)
     with Cluster(tmp_path_factory.mktemp("slurm") / "a") as cluster:
         yield cluster
 
@@ -64,11 +55,11 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="session")
 def debian13():
     """The root directory of a Debian 13, with Apptainer and podman where these can be had."""
-    with alone():
-        root, _ = make_container_root(REPOSITORY / "build/containers13")
+    with one_at_a_time():
+        root, _ = make_container_root(BUILD / "containers13")
         reason = ""
         if not root:
-            root, reason = make_debian13_root(REPOSITORY / "build/debian13")
+            root, reason = make_debian13_root(BUILD / "debian13")
     if not root:
         pytest.skip(f"no Debian 13 to run its Slurm: {reason}")
     return root
@@ -92,9 +83,11 @@ def cluster24(debian13, tmp_path_factory):
 @pytest.fixture(scope="session")
 def archive():
     """A small Debian 13 with Python, as `docker save` writes it."""
-    with alone():
-        archive, reason = make_base_archive(REPOSITORY / "build/base13.tar")
-    return archive or pytest.skip(f"no image: {reason}")
+    with one_at_a_time():
+        archive, reason = make_base_archive(BUILD / "base13.tar")
+    if not archive:
+        pytest.skip(f"no image: {reason}")
+    return archive
 
 
 @pytest.fixture(scope="session")
@@ -110,5 +103,5 @@ def containers(cluster24):
 @pytest.fixture(scope="session")
 def sif(containers, archive):
     """The same as an Apptainer image."""
-    with alone():
-        return make_sif(containers, archive, REPOSITORY / "build/base13.sif")
+    with one_at_a_time():
+        return make_sif(containers, archive, BUILD / "base13.sif")

@@ -14,24 +14,19 @@ names a storage.conf, as on sites whose home directories cannot hold images. Eve
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from debian_root import DEBIAN13_PACKAGES
+from debian_root import DEBIAN13_PACKAGES, Unavailable, debian_mirror, mmdebstrap, unfinished
 from slurm_cluster import Cluster
-from waiting import INSTALLATION
 
 # Apptainer brings uidmap and squashfs-tools. podman's bridge, netavark, comes along and is never used: CONTAINERS_CONF.
 CONTAINER_PACKAGES = f"{DEBIAN13_PACKAGES},podman,apptainer"
@@ -79,10 +74,6 @@ exec /usr/bin/podman "$@"
 """
 
 
-class Unavailable(RuntimeError):
-    """Something cannot be had here; the message says why."""
-
-
 def python_folders() -> list[Path]:
     """What the Python of the tests consists of beside its virtual environment: to be seen in other file systems too."""
     if sys.base_prefix != "/usr":
@@ -103,11 +94,11 @@ def make_container_root(cache: Path) -> tuple[Path | None, str]:
         return None, "this takes the rights of root"
     try:
         if not (cache / "usr").is_dir():
-            mirror = _mirror()
+            mirror = debian_mirror()
             with unfinished(cache) as new:
                 # Apptainer is in Debian's sid alone, and needs nothing else of it. A release file of sid is valid for
                 # a week only, too short for a mirror that stands still.
-                _debian(
+                mmdebstrap(
                     *["--aptopt=APT::Default-Release trixie", f"--include={CONTAINER_PACKAGES}", "trixie", new],
                     *[f"deb {mirror} trixie main", f"deb [check-valid-until=no] {mirror} sid main"],
                 )
@@ -137,13 +128,13 @@ def make_base_archive(
     try:
         with unfinished(cache) as new:
             layer = new.with_name("layer.tar")
-            _debian(
+            mmdebstrap(
                 f"--include={packages}",
                 *[f"--dpkgopt=path-exclude=/usr/share/{unused}/*" for unused in ("doc", "locale", "man", "zoneinfo")],
                 # pip installs into this Python without further ado, as in the images of vendors
                 '--customize-hook=rm "$1"/usr/lib/python3.*/EXTERNALLY-MANAGED; ln -s python3 "$1/usr/bin/python"',
                 *[f"--customize-hook={hook}" for hook in hooks],
-                *[suite, layer, _mirror()],
+                *[suite, layer, debian_mirror()],
             )
             _write_archive(new, layer, name, environment)
     except Unavailable as error:
@@ -232,36 +223,3 @@ def _write_archive(target: Path, layer: Path, name: str, environment: Sequence[s
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
         tar.add(layer, "layer.tar")
-
-
-@contextlib.contextmanager
-def unfinished(cache: Path):
-    """Give a path to write to, which becomes `cache` at once, and only if all went well."""
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{cache.name}-") as folder:
-        new = Path(folder) / cache.name
-        yield new
-        with contextlib.suppress(OSError):  # somebody else was faster
-            new.rename(cache)
-
-
-def _mirror() -> str:
-    """The Debian mirror that this machine's apt uses, or nothing."""
-    sources = [*Path("/etc/apt").glob("sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
-    text = "\n".join(path.read_text(errors="replace") for path in sources)
-    found = re.search(r"^(?:URIs:|deb\s(?:\[.*?\])?)\s*(\S+/debian)/?\s", text, re.M)
-    return found[1] if found else ""
-
-
-def _debian(*arguments: str | Path) -> None:
-    """Run mmdebstrap."""
-    if os.geteuid() != 0 or not shutil.which("mmdebstrap") or not _mirror():
-        raise Unavailable("this takes mmdebstrap, the rights of root, and a Debian mirror among apt's package sources")
-    # in a mount namespace of its own nothing stays mounted if this is interrupted
-    words = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", *arguments]
-    try:
-        subprocess.run(
-            words, check=True, capture_output=True, text=True, timeout=INSTALLATION, stdin=subprocess.DEVNULL
-        )
-    except subprocess.SubprocessError as error:
-        raise Unavailable(f"{error}\n{str(error.stderr)[-1000:]}") from error

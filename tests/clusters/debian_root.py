@@ -1,4 +1,4 @@
-"""The root directory of a Debian 13, whose Slurm is another one than this machine's."""
+"""Debian for tests, kept from one test run to the next; here the root directory of a Debian 13 with its newer Slurm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from waiting import INSTALLATION
@@ -19,6 +20,10 @@ DEBIAN13_PACKAGES = (
 )
 
 
+class Unavailable(RuntimeError):
+    """Something cannot be had here; the message says why."""
+
+
 def make_debian13_root(cache: Path) -> tuple[Path | None, str]:
     """Install Debian 13, whose Slurm is 24.11, into the directory `cache`, unless it is there already.
 
@@ -26,24 +31,46 @@ def make_debian13_root(cache: Path) -> tuple[Path | None, str]:
     """
     if (cache / "usr").is_dir():
         return cache, ""
+    try:
+        with unfinished(cache) as new:
+            mmdebstrap(f"--include={DEBIAN13_PACKAGES}", "trixie", new, debian_mirror())
+            (new / "etc/hosts").touch()  # a mount point
+    except Unavailable as error:
+        return None, str(error)
+    return cache, ""
+
+
+@contextlib.contextmanager
+def unfinished(cache: Path) -> Iterator[Path]:
+    """Give a path to write to, which becomes `cache` at once, and only if all went well."""
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{cache.name}-") as folder:
+        new = Path(folder) / cache.name
+        yield new
+        try:
+            new.rename(cache)
+        except OSError:
+            if not cache.is_dir():  # else somebody else was faster
+                raise
+
+
+def debian_mirror() -> str:
+    """Return the Debian mirror that this machine's apt uses, or nothing."""
     sources = [*Path("/etc/apt").glob("sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
     text = "\n".join(path.read_text(errors="replace") for path in sources)
-    mirror = re.search(r"^(?:URIs:|deb\s(?:\[.*?\])?)\s*(\S+/debian)/?\s", text, re.M)
-    if os.geteuid() != 0 or not shutil.which("mmdebstrap") or not mirror:
-        return None, "this takes mmdebstrap, the rights of root, and a Debian mirror among the package sources of apt"
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache.parent, prefix=f".{cache.name}-") as unfinished:
-        new = Path(unfinished) / "root"
-        packages = f"--include={DEBIAN13_PACKAGES}"
-        # in a mount namespace of its own nothing stays mounted if this is interrupted
-        words = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", packages, "trixie", new, mirror[1]]
-        try:
-            subprocess.run(
-                words, check=True, capture_output=True, text=True, timeout=INSTALLATION, stdin=subprocess.DEVNULL
-            )
-        except subprocess.SubprocessError as error:
-            return None, f"{error}\n{str(error.stderr)[-1000:]}"
-        (new / "etc/hosts").touch()  # a mount point
-        with contextlib.suppress(OSError):  # somebody else was faster
-            new.rename(cache)
-    return cache, ""
+    found = re.search(r"^(?:URIs:|deb\s(?:\[.*?\])?)\s*(\S+/debian)/?\s", text, re.M)
+    return found[1] if found else ""
+
+
+def mmdebstrap(*arguments: str | Path) -> None:
+    """Install a small Debian. Raises Unavailable if that fails."""
+    if os.geteuid() != 0 or not shutil.which("mmdebstrap") or not debian_mirror():
+        raise Unavailable("this takes mmdebstrap, the rights of root, and a Debian mirror among apt's package sources")
+    # in a mount namespace of its own nothing stays mounted if this is interrupted
+    words = ["unshare", "--mount", "mmdebstrap", "--quiet", "--variant=minbase", *arguments]
+    try:
+        subprocess.run(
+            words, check=True, capture_output=True, text=True, timeout=INSTALLATION, stdin=subprocess.DEVNULL
+        )
+    except subprocess.SubprocessError as error:
+        raise Unavailable(f"{error}\n{str(error.stderr)[-1000:]}") from error

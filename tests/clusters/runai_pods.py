@@ -28,6 +28,7 @@ from pathlib import Path
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
 sys.path.insert(0, str(STAND_INS))
 
+from infiniband import write_infiniband  # noqa: E402
 from stand_in import MS_BIND, MS_REC, Mount, Root, libc, mount  # noqa: E402
 from waiting import PATIENCE  # noqa: E402
 
@@ -45,6 +46,19 @@ TICK = 0.05
 
 
 # ---- the operator: process 1 of the cluster's namespaces
+
+
+def shm_size(spec: dict) -> str:
+    """Return the option of mount for a pod's own /dev/shm; '' if it has the node's."""
+    if spec["host_ipc"]:
+        return ""
+    return "size=50%" if spec["large_shm"] else "size=64m"
+
+
+def end_with_standard_input() -> None:
+    """Wait for the end of standard input, and end this process."""
+    os.read(0, 1)
+    os._exit(0)
 
 
 class Pod:
@@ -155,7 +169,7 @@ class Pod:
             "volumes": sorted([(operator.settings["volumes"][claim], path) for claim, path in spec["volumes"]],
                               key=lambda entry: entry[1]),
             "hidden": operator.settings["hidden"],
-            "shm": "" if spec["host_ipc"] else "size=50%" if spec["large_shm"] else "size=64m",
+            "shm": shm_size(spec),
             "infiniband": self.write_infiniband(),
             "devices": spec["devices" if self.rank else "master_devices"],
         }  # fmt: skip
@@ -187,24 +201,11 @@ class Pod:
         os.close(pipe)
 
     def write_infiniband(self) -> str:
-        """/sys/class/infiniband of this pod, as the kernel lays it out; '' without any."""
+        """Write this pod's /sys/class/infiniband; return where, or '' if it has none."""
         if not (trees := self.workload.operator.settings["infiniband"]):
             return ""
         top = self.folder / "infiniband"
-        for device, ports in trees[min(self.rank, len(trees) - 1)].items():
-            for port, facts in ports.items():
-                place = top / device / "ports" / str(port)
-                for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
-                    (place / folder).mkdir(parents=True, exist_ok=True)
-                (place / "link_layer").write_text(f"{facts.get('link_layer', 'Ethernet')}\n")
-                (place / "state").write_text("4: ACTIVE\n")
-                for index, (gid, kind) in enumerate(facts.get("gids", [])):
-                    (place / f"gids/{index}").write_text(f"{gid}\n")
-                    if kind is None:  # EINVAL in a real pod, EISDIR here
-                        (place / f"gid_attrs/types/{index}").mkdir(exist_ok=True)
-                    else:
-                        (place / f"gid_attrs/types/{index}").write_text(f"{kind}\n")
-                        (place / f"gid_attrs/ndevs/{index}").write_text("net1\n")
+        write_infiniband(top, trees[min(self.rank, len(trees) - 1)])
         return str(top)
 
     def step(self) -> None:
@@ -348,8 +349,8 @@ class Operator:
         self.addresses = 0
 
     def run(self) -> None:
-        """Until standard input ends: then process 1 does, and the kernel ends all others."""
-        threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
+        """Run until standard input ends: then process 1 does, and the kernel ends all others."""
+        threading.Thread(target=end_with_standard_input, daemon=True).start()
         mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777")  # --host-ipc shares this one, not the machine's
         ip("link add br0 type bridge", "address add 10.88.0.1/16 dev br0", "link set br0 up", "link set lo up")
         print("up", flush=True)

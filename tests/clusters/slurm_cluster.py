@@ -286,7 +286,9 @@ class Cluster:
             timeout=PATIENCE,
             check=False,
         )
-        return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+        if done.returncode == 0:
+            return ""
+        return done.stderr.strip() or f"exit code {done.returncode}"
 
     def _unshare(self) -> list[str]:
         # Not --map-root-user: as a pretended root slurmd tries setgroups, which is not allowed.

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from needs import needs_namespaces
 from slurm_cluster import PATH
 from stand_in_place import HERE, LOGIN_PATH, PYTHON, ROOT_ONLY, place
 from waiting import FOREVER
@@ -303,8 +304,7 @@ def test_edf_refuses_images(edf):
 
 def test_pyxis_on_two_nodes(cluster, place):
     """The real srun, two tasks on each of two nodes, with a container that the second step finds on each node."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     keys = ("STAND_IN_HIDE", "STAND_IN_LOG")
     environ = {key: place.environ[key] for key in keys} | {"STAND_IN_SPANK": "pyxis", "PATH": f"{HERE}:{PYTHON}:{PATH}"}
     program = 'echo "$SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME in $STAND_IN_RUNTIME: $(cat here)"'

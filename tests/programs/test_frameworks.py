@@ -7,18 +7,19 @@ may train alone, with exit code 0. Hence the scripts print who they are and what
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake
+from debian_root import unfinished
+from needs import needs_namespaces, skip_or_fail
 from slurm_cluster import PATH
+from two_nodes import ANSWERS, MPIRUN_AS_ROOT
 
 pytestmark = pytest.mark.drill
 SCRIPTS = Path(__file__).resolve().parent / "frameworks"
@@ -40,19 +41,12 @@ def frameworks():
     folder = REPOSITORY / "build/frameworks" / key
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as unfinished:
-        new = Path(unfinished) / key
+    with unfinished(folder) as new:
         # --no-deps: the tests' own torch is meant, and pip knows nothing of it where --target is given
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
         done = subprocess.run([*pip, "--target", new, "-r", requirements], capture_output=True, text=True, check=False)
         if done.returncode:
-            missing = f"accelerate and lightning cannot be installed: {done.stderr[-1000:]}"
-            (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
-        try:
-            new.rename(folder)
-        except OSError:  # somebody else was faster
-            assert folder.is_dir()
+            skip_or_fail(f"accelerate and lightning cannot be installed: {done.stderr[-1000:]}")
     return folder
 
 
@@ -60,13 +54,13 @@ def frameworks():
 def environment(frameworks):
     """What the user's shell has: the libraries, and the word that Accelerate wants where torch sees no GPU."""
     mine = {"PYTHON": sys.executable, "PYTHONPATH": str(frameworks), "ACCELERATE_USE_CPU": "true"}
-    return {**mine, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # as tests often do
+    return {**mine, **MPIRUN_AS_ROOT}
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
     """A project for two nodes of two ranks; the GPUs are invented."""
-    return bake(tmp_path_factory.mktemp("a b"), site="slurm", nodes="2", gpus_per_node="2")
+    return bake(tmp_path_factory.mktemp("a b"), **ANSWERS)
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +84,7 @@ def alone(environment, tmp_path_factory):
 @pytest.fixture
 def cluster(cluster):
     """The cluster, if its nodes have names of their own."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     return cluster
 
 
@@ -112,7 +105,7 @@ def assert_trained_together(output, expected):
 
 def needs_mpirun(launcher):
     if launcher.startswith("mpirun") and not shutil.which("mpirun", path=PATH):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("mpirun is not installed: apt-get install openmpi-bin")
+        skip_or_fail("mpirun is not installed: apt-get install openmpi-bin")
 
 
 def until_torch_ends_well(run):
@@ -152,7 +145,7 @@ def test_a_users_script_trains_on_two_nodes(cluster, project, environment, alone
 @pytest.mark.parametrize("version", ["cluster", "cluster24"])
 def test_in_an_allocation_with_stray_variables(request, version, project, environment, alone, tmp_path, name):
     """salloc calls the job "interactive", which to Lightning means that Slurm did not start it."""
-    either = request.getfixturevalue(version)
+    slurm = request.getfixturevalue(version)
     needs_mpirun("mpirun")
     command = ["salloc", "--nodes=2", "--gpus-per-node=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
     command += ["bash", project / "slurm/submit_multinode.sh", SCRIPTS / f"{name}_script.py"]
@@ -160,7 +153,7 @@ def test_in_an_allocation_with_stray_variables(request, version, project, enviro
         mine = {**environment, **STRAY, "LAUNCHER": launcher}
 
         def run(mine=mine):
-            done = either.run(*command, cwd=tmp_path, env=mine, check=False)
+            done = slurm.run(*command, cwd=tmp_path, env=mine, check=False)
             return done.returncode != 0, done.stdout + done.stderr
 
         assert_trained_together(until_torch_ends_well(run), alone[name])

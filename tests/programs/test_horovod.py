@@ -24,6 +24,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from needs import needs_namespaces, skip_or_fail
+from two_nodes import MPIRUN_AS_ROOT
 from waiting import COMPILATION, INSTALLATION, PATIENCE
 
 torch = pytest.importorskip("torch")
@@ -437,7 +439,7 @@ def horovod(tmp_path_factory):
     command = ["bash", BUILD, wheels]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=COMPILATION)
     if done.returncode and "missing: " in done.stderr:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(done.stderr)
+        skip_or_fail(done.stderr)
     assert done.returncode == 0, done.stderr
     return python
 
@@ -445,8 +447,7 @@ def horovod(tmp_path_factory):
 @pytest.fixture
 def job(cluster, horovod, tmp_path):
     """Run a command as a job of two nodes, with two ranks each; return the finished job. `{ranks}` is mpirun."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     # As launch/ does it: the job has one task per node, and mpirun is told of two slots.
     mpirun = 'SLURM_TASKS_PER_NODE="2(x2)" mpirun -np 4 --map-by ppr:2:node --bind-to none'
 
@@ -455,8 +456,7 @@ def job(cluster, horovod, tmp_path):
         script = tmp_path / "job.sh"
         script.write_text(f"#!/bin/bash\n{command.format(ranks=mpirun)} {words}\n")
         names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONDONTWRITEBYTECODE")
-        environment = {name: CLEAN[name] for name in names}
-        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment = {**{name: CLEAN[name] for name in names}, **MPIRUN_AS_ROOT}
         options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"]
         return cluster.submit(*options, script, cwd=tmp_path, env=environment)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -17,7 +16,10 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake
-from container_root import FAST_SQUASHFS, make_base_archive, offer_image, unfinished, write_storage_conf
+from container_root import FAST_SQUASHFS, make_base_archive, offer_image, write_storage_conf
+from debian_root import unfinished
+from needs import skip_or_fail
+from two_nodes import MPIRUN_AS_ROOT
 from waiting import COMPILATION, INSTALLATION, PATIENCE
 
 torch = pytest.importorskip("torch")
@@ -36,10 +38,6 @@ RECIPE = hashlib.sha256(repr((PACKAGES, WANTED, OFFLINE, INSTALL)).encode()).hex
 TINY = "--context 16 --layers 1 --heads 2 --width 16 --dtype float64 --steps 20 --eval-every 5 --micro-batch 2"
 
 
-def missing(reason: str):
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)  # in CI, a run without it would prove nothing
-
-
 @pytest.fixture(scope="module")
 def vendor():
     """The base image as a docker archive, made once: two minutes and 1.8 GB in build/."""
@@ -53,13 +51,15 @@ def vendor():
             command = [sys.executable, "-m", "pip", "download", "--quiet", "-d", new, *WANTED]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALLATION)
             if done.returncode:
-                missing(f"no wheels for the image: {done.stderr[-1000:]}")
+                skip_or_fail(f"no wheels for the image: {done.stderr[-1000:]}")
     hooks = [f'cp -r {shlex.quote(str(wheels))} "$1/opt/site-wheels"', *INSTALL]
     name = f"localhost/horovod-base:{RECIPE}"
     archive, reason = make_base_archive(
         BUILD / f"base12-{RECIPE}.tar", name, suite="bookworm", packages=PACKAGES, hooks=hooks, environment=OFFLINE
     )
-    return archive or missing(f"no image: {reason}")
+    if not archive:
+        skip_or_fail(f"no image: {reason}")
+    return archive
 
 
 @pytest.mark.drill
@@ -84,7 +84,7 @@ def test_from_dockerfile_to_ranks_in_apptainer(containers, vendor, tmp_path):
     job = containers.wait(int(submitted.stdout.split()[-1]), timeout=PATIENCE)
     assert job.state == "COMPLETED" and "ready: " in job.output, job.output
 
-    environment = {"ALLOW_CPU": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {"ALLOW_CPU": "1", **MPIRUN_AS_ROOT}
     # What a user of this pair of MPIs has to set. Debian 13's PMIx has a file of settings that names the folder of its
     # components; mpirun (5.0) tells the ranks that it is Open MPI's, and the image's finds nothing of its own there.
     environment["PMIX_MCA_mca_base_param_files"] = "none"

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from baking import bake
+from needs import needs_namespaces
 from runai_cluster import RunaiCluster
 from test_runai import Site
+from two_nodes import ANSWERS, PYTHON_ON_CPUS
 from waiting import FOREVER, PATIENCE, wait_for
 
 TINY = ["--", "--min", "1K", "--max", "4K"]
@@ -130,14 +132,13 @@ def test_help_is_the_head_of_the_file(projects):
 @pytest.fixture(scope="module")
 def slurm(cluster, tmp_path_factory):
     """The cluster and a project on it."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
-    return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", site="slurm", nodes="2", gpus_per_node="2")
+    needs_namespaces(cluster)
+    return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
 
 
 def submit(slurm, *arguments, check=True):
     cluster, project = slurm
-    environment = {"PYTHON": sys.executable, "ALLOW_CPU": "1", "NPROC_PER_NODE": "1", "LAUNCHER": "spawn"}
+    environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1", "LAUNCHER": "spawn"}
     command = ["bash", project / "benchmark/scaling.sh", *arguments]
     return cluster.run(*command, cwd=cluster.home, env=environment, check=check)
 

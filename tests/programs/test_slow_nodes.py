@@ -17,8 +17,10 @@ import sys
 import pytest
 import torch
 from baking import TEMPLATE, bake
+from needs import needs_namespaces
 from slurm_cluster import PATH, ClusterError
 from test_programs import forked, meeting_point
+from two_nodes import PYTHON_ON_CPUS
 from waiting import FOREVER
 
 PROGRAM = TEMPLATE / "benchmark/slow_nodes.py"
@@ -372,8 +374,7 @@ LIMIT = "root tbf rate {}mbit burst 128kb latency 50ms"
 @pytest.fixture
 def tc(cluster):
     """Runs tc where the cables of the cluster's nodes end: what is said of veth1 is true of all that node1 receives."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     if not shutil.which("tc", path=PATH):
         pytest.skip("tc is not installed: apt-get install iproute2")
 
@@ -397,7 +398,7 @@ def project(tmp_path_factory):
 
 def test_the_slow_node_of_a_cluster_is_named(cluster, tc, project, tmp_path):
     """Four nodes with fast cables; then one with a slow one; then slow only between two nodes."""
-    environment = {"PYTHON": sys.executable, "NPROC_PER_NODE": "1", "LAUNCHER": "srun", "ALLOW_CPU": "1"}
+    environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1", "LAUNCHER": "srun"}
 
     def measured(name):
         arguments = ["benchmark/slow_nodes.py", "--size", "1M", "--json", tmp_path / name]

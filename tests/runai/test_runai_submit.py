@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import TEMPLATE, bake
+from baking import TEMPLATE, bake, documents
+from infiniband import DOWN, LINK_LOCAL, OF_IPV4, PAIR, UP, V1, V2, write_infiniband
 from waiting import PATIENCE
 
 from cluster_options.sites import SITES
@@ -381,10 +382,10 @@ def test_help_is_the_head_of_the_file(file, first, project):
 
 
 @pytest.mark.parametrize("site", ["rcp", "runai"])
-def test_the_commands_of_the_readme_are_ones_of_the_client(site, tmp_path):
-    """Every `runai …` of it, those for CLI v1 as well."""
-    readme = (bake(tmp_path, site=site, account="mlo-jdoe") / "README.md").read_text()
-    found = re.findall(r"(?:`|^)(runai [a-z][^`\n…]*)", readme, re.MULTILINE)
+def test_the_commands_of_the_documents_are_ones_of_the_client(site, tmp_path):
+    """Every `runai …` of them, those for CLI v1 as well."""
+    text = documents(bake(tmp_path, site=site, account="mlo-jdoe"))
+    found = re.findall(r"(?:`|^)(runai [a-z][^`\n…]*)", text, re.MULTILINE)
     assert len(found) > 15
     for line in found:
         if line.split()[1] == "login":  # which the stand-in has not
@@ -409,38 +410,30 @@ def test_what_is_submitted_from_macos_needs_no_more_than_bash_3(project):
 
 POD_LIB = (TEMPLATE / "runai/pod_lib.sh").read_text()
 FUNCTION = re.search(r"^roce_gid_index\(\) {\n.*?^}\n", POD_LIB, re.DOTALL | re.M)[0]
-LOCAL, V4, OTHER = "fe80:0000:0000:0000:0e42:a1ff:fe00:0001", "0000:0000:0000:0000:0000:ffff:ac12:8003", "0" * 39
-V1, V2 = "IB/RoCE v1", "RoCE v2"
-PAIR = [(LOCAL, V1), (LOCAL, V2), (V4, V1), (V4, V2)]
+OTHER = "0" * 39
 
 
-def tree(folder, ports):
-    """A /sys/class/infiniband: per port the link layer, the state and its GIDs with their types; None: unreadable."""
-    for name, (link_layer, state, gids) in ports.items():
-        port = folder / name / "ports/1"
-        (port / "gid_attrs/types").mkdir(parents=True)
-        (port / "gids").mkdir()
-        (port / "link_layer").write_text(f"{link_layer}\n")
-        (port / "state").write_text(f"{state}\n")
-        for index, (gid, kind) in enumerate(gids):
-            (port / f"gids/{index}").write_text(f"{gid}\n")
-            place = port / f"gid_attrs/types/{index}"
-            place.mkdir() if kind is None else place.write_text(f"{kind}\n")
+def tree(folder, devices):
+    """Write a /sys/class/infiniband of devices with one port each: link layer, state, GIDs with their types."""
+    for device, (link_layer, state, gids) in devices.items():
+        write_infiniband(folder, {device: {1: {"link_layer": link_layer, "state": state, "gids": gids}}})
     return folder
 
 
-UP, DOWN = "4: ACTIVE", "1: DOWN"
 TREES = {
     "one pair": ({"mlx5_bond_0": ("Ethernet", UP, PAIR)}, "3"),
-    "one match alone": ({"mlx5_bond_0": ("Ethernet", UP, [(LOCAL, V1), (V4, V2)])}, "1"),
+    "one match alone": ({"mlx5_bond_0": ("Ethernet", UP, [(LINK_LOCAL, V1), (OF_IPV4, V2)])}, "1"),
     "no RoCE v2 over IPv4": ({"mlx5_bond_0": ("Ethernet", UP, PAIR[:3])}, ""),
     "nothing": ({}, ""),
-    "two addresses: the lowest": ({"mlx5_0": ("Ethernet", UP, [*PAIR, (V4, V2), (OTHER, V2)])}, "3"),
-    "ten before two, as a shell sorts": ({"m": ("Ethernet", UP, [(LOCAL, V1)] * 2 + [(V4, V2)] + [(V4, V2)] * 9)}, "2"),
+    "two addresses: the lowest": ({"mlx5_0": ("Ethernet", UP, [*PAIR, (OF_IPV4, V2), (OTHER, V2)])}, "3"),
+    "ten before two, as a shell sorts": (
+        {"m": ("Ethernet", UP, [(LINK_LOCAL, V1)] * 2 + [(OF_IPV4, V2)] + [(OF_IPV4, V2)] * 9)},
+        "2",
+    ),
     "several that agree": ({"mlx5_0": ("Ethernet", UP, PAIR), "bnxt_re1": ("Ethernet", UP, PAIR)}, "3"),
     "several that differ": ({"mlx5_0": ("Ethernet", UP, PAIR), "mlx5_1": ("Ethernet", UP, PAIR[1:])}, ""),
     "another that is down": ({"mlx5_0": ("Ethernet", DOWN, PAIR[1:]), "mlx5_1": ("Ethernet", UP, PAIR)}, "3"),
-    "of another pod": ({"m": ("Ethernet", UP, [(V4, None), (V4, None), (OTHER, None), *PAIR])}, "6"),
+    "of another pod": ({"m": ("Ethernet", UP, [(OF_IPV4, None), (OF_IPV4, None), (OTHER, None), *PAIR])}, "6"),
     "InfiniBand": ({"mlx5_0": ("InfiniBand", UP, PAIR)}, ""),
     "InfiniBand beside": ({"mlx5_0": ("InfiniBand", UP, PAIR[1:]), "mlx5_1": ("Ethernet", UP, PAIR)}, "3"),
 }
@@ -448,8 +441,8 @@ TREES = {
 
 @pytest.mark.parametrize("case", TREES)
 def test_the_gid_index_of_roce(case, tmp_path):
-    ports, expected = TREES[case]
-    folder = tree(tmp_path / "infini band", ports)
+    devices, expected = TREES[case]
+    folder = tree(tmp_path / "infini band", devices)
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f'{FUNCTION}\nroce_gid_index "$1"', "test", folder],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False,

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from baking import TEMPLATE, bake
+from two_nodes import ANSWERS
 from waiting import PATIENCE
 
 # What a run prints as long as all is well.
@@ -36,7 +37,7 @@ CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:2
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
     """A project, in a folder with a space in its name."""
-    return bake(tmp_path_factory.mktemp("a b") / "slurm", site="slurm", nodes="2", gpus_per_node="2")
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
 
 
 @pytest.fixture

@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from baking import bake
+from needs import needs_namespaces
 from slurm_cluster import Cluster, ClusterError, Nodes
+from two_nodes import ANSWERS, ENVIRONMENT
+from waiting import wait_for
 
-ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
-# One thread: the nodes have fewer cores than they declare. Where tests run as root, Open MPI wants to be told so.
-ENVIRONMENT = {"PYTHON": sys.executable, "ALLOW_CPU": "1", "OMP_NUM_THREADS": "1"}
-ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# The nodes have fewer cores than they declare.
+ONE_THREAD = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
 PARTITIONS = (
     "PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=10",
     "PartitionName=urgent Nodes=ALL PriorityTier=2 PreemptMode=OFF",
@@ -120,8 +120,7 @@ def breakable(tmp_path_factory):
     cluster = Cluster(
         tmp_path_factory.mktemp("slurm") / "d", nodes=nodes, partitions=PARTITIONS, extra_conf=conf, disk_mb=4
     )
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     with cluster:
         yield cluster
 
@@ -145,15 +144,6 @@ def cluster(breakable):
 BUSY = 10
 
 
-def wait_for(value, seconds=60, what="it"):
-    """Return what `value` returns, once it is something."""
-    end = time.monotonic() + BUSY * seconds
-    while not (found := value()):
-        assert time.monotonic() < end, f"{what} never came true"
-        time.sleep(0.05)
-    return found
-
-
 def losses_in(metrics):
     """Return the losses that stand in metrics.jsonl, by step; the last line may not be whole yet."""
     found = {}
@@ -162,6 +152,15 @@ def losses_in(metrics):
             row = json.loads(line)
             found[row["step"]] = row.get("loss", found.get(row["step"]))
     return found
+
+
+def how_it_ended(job):
+    """Return the state of a job, and the exit code or signal if that is not 0."""
+    if job.exit_code:
+        return f"{job.state} {job.exit_code}"
+    if job.signal:
+        return f"{job.state} by signal {job.signal}"
+    return job.state
 
 
 class Drill:
@@ -177,7 +176,7 @@ class Drill:
         words = [*options, self.project / "slurm/submit_multinode.sh", program]
         if program != "own.py":
             words += [*RUN.split(), "--out", self.out, *arguments]
-        self.jobs.append(self.cluster.sbatch(*words, cwd=self.folder, env={**ENVIRONMENT, **environment}))
+        self.jobs.append(self.cluster.sbatch(*words, cwd=self.folder, env={**ONE_THREAD, **environment}))
         return self.job
 
     @property
@@ -204,13 +203,13 @@ class Drill:
         """Return the newest step that the run has told of."""
         return max(losses_in(self.metrics()), default=0)
 
-    def reach(self, step=30, seconds=90):
+    def reach(self, step=30):
         """Wait until the run is in the middle."""
-        wait_for(lambda: self.step() >= step or "cause:" in self.output, seconds, f"step {step}")
+        wait_for(lambda: self.step() >= step or "cause:" in self.output, f"step {step}")
         assert self.step() >= step, self.output
 
-    def breaks(self):
-        """Count the seconds from here."""
+    def start_clock(self):
+        """Count the seconds, and the steps, from here: now the run is broken."""
         self.broken, self.reached = time.monotonic(), self.step()
 
     def process(self, node, what, daemons=False):
@@ -230,7 +229,7 @@ class Drill:
         parents = {number for number, _ in spawned}
         return [number for number, parent in spawned if parent in parents][rank % 2]
 
-    def goes_on(self, within, attempts=2):
+    def await_restart(self, within, attempts=2):
         """Wait until the job runs again; return the seconds since it was broken."""
         end = time.monotonic() + BUSY * within
         while self.attempts < attempts:
@@ -241,7 +240,7 @@ class Drill:
             time.sleep(0.1)
         return time.monotonic() - self.broken
 
-    def ends(self, within=90):
+    def await_end(self, within=90):
         """Wait for the end of the job; return it and the seconds since the run was broken."""
         job = self.cluster.wait(self.job, BUSY * within)
         seconds = time.monotonic() - self.broken
@@ -249,35 +248,35 @@ class Drill:
             self.reached = max(self.reached, self.step())
         return job, seconds
 
-    def fails(self, within):
+    def await_failure(self, within):
         """Wait for a job that has to fail."""
-        job, seconds = self.ends(within)
+        job, seconds = self.await_end(within)
         assert job.state == "FAILED" and job.exit_code, job.output
-        self.is_gone()
+        self.await_no_process()
         return job, seconds
 
-    def is_requeued(self, name):
-        """The job saves, runs again, and loses nothing; note it."""
-        seconds = self.goes_on(within=60)
-        job, _ = self.ends()
+    def assert_requeued(self, name):
+        """Wait until the job has saved, run again and lost nothing; note it."""
+        seconds = self.await_restart(within=60)
+        job, _ = self.await_end()
         assert (job.state, job.exit_code, self.attempts) == ("COMPLETED", 0, 2), job.output
         assert "may not be requeued" not in job.output, job.output
-        self.is_gone()
+        self.await_no_process()
         lost = self.lost()
         assert lost == 0, job.output
         logs = self.project / "logs"
         assert (logs / f"{job.id}.0").is_dir() and (logs / "latest").resolve() == logs / f"{job.id}.1"
         self.row(name, job, seconds, until="running again", lost=lost)
 
-    def is_cancelled(self, job):
+    def assert_cancelled(self, job):
         """The job was cancelled and stays so."""
         assert job.state == "CANCELLED", job.output
-        self.is_gone()
+        self.await_no_process()
         shown = self.cluster.run("scontrol", "show", "job", str(job.id)).stdout
         assert "Restarts=0" in shown and self.attempts == 1, shown + job.output
 
-    def is_gone(self, within=10):
-        """No process of any job is left on any node."""
+    def await_no_process(self, within=10):
+        """Wait until no process of any job is left on any node."""
 
         def left():
             found = {}
@@ -322,10 +321,9 @@ class Drill:
         for folder in (self.project, self.folder, self.cluster.disk):
             said = said.replace(f"{folder}/", "")
         said = re.sub(r" \(logs/\S+\)", "", said)
-        code = f" {job.exit_code}" if job.exit_code else f" by signal {job.signal}" if job.signal else ""
         row = {
             "drill": name,
-            "Slurm says": job.state + code,
+            "Slurm says": how_it_ended(job),
             "seconds": f"{seconds:.1f} to {until}",
             "last message": f"`{said[:110]}`",
             "steps done again": lost,
@@ -340,7 +338,7 @@ def reference(breakable, project, tmp_path_factory):
     """The losses of a run that nothing happens to, by step."""
     folder = tmp_path_factory.mktemp("reference")
     command = [project / "slurm/submit_multinode.sh", "training/train_ddp.py", *RUN.split(), "--out", folder / "run"]
-    job = breakable.submit(*command, cwd=folder, env={**ENVIRONMENT, "LAUNCHER": "spawn"})
+    job = breakable.submit(*command, cwd=folder, env={**ONE_THREAD, "LAUNCHER": "spawn"})
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     losses = losses_in(folder / "run/metrics.jsonl")
     assert sorted(losses) == list(range(1, STEPS + 1))

@@ -13,14 +13,12 @@ import pytest
 from baking import REPOSITORY
 from container_root import FAST_SQUASHFS, python_folders
 from slurm_cluster import PATH
+from two_nodes import ENVIRONMENT
 from waiting import PATIENCE
 
 from cluster_options.runtimes import IN_SRUN, KINDS, LAUNCHERS
 
 RUNTIMES = KINDS["slurm"]["runtimes"]
-# Where tests run as root, Open MPI wants to be told so. GPUs are invented, hence ALLOW_CPU.
-ENVIRONMENT = {"PYTHON": sys.executable, "ALLOW_CPU": "1"}
-ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 STAND_INS = REPOSITORY / "tests/clusters/stand_ins"
 # All ranks meet rank 0, without torch, whose import would take most of the time; test_launchers.py has some with it.
 OWN_PROGRAM = """\

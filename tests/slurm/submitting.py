@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from baking import bake
+from needs import needs_namespaces
+from two_nodes import ANSWERS, PYTHON_ON_CPUS
 
-# Two nodes of two ranks, each node with two invented GPUs; torch is the CPU build, so gloo connects them.
-ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
 # What a login shell may hold when somebody has worked in it all day.
 STRAY = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.9.9.9"}
 STRAY |= {"MASTER_PORT": "1", "PET_NNODES": "5", "PET_NODE_RANK": "4", "PET_STANDALONE": "1", "PET_RDZV_ID": "x"}
@@ -32,28 +30,27 @@ def project(tmp_path_factory):
 @pytest.fixture
 def cluster(cluster):
     """The cluster, if its nodes have names of their own; else test_nodes_side_by_side is what is left."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     return cluster
 
 
 @pytest.fixture(params=["cluster", "cluster24"])
-def either(request):
+def each_slurm(request):
     """One version of Slurm after the other."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(params=["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
-def mostly(request):
+def usual_slurm(request):
     """This machine's Slurm; among the drills the newer one too."""
     return request.getfixturevalue(request.param)
 
 
-def python(**environment):
-    """The tests' own Python, and leave to run on CPUs although the cluster gives out (invented) GPUs."""
-    return {"PYTHON": sys.executable, "ALLOW_CPU": "1", **environment}
+def python_environment(**environment):
+    """Return what a user sets to run on CPUs although the cluster gives out (invented) GPUs, with the tests' Python."""
+    return {**PYTHON_ON_CPUS, **environment}
 
 
-def quick_python(**environment):
-    """The same with the launcher that imports torch once per node, where no matter who starts the ranks."""
-    return python(LAUNCHER="spawn", **environment)
+def spawn_environment(**environment):
+    """Return the same with the launcher that imports torch once per node, for where any launcher will do."""
+    return python_environment(LAUNCHER="spawn", **environment)

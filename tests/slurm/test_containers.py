@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import bake
+from baking import bake, page
 from launching import (
-    ENVIRONMENT,
     OWN_PROGRAM,
     RUNTIMES,
     STAND_INS,
@@ -25,7 +24,9 @@ from launching import (
     stand_in_image,
     surroundings,
 )
+from needs import needs_namespaces
 from slurm_cluster import PATH
+from two_nodes import ENVIRONMENT
 from waiting import wait_for
 
 from cluster_options.runtimes import IN_SRUN, LAUNCHERS
@@ -280,7 +281,7 @@ def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surro
     done = cluster.run(*command, cwd=project, env=environment, stdin=typed)
     assert f"in {runtime} on node" in done.stdout, done.stdout
     assert "2 ranks on 1 host" in done.stdout, done.stdout
-    line = re.search(r"the same as .*\n\n```bash\n(.*)\n```", (project / "README.md").read_text())[1]
+    line = re.search(r"the same as .*\n\n```bash\n(.*)\n```", page(project, "cluster"))[1]
     typed = 'echo "in $STAND_IN_RUNTIME on $(hostname), which sees $(ls env.sh)"\nexit\n'
     done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)
     assert re.search(rf"in {runtime} on node\d, which sees env.sh", done.stdout), done.stdout
@@ -358,8 +359,7 @@ def test_what_a_container_lacks_is_said_before_the_queue(cluster, everywhere, su
 @pytest.mark.parametrize("runtime", ["apptainer", "pyxis", "edf", "enroot", "podman-hpc"])
 def test_a_folder_of_the_container_that_one_node_lacks(cluster, everywhere, runtime, surroundings, tmp_path):
     """The line before the launch names node, folder and setting; nothing of the container is started."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     space = "_" if runtime == "edf" else " "  # the container engine takes no spaces
     folder = cluster.node_local / f"data{space}of{space}{runtime}"
     site = tmp_path / "site.yaml"
@@ -385,8 +385,7 @@ def test_a_folder_of_the_container_that_one_node_lacks(cluster, everywhere, runt
 
 @pytest.mark.parametrize("runtime", ["enroot", "podman-hpc"])  # container/start.sh calls them
 def test_a_runtime_that_one_node_lacks(cluster, everywhere, runtime, surroundings, tmp_path):
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     project = bake(tmp_path / "a b", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
     environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
     build_image(cluster, project, environment)

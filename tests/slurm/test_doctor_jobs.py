@@ -8,6 +8,8 @@ import sys
 
 import pytest
 from baking import bake
+from needs import needs_namespaces
+from two_nodes import ANSWERS, ENVIRONMENT, PYTHON_ON_CPUS
 from waiting import FOREVER
 
 FAILS = f"""\
@@ -49,20 +51,20 @@ for step in range(9):
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory):
     """A project for real jobs, whose numbers are none of those that the other tests of doctor.py made up."""
-    return bake(tmp_path_factory.mktemp("a b") / "slurm", site="slurm", nodes="2", gpus_per_node="2")
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
 
 
 @pytest.fixture
 def slurm(cluster):
     """The cluster, if its nodes have names of their own."""
-    return cluster if cluster.namespaces else pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
+    return cluster
 
 
 def fail(slurm, launched, folder, program, *arguments, launcher="srun"):
     """Submit a program that fails; returns the job, and the report in its output."""
     (folder / "own.py").write_text(program)
-    environment = {"PYTHON": sys.executable, "LAUNCHER": launcher, "ALLOW_CPU": "1"}
-    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {**ENVIRONMENT, "LAUNCHER": launcher}
     command = [launched / "slurm/submit_multinode.sh", "own.py", *arguments]
     job = slurm.submit(*command, cwd=folder, env=environment)
     assert job.state == "FAILED", job.output
@@ -137,8 +139,9 @@ def test_a_node_without_python3(slurm, launched, tmp_path):
             if not tool.name.startswith("python") and not (tools / tool.name).is_symlink():
                 (tools / tool.name).symlink_to(tool.path)
     (tmp_path / "own.py").write_text("import sys\nsys.exit(3)\n")
-    environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "ALLOW_CPU": "1", "PATH": str(tools)}
-    job = slurm.submit(launched / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
+    # One rank: srun may end the others before they can exit with 3, and then it exits with 143.
+    environment = {**PYTHON_ON_CPUS, "LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PATH": str(tools)}
+    job = slurm.submit("--nodes=1", launched / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
     assert (job.state, job.exit_code) == ("FAILED", 3), job.output
     assert job.output.endswith(f"has no python3: run python3 slurm/doctor.py {job.id} on another\n"), job.output
 

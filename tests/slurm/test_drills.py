@@ -17,10 +17,9 @@ import pytest
 from baking import bake
 from container_root import python_folders
 from drills import (
-    ANSWERS,
     BUSY,
-    ENVIRONMENT,
     MEETS,
+    ONE_THREAD,
     OWN_PROGRAM,
     SAME,
     SAVE_EVERY,
@@ -33,9 +32,11 @@ from drills import (
     first_failure,
     project,
     reference,
-    wait_for,
 )
+from needs import needs_namespaces
 from slurm_cluster import PATH
+from two_nodes import ANSWERS
+from waiting import wait_for
 
 from cluster_options.runtimes import LAUNCHERS
 
@@ -49,9 +50,9 @@ pytestmark = pytest.mark.drill
 def test_a_rank_is_killed(drill, launcher):
     drill.submit(LAUNCHER=launcher)
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     os.kill(drill.rank(3), signal.SIGKILL)
-    job, seconds = drill.fails(within=30)
+    job, seconds = drill.await_failure(within=30)
     said = first_failure(job.output, rank=3, node="node2")
     lost = drill.resume()
     drill.row(f"`kill -9` of a rank, {launcher}", job, seconds, message=said, lost=lost)
@@ -60,9 +61,9 @@ def test_a_rank_is_killed(drill, launcher):
 def test_a_torchrun_is_killed(drill):
     drill.submit()
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     os.kill(drill.process("node2", "torch.distributed.run"), signal.SIGKILL)
-    job, seconds = drill.fails(within=30)
+    job, seconds = drill.await_failure(within=30)
     said = re.search(r"^first failure: on node2 .*task 1: Killed$", job.output, re.MULTILINE)[0]
     drill.row("`kill -9` of a torchrun", job, seconds, message=said, lost=drill.resume())
 
@@ -71,12 +72,12 @@ def test_a_slurmd_is_killed(drill, cluster):
     """Slurm takes the node for dead and starts the job on others; what ran on the node ends too."""
     drill.submit(PAUSE="0.5")
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     os.kill(drill.process("node2", "slurmd -D", daemons=True), signal.SIGKILL)
-    seconds = drill.goes_on(within=90)
-    job, _ = drill.ends()
+    seconds = drill.await_restart(within=90)
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node3"]), job.output
-    drill.is_gone(within=20)
+    drill.await_no_process(within=20)
     drill.row("`kill -9` of a slurmd", job, seconds, until="running on other nodes", lost=drill.lost())
 
 
@@ -84,13 +85,13 @@ def test_a_slurmd_is_killed(drill, cluster):
 def test_a_node_dies(drill, cluster, node):
     drill.submit()
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     cluster.crash(node)
-    seconds = drill.goes_on(within=90)
-    job, _ = drill.ends()
+    seconds = drill.await_restart(within=90)
+    job, _ = drill.await_end()
     others = [name for name in cluster.nodes if name != node]
     assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, others), job.output
-    drill.is_gone()
+    drill.await_no_process()
     which = "first" if node == "node1" else "second"
     drill.row(f"power failure of the {which} node", job, seconds, until="running on other nodes", lost=drill.lost())
 
@@ -99,9 +100,9 @@ def test_a_rank_hangs(drill):
     """The others wait for it as long as --timeout says."""
     drill.submit()
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     os.kill(drill.rank(3), signal.SIGSTOP)
-    job, seconds = drill.fails(within=60)
+    job, seconds = drill.await_failure(within=60)
     said = first_failure(job.output, rank=3, node="node2")
     drill.row("`kill -STOP` of a rank, `--timeout 10`", job, seconds, message=said, lost=drill.resume())
 
@@ -113,15 +114,14 @@ def test_a_rank_hangs(drill):
 def test_early_warning(drill, cluster, launcher):
     drill.submit(LAUNCHER=launcher)
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    drill.is_requeued(f"early warning, {launcher}")
+    drill.assert_requeued(f"early warning, {launcher}")
 
 
 def test_early_warning_under_apptainer(containers, sif, tmp_path, tmp_path_factory, record_property, reference):
     """Inside, nothing of Slurm is known and the ranks have other process numbers: a file reaches them."""
-    if not containers.namespaces:
-        pytest.skip(f"no namespaces: {containers.no_namespaces}")
+    needs_namespaces(containers)
     project = bake(tmp_path_factory.mktemp("a b") / "apptainer", **ANSWERS, runtime="apptainer", image=sif)
     settings = project / "env.sh"
     binds = "".join(f"    {path!s}\n" for path in (sys.prefix, *python_folders()))
@@ -129,20 +129,20 @@ def test_early_warning_under_apptainer(containers, sif, tmp_path, tmp_path_facto
     drill = Drill(containers, project, tmp_path, reference, record_property)
     drill.submit()
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     containers.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    drill.is_requeued("early warning, torchrun in Apptainer, Slurm 24.11")
+    drill.assert_requeued("early warning, torchrun in Apptainer, Slurm 24.11")
 
 
 def test_slurm_s_own_early_warning(drill, cluster, project):
     """Sent as soon as the rest of the walltime is less than asked for, which Slurm looks at every half minute."""
     drill.submit("--time=11", "--signal=B:USR1@650", PAUSE="1")
-    wait_for((project / f"logs/{drill.job}.0/stop").exists, 90, "the early warning")
-    drill.breaks()
-    drill.goes_on(within=60)
+    wait_for((project / f"logs/{drill.job}.0/stop").exists, "the early warning")
+    drill.start_clock()
+    drill.await_restart(within=60)
     # Else the second attempt is warned, too, where the machine is so busy that it takes more than ten seconds.
     cluster.run("scontrol", "update", f"JobId={drill.job}", "TimeLimit=60")
-    drill.is_requeued("early warning, by Slurm itself")
+    drill.assert_requeued("early warning, by Slurm itself")
 
 
 @pytest.mark.parametrize("late", ["", "1"])
@@ -152,25 +152,25 @@ def test_time_limit(drill, cluster, late):
     Or the start alone takes until then. After the first step the run looks at once, saves and goes on.
     """
     drill.submit("--time=1", "--signal=B:USR1@30", PAUSE="1", LATE=late)
-    wait_for(lambda: "stopped at step" in drill.output, 90, "the early warning")
-    drill.breaks()
+    wait_for(lambda: "stopped at step" in drill.output, "the early warning")
+    drill.start_clock()
     if late:
         assert "stopped at step 1 of" in drill.output, drill.output
     # While the job waits in the queue: where the machine is busy, one more minute is too short for all that is left.
-    wait_for(lambda: "back into the queue" in drill.output, 60, "the requeue")
+    wait_for(lambda: "back into the queue" in drill.output, "the requeue")
     longer = ["scontrol", "update", f"JobId={drill.job}", "TimeLimit=60"]
-    wait_for(lambda: cluster.run(*longer, check=False).returncode == 0, 60, "a longer time limit")
-    drill.is_requeued("time limit of a minute" + (", reached at the first step" if late else ""))
+    wait_for(lambda: cluster.run(*longer, check=False).returncode == 0, "a longer time limit")
+    drill.assert_requeued("time limit of a minute" + (", reached at the first step" if late else ""))
 
 
 def test_scancel(drill, cluster):
     """It saves, and is not put back into the queue."""
     drill.submit()
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     cluster.run("scancel", str(drill.job))
-    job, seconds = drill.ends(within=30)
-    drill.is_cancelled(job)
+    job, seconds = drill.await_end(within=30)
+    drill.assert_cancelled(job)
     lost = drill.resume()
     assert lost == 0, job.output
     drill.row("`scancel`", job, seconds, lost=lost)
@@ -180,22 +180,22 @@ def test_scancel_while_it_saves(drill, cluster):
     drill.submit(SLOW_DISK="2", LAUNCHER="spawn")
     drill.reach()
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    wait_for((drill.folder / "saving").exists, 30, "saving")
-    drill.breaks()
+    wait_for((drill.folder / "saving").exists, "saving")
+    drill.start_clock()
     cluster.run("scancel", str(drill.job))
-    job, seconds = drill.ends(within=30)
-    drill.is_cancelled(job)
+    job, seconds = drill.await_end(within=30)
+    drill.assert_cancelled(job)
     drill.row("`scancel` while it saves after an early warning", job, seconds, lost=drill.resume())
 
 
 def test_preemption(drill, cluster):
     drill.submit()
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     (drill.folder / "urgent.sh").write_text("#!/bin/sh\nsrun sleep 1\n")
     urgent = ["--partition=urgent", "--nodelist=node1,node2", "--exclusive", drill.folder / "urgent.sh"]
     more_urgent = cluster.sbatch(*urgent, cwd=drill.folder)
-    drill.is_requeued("preemption by another partition, 10 s of grace")
+    drill.assert_requeued("preemption by another partition, 10 s of grace")
     assert cluster.wait(more_urgent).state == "COMPLETED"
 
 
@@ -203,12 +203,12 @@ def test_scontrol_requeue(drill, cluster):
     """By the user or an admin: nothing is announced, the last checkpoint counts."""
     drill.submit(LAUNCHER="spawn")
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     cluster.run("scontrol", "requeue", str(drill.job))
-    seconds = drill.goes_on(within=60)
-    job, _ = drill.ends()
+    seconds = drill.await_restart(within=60)
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    drill.is_gone()
+    drill.await_no_process()
     drill.row("`scontrol requeue`", job, seconds, until="running again", lost=drill.lost())
 
 
@@ -223,12 +223,12 @@ def test_a_requeue_that_ends_scontrol(drill, cluster):
     scontrol.chmod(0o755)
     how = {"LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PATH": f"{scontrol.parent}:{PATH}"}
     drill.submit("--nodes=1", program="tells.py", **how)
-    wait_for((drill.project / f"logs/{drill.job}.0/times").exists, 60, "the first step")
+    wait_for((drill.project / f"logs/{drill.job}.0/times").exists, "the first step")
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    wait_for(lambda: "saved" in drill.output, 60, "the save")
+    wait_for(lambda: "saved" in drill.output, "the save")
     (drill.folder / "enough").touch()
-    drill.goes_on(within=60)
-    job, _ = drill.ends()
+    drill.await_restart(within=60)
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
     assert "back into the queue as attempt 1" in job.output and "may not be requeued" not in job.output, job.output
 
@@ -237,15 +237,15 @@ def test_requeues_are_counted(drill, cluster):
     drill.submit(MAX_REQUEUES="1", SLOW_ATTEMPTS="2", LAUNCHER="spawn")
     drill.reach()
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    drill.breaks()
-    drill.goes_on(within=60)
+    drill.start_clock()
+    drill.await_restart(within=60)
     drill.reach(drill.step() + 15)
-    drill.breaks()
+    drill.start_clock()
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    job, seconds = drill.ends()
+    job, seconds = drill.await_end()
     said = re.search("saved.*MAX_REQUEUES.*", job.output.split("meeting at")[2])
     assert said, job.output
-    drill.is_gone()
+    drill.await_no_process()
     lost = drill.resume()
     assert lost == 0, job.output
     drill.row("early warning, `MAX_REQUEUES=1` used up", job, seconds, message=said[0], lost=lost)
@@ -256,15 +256,15 @@ def test_where_jobs_are_not_requeued(drill, cluster):
     first = drill.submit("--no-requeue", LAUNCHER="spawn")
     drill.reach()
     options = ["--no-requeue", "--dependency=singleton"]
-    drill.breaks()
+    drill.start_clock()
     drill.submit(*options, program="training/train_ddp.py", arguments=["--resume"], LAUNCHER="spawn")
     cluster.run("scancel", "--signal=USR1", "--batch", str(first))
-    wait_for(lambda: drill.attempts == 1, 60, "the second job")
+    wait_for(lambda: drill.attempts == 1, "the second job")
     seconds = time.monotonic() - drill.broken
-    stopped, (job, _) = cluster.wait(first), drill.ends()
+    stopped, (job, _) = cluster.wait(first), drill.await_end()
     assert [stopped.state, job.state] == ["COMPLETED", "COMPLETED"], stopped.output + job.output
     assert "may not be requeued" in stopped.output, stopped.output
-    drill.is_gone()
+    drill.await_no_process()
     lost = drill.lost()
     assert lost == 0, job.output
     drill.row("early warning, `--no-requeue --dependency=singleton`", stopped, seconds, until="the next job", lost=lost)
@@ -276,10 +276,10 @@ def test_a_program_of_ones_own(drill, cluster):
     drill.submit("--nodes=1", program="own.py", LAUNCHER="srun", NPROC_PER_NODE="1")
     count = drill.folder / "count"
     wait_for(lambda: count.exists() and int(count.read_text() or 0) >= 10)
-    drill.breaks()
+    drill.start_clock()
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    seconds = drill.goes_on(within=60)
-    job, _ = drill.ends()
+    seconds = drill.await_restart(within=60)
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert count.read_text() == "100"
     again = int(re.findall(r"starts at (\d+)", job.output)[1])
@@ -291,13 +291,13 @@ def test_a_short_walltime(drill, cluster):
     """Slurm sends the warning of the header, 3 minutes before the end, at the start of a job of 2 minutes."""
     (drill.folder / "own.py").write_text(OWN_PROGRAM)
     drill.submit("--nodes=1", "--time=2", program="own.py", LAUNCHER="srun", NPROC_PER_NODE="1", LAST="100000")
-    wait_for(lambda: "stops at" in drill.output, 120, "the warning")
-    drill.breaks()
+    wait_for(lambda: "stops at" in drill.output, "the warning")
+    drill.start_clock()
     assert "warned early: the program will be asked to save at " in drill.output, drill.output
     assert int(re.search(r"stops at (\d+)", drill.output)[1]) > 600, drill.output  # it used more than half of its time
     (drill.folder / "count").write_text("99999")  # so that the second attempt is done soon
-    seconds = drill.goes_on(within=60)
-    job, _ = drill.ends()
+    seconds = drill.await_restart(within=60)
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
     row = {"until": "running again", "lost": 0, "compare": False}
     drill.row("time limit of 2 minutes, a program of one's own", job, seconds, **row)
@@ -310,11 +310,11 @@ def test_a_launcher_that_does_not_end_before_the_time_limit(drill):
         (drill.folder / f"start.{attempt}").touch()
     options, how = ["--nodes=1", "--time=1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
     drill.submit(*options, program="tells.py", LINGER="1", **how)
-    wait_for(lambda: "saved" in drill.output, 90, "the end of the walltime")
+    wait_for(lambda: "saved" in drill.output, "the end of the walltime")
     (drill.folder / "enough").touch()
-    drill.breaks()
-    seconds = drill.goes_on(within=120)
-    job, _ = drill.ends()
+    drill.start_clock()
+    seconds = drill.await_restart(within=120)
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
     drill.row(
         "time limit of a minute, the launcher does not end", job, seconds, until="running again", lost=0, compare=False
@@ -330,15 +330,15 @@ def test_a_warning_before_the_first_step_can_be_made(drill, cluster):
     (drill.project / f"logs/{drill.job}.7").mkdir(parents=True)
     (drill.project / f"logs/{drill.job}.7/times").write_text("start 50\nlook 1\nsave 1\n")
     cluster.run("scontrol", "release", str(drill.job))
-    wait_for(lambda: drill.attempts == 1, 60, "the start")
+    wait_for(lambda: drill.attempts == 1, "the start")
     shown = cluster.run("scontrol", "show", "job", str(drill.job)).stdout
     start, end = (datetime.fromisoformat(re.search(rf"{name}Time=(\S+)", shown)[1]) for name in ("Start", "End"))
-    wait_for(lambda: datetime.now() > start + timedelta(seconds=33), 60, "half of the time")
+    wait_for(lambda: datetime.now() > start + timedelta(seconds=33), "half of the time")
     cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    said = wait_for(lambda: re.search(r"warned early: .* asked to save at (\S+)", drill.output), 20, "the warning")
+    said = wait_for(lambda: re.search(r"warned early: .* asked to save at (\S+)", drill.output), "the warning")
     assert said[1] == f"{end - timedelta(seconds=13):%T}"
     (drill.folder / "start.0").touch()
-    job, _ = drill.ends()
+    job, _ = drill.await_end()
     assert "saved" in job.output and "MAX_REQUEUES=0 is reached" in job.output, job.output
 
 
@@ -353,17 +353,17 @@ def test_a_start_that_takes_longer_than_the_time_limit(attempt, drill, cluster):
         (drill.folder / "start.0").touch()
     drill.submit(*options, program="tells.py", **how)
     if attempt == 1:
-        wait_for((drill.project / f"logs/{drill.job}.0/times").exists, 60, "the first step")
+        wait_for((drill.project / f"logs/{drill.job}.0/times").exists, "the first step")
         cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    wait_for(lambda: drill.attempts == attempt + 1, 60, "the start")
-    drill.breaks()
+    wait_for(lambda: drill.attempts == attempt + 1, "the start")
+    drill.start_clock()
     cluster.run("scontrol", "update", f"JobId={drill.job}", "TimeLimit=1")
-    job, seconds = drill.ends(within=180)
+    job, seconds = drill.await_end(within=180)
     assert job.state == "TIMEOUT" and drill.attempts == attempt + 1, job.output
     said = r"the time limit of 00:01:00 was over \d+ s into the program's start, before its first step: raise --time$"
     said = re.search(said, job.output, re.MULTILINE)
     assert said, job.output
-    drill.is_gone()
+    drill.await_no_process()
     name = f"time limit of a minute, over before the first step of attempt {attempt}"
     drill.row(name, job, seconds, message=said[0], lost=0, compare=False)
 
@@ -382,9 +382,9 @@ def test_a_port_is_taken(drill, cluster):
     shared = ["--exclusive=user", "--cpus-per-task=1", "--mem=1G"]
     listener = cluster.sbatch("--nodelist=node1", "--output=ports", *shared, "listen.sh", cwd=drill.folder)
     ports = wait_for(lambda: (drill.folder / "ports").exists() and (drill.folder / "ports").read_text().split())
-    drill.breaks()
+    drill.start_clock()
     drill.submit("--nodelist=node1,node2", *shared, "--gpus-per-node=2", PAUSE="0", LAUNCHER="spawn")
-    job, seconds = drill.ends()
+    job, seconds = drill.await_end()
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert job.id - listener in range(1, 9)
     met = re.search(r"meeting at node1:(\d+)", job.output)
@@ -408,9 +408,9 @@ def test_a_port_is_taken_in_the_last_moment(drill, cluster):
         'exec /usr/bin/srun "$@"\n'
     )
     (drill.folder / "bin/srun").chmod(0o755)
-    drill.breaks()
+    drill.start_clock()
     drill.submit(PATH=f"{drill.folder}/bin:{PATH}")
-    job, seconds = drill.fails(within=60)
+    job, seconds = drill.await_failure(within=60)
     said = cause(job.output)
     assert "port" in said.lower() or "EADDRINUSE" in said, job.output
     drill.row("the port is taken in the last moment", job, seconds, message=said, lost=drill.resume())
@@ -423,9 +423,9 @@ def test_a_name_that_one_node_does_not_know(drill, cluster):
     on_node2 = ["srun", "--nodelist=node2", "--nodes=1"]
     cluster.run(*on_node2, "mount", "--bind", hosts, "/etc/hosts")
     try:
-        drill.breaks()
+        drill.start_clock()
         drill.submit()
-        job, seconds = drill.fails(within=40)
+        job, seconds = drill.await_failure(within=40)
     finally:
         cluster.run(*on_node2, "umount", "/etc/hosts")
     said = [line for line in job.output.splitlines() if "node2" in line and "node1:" in line and "not known" in line]
@@ -436,17 +436,17 @@ def test_a_name_that_one_node_does_not_know(drill, cluster):
 def test_a_cable_is_pulled_for_5_seconds(drill, cluster):
     drill.submit(LAUNCHER="spawn")
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     reached = drill.step()
     cluster.cut("node2")
     time.sleep(5)
     cluster.mend("node2")
-    wait_for(lambda: drill.step() > reached + 10 or drill.attempts > 1, 90)
+    wait_for(lambda: drill.step() > reached + 10 or drill.attempts > 1)
     seconds = time.monotonic() - drill.broken
     drill.reached = max(drill.reached, drill.step()) if drill.attempts == 1 else drill.reached
-    job, _ = drill.ends(within=120)
+    job, _ = drill.await_end(within=120)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    drill.is_gone()
+    drill.await_no_process()
     lost = drill.lost() if drill.attempts > 1 else 0
     drill.row("one node's network is down for 5 s", job, seconds, until="going on", lost=lost)
 
@@ -454,13 +454,13 @@ def test_a_cable_is_pulled_for_5_seconds(drill, cluster):
 def test_a_cable_is_pulled_for_good(drill, cluster):
     drill.submit()
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     cluster.cut("node2")
-    seconds = drill.goes_on(within=120)
-    job, _ = drill.ends()
+    seconds = drill.await_restart(within=120)
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node3"]), job.output
     cluster.mend("node2")
-    drill.is_gone(within=30)
+    drill.await_no_process(within=30)
     drill.row("one node's network is down for good", job, seconds, until="running on other nodes", lost=drill.lost())
 
 
@@ -472,8 +472,8 @@ def test_a_full_disk(drill, cluster):
     cluster.run("bash", "-c", fill, cwd=cluster.disk)
     assert drill.step() < 3 * SAVE_EVERY
     wait_for(lambda: drill.step() >= 3 * SAVE_EVERY)
-    drill.breaks()
-    job, seconds = drill.fails(within=30)
+    drill.start_clock()
+    job, seconds = drill.await_failure(within=30)
     said = cause(job.output)
     assert "No space left on device" in job.output, job.output
     first_failure(job.output, rank=0, node="node1")
@@ -487,12 +487,12 @@ def test_a_checkpoint_cut_in_half(drill, cluster):
     drill.submit(LAUNCHER="spawn")
     drill.reach(2 * SAVE_EVERY + 5)
     cluster.run("scancel", str(drill.job))
-    drill.ends(within=30)
+    drill.await_end(within=30)
     newest = max(drill.out.glob("checkpoint-*.pt"))
     os.truncate(newest, newest.stat().st_size // 2)
-    drill.breaks()
+    drill.start_clock()
     drill.submit(program="training/train_ddp.py", arguments=["--resume"], LAUNCHER="spawn")
-    job, seconds = drill.ends()
+    job, seconds = drill.await_end()
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     said = re.search(rf"warning: .*{newest.name} is torn.*", job.output)
     assert said and 0 < drill.lost() <= SAVE_EVERY, job.output
@@ -504,9 +504,9 @@ def test_two_jobs_in_one_folder(drill, cluster):
     first = drill.submit(PAUSE="0.2", LAUNCHER="spawn")
     drill.reach(10)
     (drill.folder / "hold").touch()  # the first one waits until the second has ended
-    drill.breaks()
+    drill.start_clock()
     drill.submit("--nodes=1", program="training/train_ddp.py", LAUNCHER="spawn")
-    second, seconds = drill.ends(within=60)
+    second, seconds = drill.await_end(within=60)
     assert second.state == "FAILED" and second.exit_code, second.output
     assert f"{drill.out} is in use by job {first} on node1" in second.output, second.output
     said = cause(second.output)
@@ -530,11 +530,11 @@ def test_an_array(drill, cluster):
     warned = next(task for task, job in jobs.items() if job == array)
     drill.jobs, drill.out = [array], drill.folder / f"runs/{warned}"
     drill.reach()
-    drill.breaks()
+    drill.start_clock()
     cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_{warned}")
-    drill.is_requeued("early warning of one job of an array")
+    drill.assert_requeued("early warning of one job of an array")
     drill.jobs, drill.out = [jobs[1 - warned]], drill.folder / f"runs/{1 - warned}"
-    job, _ = drill.ends()
+    job, _ = drill.await_end()
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 1), job.output
     assert drill.difference() <= SAME
 
@@ -554,19 +554,19 @@ def test_thirty_short_jobs_on_one_node(drill, cluster, project):
         return sorted(files) + sorted(int(line[1].rpartition(":")[2], 16) for line in tcp if line[3] == "0A")
 
     before = there()
-    drill.breaks()
+    drill.start_clock()
     jobs = []
     for number in range(30):
         launcher = {0: "torchrun", 10: "spawn", 20: "mpirun"}.get(number, "srun")
         program = ["pi/pi.py", "--intervals", "1e4"] if launcher != "srun" else ["meets.py"]
-        environment = {**ENVIRONMENT, "LAUNCHER": launcher, "TMPDIR": str(local)}
+        environment = {**ONE_THREAD, "LAUNCHER": launcher, "TMPDIR": str(local)}
         jobs.append(cluster.sbatch(*options, *program, cwd=drill.folder, env=environment))
     done = [cluster.wait(job, BUSY * 300) for job in jobs]
     seconds = time.monotonic() - drill.broken
     for job in done:
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    drill.is_gone()
-    wait_for(lambda: there() == before, 5, "a node as it was")
+    drill.await_no_process()
+    wait_for(lambda: there() == before, "a node as it was")
     ports = {re.search(r"meeting at node1:(\d+)", job.output)[1] for job in done}
     assert len(ports) == 30
     drill.row("30 jobs one after the other on a node", done[-1], seconds, lost=0, compare=False)

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import ENVIRONMENT, OWN_PROGRAM, salloc
+from launching import OWN_PROGRAM, salloc
+from needs import needs_namespaces
 from slurm_cluster import PATH, Cluster
+from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import FOREVER
 
 from cluster_options.runtimes import LAUNCHERS
 
-ANSWERS = {"site": "slurm", "nodes": "2", "gpus_per_node": "2"}
 TRAINING = "training/train_ddp.py --steps 3 --layers 1 --width 32 --global-batch 8"
 PROGRAMS = {"check": "check/ranks.py", "pi": "pi/pi.py --intervals 1e6"}
 PROGRAMS |= {"all_reduce": "benchmark/all_reduce.py --max 4K", "train": TRAINING}
@@ -30,11 +31,10 @@ def project(tmp_path_factory):
 
 
 @pytest.fixture(params=["cluster", "cluster24"])
-def either(request):
+def each_slurm(request):
     """One version of Slurm, and of Open MPI, after the other."""
     cluster = request.getfixturevalue(request.param)
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     return cluster
 
 
@@ -43,8 +43,8 @@ MORE = (("cluster24", "check train"), ("cluster", " ".join(PROGRAMS)))
 SHARED_OUT += [pytest.param(*more, marks=pytest.mark.drill) for more in MORE]
 
 
-@pytest.mark.parametrize(("either", "names"), SHARED_OUT, indirect=["either"])
-def test_the_same_programs_give_the_same_results_under_every_launcher(either, project, tmp_path, names):
+@pytest.mark.parametrize(("each_slurm", "names"), SHARED_OUT, indirect=["each_slurm"])
+def test_the_same_programs_give_the_same_results_under_every_launcher(each_slurm, project, tmp_path, names):
     programs = {name: PROGRAMS[name] for name in names.split()}
     lines = [
         f"LAUNCHER={launcher} bash slurm/submit_multinode.sh {program} --json '{tmp_path}/{launcher}.{name}'"
@@ -52,7 +52,7 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(either, pr
         for launcher in LAUNCHERS
         for name, program in programs.items()
     ]
-    salloc(either, lines, cwd=project)
+    salloc(each_slurm, lines, cwd=project)
 
     def results(name):
         return {launcher: json.loads((tmp_path / f"{launcher}.{name}").read_text()) for launcher in LAUNCHERS}
@@ -83,23 +83,23 @@ def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
     assert "on purpose" in job.output
 
 
-@pytest.mark.parametrize("either", ["cluster", pytest.param("cluster24", marks=pytest.mark.drill)], indirect=True)
-def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(either, project, tmp_path):
+@pytest.mark.parametrize("each_slurm", ["cluster", pytest.param("cluster24", marks=pytest.mark.drill)], indirect=True)
+def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(each_slurm, project, tmp_path):
     """One GPU of two on each node, with --exclusive: the job's record and the batch script say 2, and a step says 1."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
     launchers = [launcher for launcher in LAUNCHERS if launcher != "spawn"]  # which torchrun.sh starts
-    allocated, batch = (launchers, launchers) if either.root else (["srun", "mpirun"], ["torchrun", "mpirun-ranks"])
+    allocated, batch = (launchers, launchers) if each_slurm.root else (["srun", "mpirun"], ["torchrun", "mpirun-ranks"])
     wanted = [f"{rank}|2|1|host|" for rank in range(2)]
     options = ["--nodes=2", "--gpus-per-node=1", "--exclusive"]
     for place, names in (([], allocated), (["srun", "--nodes=1", "--ntasks=1"], ["srun"])):
         lines = "\n".join(f"LAUNCHER={name} bash slurm/submit_multinode.sh '{tmp_path}/own.py'" for name in names)
         command = ["salloc", *options, "--cpus-per-task=8", *place, "bash", "-ec", lines]
-        done = either.run(*command, cwd=project, env=ENVIRONMENT)
+        done = each_slurm.run(*command, cwd=project, env=ENVIRONMENT)
         found = re.findall(r"RESULT (\d\|\d\|\d\|host\|)", done.stdout)
         assert sorted(found) == sorted(wanted * len(names)), done.stdout + done.stderr
     script = project / "slurm/submit_multinode.sh"
     for launcher in batch:
-        job = either.submit(*options, script, "own.py", cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
+        job = each_slurm.submit(*options, script, "own.py", cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
         assert sorted(re.findall(r"RESULT (\d\|\d\|\d\|host\|)", job.output)) == wanted, (launcher, job.output)
 
@@ -120,7 +120,7 @@ def test_a_site_that_counts_all_gpus_of_a_node(cluster, project, tmp_path):
             assert found == [f"{rank}|4|6|host|" for rank in range(4)], (launcher, job.output)
 
 
-def test_inside_an_interactive_shell(either, project, tmp_path):
+def test_inside_an_interactive_shell(each_slurm, project, tmp_path):
     """A step within a step, where a plain srun would wait for ever."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
     lines = [
@@ -129,7 +129,7 @@ def test_inside_an_interactive_shell(either, project, tmp_path):
     ]
     allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
     command = [*allocation, "srun", "--nodes=1", "--ntasks=1", "bash", "-ec", "\n".join(lines)]
-    done = either.run(*command, cwd=project, env=ENVIRONMENT)
+    done = each_slurm.run(*command, cwd=project, env=ENVIRONMENT)
     assert done.stdout.count("|4|6|host|") == 8, done.stdout
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, TEMPLATE, account
 from cookiecutter.main import cookiecutter as write
+from needs import needs_namespaces
 from slurm_cluster import PATH
 from submitting import STRAY
 from waiting import FOREVER
@@ -113,8 +114,7 @@ def test_only_what_builds_software_is_left_out(minimal):
 @pytest.fixture
 def cluster(cluster):
     """The cluster, if its nodes have names of their own."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     return cluster
 
 

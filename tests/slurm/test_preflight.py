@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from baking import TEMPLATE
+from needs import needs_namespaces
 from slurm_cluster import PATH, Cluster
 from waiting import FOREVER, wait_for
 
@@ -24,11 +25,10 @@ WITHOUT = ". Without it: sbatch --exclude=node2"
 
 
 @pytest.fixture(params=["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
-def either(request):
+def usual_slurm(request):
     """One version of Slurm after the other, if its nodes have names of their own."""
     cluster = request.getfixturevalue(request.param)
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     return cluster
 
 
@@ -99,33 +99,33 @@ def tool(tmp_path, name, script):
 # ---- healthy nodes ---------------------------------------------------------------------------------------------------
 
 
-def test_healthy_nodes(either, run_dir, capsys):
+def test_healthy_nodes(usual_slurm, run_dir, capsys):
     start = time.monotonic()
-    assert preflight(either, run_dir, "bash", run_dir) == FIT
+    assert preflight(usual_slurm, run_dir, "bash", run_dir) == FIT
     with capsys.disabled():
-        print(f"\n{either.version}: {time.monotonic() - start:.1f} s with salloc")
-    on(either, "node1", "! ls /tmp/.preflight.* /dev/shm/.preflight.*")
+        print(f"\n{usual_slurm.version}: {time.monotonic() - start:.1f} s with salloc")
+    on(usual_slurm, "node1", "! ls /tmp/.preflight.* /dev/shm/.preflight.*")
 
 
-def test_in_a_batch_job_and_in_a_shell_on_a_node(either, run_dir):
+def test_in_a_batch_job_and_in_a_shell_on_a_node(usual_slurm, run_dir):
     """Also without any setting; and where SLURM_CPUS_PER_TASK is set, and a step holds the node's cores."""
     batch = ["sbatch", "--wait", "--nodes=2", "--cpus-per-task=8", f"--output={run_dir}/out", SCRIPT, "bash"]
-    assert either.run(*batch, cwd=run_dir, check=False).returncode == 0, (run_dir / "out").read_text()
+    assert usual_slurm.run(*batch, cwd=run_dir, check=False).returncode == 0, (run_dir / "out").read_text()
     assert "preflight: 2 node(s) fit" in (run_dir / "out").read_text()
     shell = ["salloc", "--nodes=2", "--cpus-per-task=8", "srun", "--nodes=1", "--ntasks=1", "bash", SCRIPT]
-    done = either.run(*shell, cwd=run_dir)
+    done = usual_slurm.run(*shell, cwd=run_dir)
     assert "preflight: 2 node(s) fit" in done.stdout, done.stderr
 
 
-def test_a_batch_job_finds_the_checks_of_a_node(either, run_dir):
+def test_a_batch_job_finds_the_checks_of_a_node(usual_slurm, run_dir):
     """sbatch runs a copy of the script, far from preflight_node.sh: Slurm and the folder of submission lead there."""
     slurm = SCRIPT.parent
     alone = run_dir / "preflight.sh"
     alone.write_text(SCRIPT.read_text())
     for script, folder in (("preflight.sh", slurm), ("./slurm/preflight.sh", slurm.parent), (alone, slurm.parent)):
-        job = either.submit("--nodes=2", f"--output={run_dir}/%j.out", script, cwd=folder)
+        job = usual_slurm.submit("--nodes=2", f"--output={run_dir}/%j.out", script, cwd=folder)
         assert job.exit_code == 0 and "preflight: 2 node(s) fit" in job.output, job.output
-    job = either.submit("--nodes=2", f"--output={run_dir}/%j.out", alone, cwd=run_dir)
+    job = usual_slurm.submit("--nodes=2", f"--output={run_dir}/%j.out", alone, cwd=run_dir)
     said = "submit from the project's folder, or run there: salloc --nodes=2 bash slurm/preflight.sh\n"
     assert job.exit_code == 2 and job.output.endswith(said), job.output
 
@@ -145,20 +145,19 @@ def test_refusals_and_help():
 # ---- names and network -----------------------------------------------------------------------------------------------
 
 
-def test_names(either, run_dir, tmp_path):
-    code, lines = preflight(either, run_dir, MASTER_ADDR="node1-ib", MASTER_PORT=23456)
+def test_names(usual_slurm, run_dir, tmp_path):
+    code, lines = preflight(usual_slurm, run_dir, MASTER_ADDR="node1-ib", MASTER_PORT=23456)
     said = "cannot reach node1-ib:23456 (Name or service not known): set MASTER_ADDR_SUFFIX in env.sh"
     assert code == 1 and lines[0] == f"on all of 2 node(s): {said}" and lines[1].startswith("2 of 2"), lines
-    with hosts(either, "node2", tmp_path, " node2\n", " node9\n"):
-        line = fault_of_node2(preflight(either, run_dir))
+    with hosts(usual_slurm, "node2", tmp_path, " node2\n", " node9\n"):
+        line = fault_of_node2(preflight(usual_slurm, run_dir))
         assert line == "its own name node2 does not resolve: tell your site"
 
 
 @pytest.mark.parametrize("slurm", ["this machine's", pytest.param("debian13", marks=pytest.mark.drill)])
 def test_srun_that_listens_where_no_node_reaches_it(cluster, slurm, request, run_dir, tmp_path):
     """A node's own name is 127.0.1.1, as in Debian, and Slurm has NoInAddrAny: no task reaches srun."""
-    if not cluster.namespaces:
-        pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+    needs_namespaces(cluster)
     root = None if slurm == "this machine's" else request.getfixturevalue(slurm)
     strict = {"nodes": 2, "root": root, "extra_conf": "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny"}
     job = ["--nodelist=node1,node2", "--nodes=2", f"--output={run_dir}/%j.out", SCRIPT, "bash"]
@@ -181,59 +180,59 @@ def test_srun_that_listens_where_no_node_reaches_it(cluster, slurm, request, run
     assert "listen" not in done.output, done.output
 
 
-def test_the_way_to_the_master(either, run_dir):
+def test_the_way_to_the_master(usual_slurm, run_dir):
     for route, reason in ("unreachable 10.77.0.11", "No route to host"), ("10.77.0.11 dev lo", "no answer in 3 s"):
-        on(either, "node2", f"ip route add {route}")
+        on(usual_slurm, "node2", f"ip route add {route}")
         try:
-            line = fault_of_node2(preflight(either, run_dir, MASTER_PORT=23456))
+            line = fault_of_node2(preflight(usual_slurm, run_dir, MASTER_PORT=23456))
         finally:
-            on(either, "node2", f"ip route del {route}")
+            on(usual_slurm, "node2", f"ip route del {route}")
         assert line == f"cannot reach node1:23456 ({reason}): set MASTER_ADDR_SUFFIX in env.sh"
 
 
-def test_the_master_s_port(either, run_dir):
+def test_the_master_s_port(usual_slurm, run_dir):
     listen = f"import socket, time; s = socket.create_server(('', 23456)); print(flush=True); time.sleep({FOREVER})"
     srun = "srun --overlap --nodes=1 --ntasks=1 --nodelist=node1"
     before = f"""exec 3< <({srun} '{sys.executable}' -c "{listen}"); read -ru 3"""
-    code, lines = preflight(either, run_dir, before=before, MASTER_PORT=23456)
+    code, lines = preflight(usual_slurm, run_dir, before=before, MASTER_PORT=23456)
     assert code == 1 and lines[0].startswith("node1: the master's port 23456 is in use: submit again"), lines
     assert len(lines) == 2, lines
 
 
-def test_clocks(either, run_dir, tmp_path):
+def test_clocks(usual_slurm, run_dir, tmp_path):
     fake = '[[ $(uname -n) != node2 ]] || set -- --date="{}" "$@"; exec /bin/date "$@"'
     for spoken, sign in (("60 seconds ago", "-"), ("60 seconds", "")):
-        line = fault_of_node2(preflight(either, run_dir, PATH=tool(tmp_path, "date", fake.format(spoken))))
+        line = fault_of_node2(preflight(usual_slurm, run_dir, PATH=tool(tmp_path, "date", fake.format(spoken))))
         assert re.fullmatch(rf"its clock is off by {sign}(59|60|61) s", line)
-    assert preflight(either, run_dir, PATH=tool(tmp_path, "date", fake.format("3 seconds ago"))) == FIT
+    assert preflight(usual_slurm, run_dir, PATH=tool(tmp_path, "date", fake.format("3 seconds ago"))) == FIT
 
 
 # ---- folders and software --------------------------------------------------------------------------------------------
 
 
-def test_folders(either, run_dir):
-    with mounted(either, "node2", run_dir, options="-o size=3m"):
-        line = fault_of_node2(preflight(either, run_dir))
+def test_folders(usual_slurm, run_dir):
+    with mounted(usual_slurm, "node2", run_dir, options="-o size=3m"):
+        line = fault_of_node2(preflight(usual_slurm, run_dir))
         assert line == f"{run_dir} has 3 MiB left, not 1 GiB: free space there, or set MIN_FREE_GB"
-        assert preflight(either, run_dir, MIN_FREE_GB=0) == FIT
-    with mounted(either, "node2", run_dir.parent):
-        line = fault_of_node2(preflight(either, run_dir))
+        assert preflight(usual_slurm, run_dir, MIN_FREE_GB=0) == FIT
+    with mounted(usual_slurm, "node2", run_dir.parent):
+        line = fault_of_node2(preflight(usual_slurm, run_dir))
         assert line.startswith(f"cannot write to {run_dir} (No such file or directory): free space there, or put it on")
     for folder, fix in (run_dir, "put it on a file system that all nodes share"), ("/dev/shm", "tell your site"):
-        with mounted(either, "node2", folder, f"head -c 1M /dev/zero >{folder}/full || true", "-o size=64k"):
-            line = fault_of_node2(preflight(either, run_dir, MIN_FREE_GB=0))
+        with mounted(usual_slurm, "node2", folder, f"head -c 1M /dev/zero >{folder}/full || true", "-o size=64k"):
+            line = fault_of_node2(preflight(usual_slurm, run_dir, MIN_FREE_GB=0))
         assert line == f"cannot write to {folder} (No space left on device): free space there, or {fix}"
 
 
-def test_software(either, run_dir):
+def test_software(usual_slurm, run_dir):
     real, python = run_dir.parent / "real", run_dir.parent / "python"
     real.mkdir()
     (real / "tool").write_text("#!/bin/sh\n")
     (real / "tool").chmod(0o755)
     python.symlink_to(real / "tool")
-    look = (either, run_dir, "bash", "tool", python, real / "tool", run_dir)
+    look = (usual_slurm, run_dir, "bash", "tool", python, real / "tool", run_dir)
     assert preflight(*look, PATH=f"{real}:{PATH}") == FIT
-    with mounted(either, "node2", real):
+    with mounted(usual_slurm, "node2", real):
         faults = fault_of_node2(preflight(*look, PATH=f"{real}:{PATH}")).split("; ")
     assert faults == [
         f"cannot read {what}: put it where all nodes see it, or name its module in MODULES of env.sh"
@@ -241,17 +240,17 @@ def test_software(either, run_dir):
     ]
 
 
-def test_folders_of_the_container(either, run_dir):
+def test_folders_of_the_container(usual_slurm, run_dir):
     """A folder that only node1 has; the message for a program or a file stays another one."""
-    only, missing = either.node_local / "only here", either.node_local / "nowhere"
-    on(either, "node1", f"mkdir -p '{only}'")
-    assert preflight(either, run_dir, "bash", "--mounts", run_dir) == FIT
+    only, missing = usual_slurm.node_local / "only here", usual_slurm.node_local / "nowhere"
+    on(usual_slurm, "node1", f"mkdir -p '{only}'")
+    assert preflight(usual_slurm, run_dir, "bash", "--mounts", run_dir) == FIT
     said = "put it where all nodes see it, or take it out of"
-    line = fault_of_node2(preflight(either, run_dir, "bash", "--mounts", run_dir, only))
+    line = fault_of_node2(preflight(usual_slurm, run_dir, "bash", "--mounts", run_dir, only))
     assert line == f"the container cannot mount {only}: {said} BINDS in env.sh"
-    line = fault_of_node2(preflight(either, run_dir, "--mounts", only, MOUNTS_SETTING="mounts in x.toml"))
+    line = fault_of_node2(preflight(usual_slurm, run_dir, "--mounts", only, MOUNTS_SETTING="mounts in x.toml"))
     assert line == f"the container cannot mount {only}: {said} mounts in x.toml"
-    code, lines = preflight(either, run_dir, missing, "--mounts", missing)
+    code, lines = preflight(usual_slurm, run_dir, missing, "--mounts", missing)
     faults = [f"cannot read {missing}: put it where all nodes see it, or name its module in MODULES of env.sh"]
     faults += [f"the container cannot mount {missing}: {said} BINDS in env.sh"]
     assert code == 1 and lines[0] == f"on all of 2 node(s): {'; '.join(faults)}", lines
@@ -273,79 +272,79 @@ def test_folders_of_the_container(either, run_dir):
         ("echo '  MIG 3g.40gb Device 0: (UUID: MIG-a)'", "nvidia-smi -L sees 1 GPU(s), not 2: tell your site"),
     ],
 )
-def test_gpus(either, run_dir, tmp_path, second, wanted):
+def test_gpus(usual_slurm, run_dir, tmp_path, second, wanted):
     script = f"echo GPU 0: A100; if [[ $(uname -n) == node2 ]]; then :; {second}\nelse echo GPU 1: A100; fi"
-    found = preflight(either, run_dir, PATH=tool(tmp_path, "nvidia-smi", script), PREFLIGHT_TIMEOUT=3)
+    found = preflight(usual_slurm, run_dir, PATH=tool(tmp_path, "nvidia-smi", script), PREFLIGHT_TIMEOUT=3)
     assert found == FIT if wanted is None else fault_of_node2(found) == wanted
 
 
-def test_gpus_of_which_slurm_says_nothing(either, run_dir, tmp_path):
+def test_gpus_of_which_slurm_says_nothing(usual_slurm, run_dir, tmp_path):
     """With --exclusive alone: each node counts its GPUs, and the driver of node2 does not answer."""
     script = "[[ $(uname -n) != node2 ]] || { echo NVIDIA-SMI has failed; exit 9; }; echo GPU 0: A100; echo GPU 1: A100"
     exclusive = {"gpus": "--exclusive", "PATH": tool(tmp_path, "nvidia-smi", script)}
-    assert fault_of_node2(preflight(either, run_dir, **exclusive)) == "GPUs: 0, but 2 on others"
-    assert preflight(either, run_dir, NPROC_PER_NODE=8, **exclusive) == FIT  # a run on CPUs
+    assert fault_of_node2(preflight(usual_slurm, run_dir, **exclusive)) == "GPUs: 0, but 2 on others"
+    assert preflight(usual_slurm, run_dir, NPROC_PER_NODE=8, **exclusive) == FIT  # a run on CPUs
 
 
-def test_the_check_that_hangs_is_named(either, run_dir, tmp_path):
+def test_the_check_that_hangs_is_named(usual_slurm, run_dir, tmp_path):
     path = tool(tmp_path, "nproc", f"[[ $(uname -n) != node2 ]] || sleep {FOREVER}; echo 1")
-    line = fault_of_node2(preflight(either, run_dir, "bash", PATH=path, PREFLIGHT_TIMEOUT=3))
+    line = fault_of_node2(preflight(usual_slurm, run_dir, "bash", PATH=path, PREFLIGHT_TIMEOUT=3))
     assert line == "no answer, stuck at: cores"
 
 
-def test_a_core_of_several_hardware_threads(either, run_dir):
+def test_a_core_of_several_hardware_threads(usual_slurm, run_dir):
     """All CPUs of this machine become threads of one core of node2, which has more cores."""
     (allowed,) = re.findall(r"^Cpus_allowed_list:\s*(.*)", Path("/proc/self/status").read_text(), re.MULTILINE)
     folder = "/sys/devices/system/cpu"
     core = f"{folder}/cpu{re.split('[,-]', allowed)[0]}/topology"
     pretend = f"mkdir -p {core}; echo {allowed} >{core}/thread_siblings_list; echo 0-1023 >{folder}/online"
-    with mounted(either, "node2", folder, pretend):
-        line = fault_of_node2(preflight(either, run_dir, cpus=8))
+    with mounted(usual_slurm, "node2", folder, pretend):
+        line = fault_of_node2(preflight(usual_slurm, run_dir, cpus=8))
         assert line == "one core, not SLURM_CPUS_PER_TASK=8: export SLURM_CPU_BIND=none in env.sh"
         cores = len(os.sched_getaffinity(0))
-        assert preflight(either, run_dir, cpus=cores) == FIT
+        assert preflight(usual_slurm, run_dir, cpus=cores) == FIT
 
 
-def test_driver_rdma_and_cores(either, run_dir, tmp_path):
+def test_driver_rdma_and_cores(usual_slurm, run_dir, tmp_path):
     version = "mkdir /sys/module/nvidia; echo {} >/sys/module/nvidia/version"
     new, old = version.format("570.86.15"), version.format("535.129.03")
-    with mounted(either, "node1", "/sys/module", new), mounted(either, "node2", "/sys/module", old):
-        line = fault_of_node2(preflight(either, run_dir))
+    with mounted(usual_slurm, "node1", "/sys/module", new), mounted(usual_slurm, "node2", "/sys/module", old):
+        line = fault_of_node2(preflight(usual_slurm, run_dir))
     assert line == "GPU driver: 535.129.03, but 570.86.15 on others"
 
     port = "mkdir -p /sys/class/infiniband/mlx5_0/ports/1; echo {} >/sys/class/infiniband/mlx5_0/ports/1/state"
     up, down = port.format("4: ACTIVE"), port.format("1: DOWN")
-    with mounted(either, "node1", "/sys/class", up), mounted(either, "node2", "/sys/class", down):
-        line = fault_of_node2(preflight(either, run_dir))
+    with mounted(usual_slurm, "node1", "/sys/class", up), mounted(usual_slurm, "node2", "/sys/class", down):
+        line = fault_of_node2(preflight(usual_slurm, run_dir))
     assert line == "active RDMA ports: 0, but 1 on others"
 
     path = tool(tmp_path, "nproc", "[[ $(uname -n) != node2 ]] || exec echo 1; echo 64")
-    line = fault_of_node2(preflight(either, run_dir, PATH=path, cpus=8))
+    line = fault_of_node2(preflight(usual_slurm, run_dir, PATH=path, cpus=8))
     assert line == "one core, not SLURM_CPUS_PER_TASK=8: export SLURM_CPU_BIND=none in env.sh"
 
 
 # ---- nodes that do not answer, and a thousand that do ----------------------------------------------------------------
 
 
-def test_a_dead_node(either, run_dir):
+def test_a_dead_node(usual_slurm, run_dir):
     """Its power is cut in a job that --no-kill keeps alive; called by hand, with no more than the job's number."""
-    job = either.sbatch("--nodelist=node[1-3]", "--nodes=3", "--no-kill", f"--wrap=sleep {FOREVER}", cwd=run_dir)
+    job = usual_slurm.sbatch("--nodelist=node[1-3]", "--nodes=3", "--no-kill", f"--wrap=sleep {FOREVER}", cwd=run_dir)
     try:
         environment = {"SLURM_JOB_ID": str(job), "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_NUM_NODES": "3"}
-        wait_for(lambda: "RUNNING" in either.run("squeue", "-h", "-o%T", f"--jobs={job}").stdout, "a job runs")
-        either.crash("node2")
-        done = either.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
+        wait_for(lambda: "RUNNING" in usual_slurm.run("squeue", "-h", "-o%T", f"--jobs={job}").stdout, "a job runs")
+        usual_slurm.crash("node2")
+        done = usual_slurm.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
     finally:
-        either.run("scancel", str(job))
-        either.boot("node2")
-        either.wait_for_nodes()
+        usual_slurm.run("scancel", str(job))
+        usual_slurm.boot("node2")
+        usual_slurm.wait_for_nodes()
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and len(lines) == 2, done.stderr
     assert lines[0].startswith("preflight: node2: no answer, stuck at: ") and lines[0].endswith(WITHOUT), lines
     assert "1 of 3 nodes unfit" in lines[1]
 
 
-def test_a_thousand_nodes(either, run_dir, tmp_path):
+def test_a_thousand_nodes(usual_slurm, run_dir, tmp_path):
     """What one node says, under a thousand names."""
     path = tool(
         tmp_path,
@@ -354,6 +353,6 @@ def test_a_thousand_nodes(either, run_dir, tmp_path):
         "for ((n = 1; n <= 1000; n++)); do echo \"${said//node1/n$n}\"; done | sed '/^n77[78]\\tports/s/.$/-1/'",
     )
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-1000]", "SLURM_JOB_NUM_NODES": "1000"}
-    done = either.run("bash", SCRIPT, cwd=run_dir, env={"PATH": path, "MASTER_ADDR": "login", **job}, check=False)
+    done = usual_slurm.run("bash", SCRIPT, cwd=run_dir, env={"PATH": path, "MASTER_ADDR": "login", **job}, check=False)
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and [line.split(": ")[1] for line in lines[:-1]] == ["n777", "n778"], lines

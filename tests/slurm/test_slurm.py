@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from baking import bake
+from baking import bake, page
 from slurm_cluster import PATH, Cluster, reachable
-from submitting import ANSWERS, STRAY, cluster, either, mostly, project, python, quick_python
+from submitting import ANSWERS, STRAY, cluster, each_slurm, project, python_environment, spawn_environment, usual_slurm
 from waiting import FOREVER, wait_for
 
 # A user's own program: it knows nothing of this project.
@@ -50,7 +50,7 @@ def test_first_job(cluster, tmp_path, steps, loss):
     """With no argument, from another folder than the project: the check, then the training. As it is, it is a drill."""
     project = bake(tmp_path / "a b", **ANSWERS)
     set_default_steps(project, steps)
-    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python())
+    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python_environment())
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     for rank, node in enumerate(["node1", "node1", "node2", "node2"]):
         assert re.search(rf"^\[node1:0\] {rank} +{node} ", job.output, re.MULTILINE), job.output
@@ -70,7 +70,7 @@ def test_first_job_of_three_nodes(cluster, tmp_path):
     """Six ranks cannot share 32 sequences equally: the default batch follows their number."""
     project = bake(tmp_path / "project", **{**ANSWERS, "nodes": "3"})
     set_default_steps(project, 3)
-    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python())
+    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python_environment())
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "all-reduce over 6 rank(s) on 3 host(s): right" in job.output
     rule = "the smallest multiple of the number of ranks that is at least 32"
@@ -78,10 +78,10 @@ def test_first_job_of_three_nodes(cluster, tmp_path):
     assert "step 3/3  validation loss" in job.output
 
 
-def test_pi(either, project, tmp_path):
-    job = either.submit(
+def test_pi(each_slurm, project, tmp_path):
+    job = each_slurm.submit(
         "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e7", "--json", tmp_path / "result.json",
-        cwd=project, env=python() if either.root else quick_python(),
+        cwd=project, env=python_environment() if each_slurm.root else spawn_environment(),
     )  # fmt: skip
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "3.14159265358979" in job.output
@@ -90,14 +90,14 @@ def test_pi(either, project, tmp_path):
     assert abs(found["error"]) < 1e-13
 
 
-def test_the_other_rendezvous(mostly, project, tmp_path):
+def test_the_other_rendezvous(usual_slurm, project, tmp_path):
     """Programs with c10d, one after the other in one job, submitted by a relative path from slurm/."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'])\n")
     programs = [f"check/ranks.py --json '{tmp_path}/0.json'", f"'{tmp_path}/own.py'", "check/hello.py"]
     lines = [f"bash submit_multinode.sh {program}" for program in programs]
-    environment = python(RDZV_BACKEND="c10d", **STRAY)
+    environment = python_environment(RDZV_BACKEND="c10d", **STRAY)
     command = ["salloc", "--nodes=2", "--gpus-per-node=2", "bash", "-ec", "\n".join(lines)]
-    done = mostly.run(*command, cwd=project / "slurm", env=environment)
+    done = usual_slurm.run(*command, cwd=project / "slurm", env=environment)
     rows = result(tmp_path, "0.json")["rows"]
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert {row["host"] for row in rows} == {"node1", "node2"}
@@ -108,30 +108,32 @@ def test_the_other_rendezvous(mostly, project, tmp_path):
     assert done.stdout.count("] the sum of all ranks is 6") == 1, done.stdout
 
 
-def test_a_login_shell_full_of_stray_variables(either, project, tmp_path):
+def test_a_login_shell_full_of_stray_variables(each_slurm, project, tmp_path):
     command = ["bash", "slurm/submit_multinode.sh", "check/ranks.py", "--json", tmp_path / "result.json"]
-    submitted = either.run(*command, cwd=project, env=quick_python(**STRAY) if either.root else python(**STRAY))
-    job = either.wait(int(submitted.stdout.split()[-1]))
+    submitted = each_slurm.run(
+        *command, cwd=project, env=spawn_environment(**STRAY) if each_slurm.root else python_environment(**STRAY)
+    )
+    job = each_slurm.wait(int(submitted.stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     rows = result(tmp_path)["rows"]
     assert [(row["host"], row["local_rank"]) for row in rows] == [(f"node{n}", r) for n in (1, 2) for r in (0, 1)]
     assert [row["node_rank"] for row in rows] == [0, 0, 1, 1]
 
 
-def test_all_reduce_and_training(mostly, project, tmp_path):
+def test_all_reduce_and_training(usual_slurm, project, tmp_path):
     """Two jobs at once, on the same nodes: --exclusive=user weakens the --exclusive of the header."""
     shared = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=1", "--gpus-per-node=1", "--mem=1G"]
     script = project / "slurm/submit_multinode.sh"
     jobs = [
-        mostly.sbatch(*shared, script, *program, cwd=tmp_path, env=quick_python(NPROC_PER_NODE="2"))
+        usual_slurm.sbatch(*shared, script, *program, cwd=tmp_path, env=spawn_environment(NPROC_PER_NODE="2"))
         for program in (
             ["benchmark/all_reduce.py", "--min", "1K", "--max", "1M", "--json", tmp_path / "reduce.json"],
             ["training/train_ddp.py", "--steps", "5", "--out", tmp_path / "out put", "--json", tmp_path / "train.json"],
         )
     ]
-    for job in [mostly.wait(job) for job in jobs]:
+    for job in [usual_slurm.wait(job) for job in jobs]:
         assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node2"]), job.output
-    shown = [mostly.run("scontrol", "show", "job", str(job)).stdout for job in jobs]
+    shown = [usual_slurm.run("scontrol", "show", "job", str(job)).stdout for job in jobs]
     (_, first_end), (second_start, _) = (re.search(r"StartTime=(\S+) EndTime=(\S+)", text).groups() for text in shown)
     assert second_start < first_end, "they ran one after the other"
     ports = [re.search(r"meeting at node1:(\d+)", (tmp_path / f"demo-{job}.out").read_text()).group(1) for job in jobs]
@@ -162,7 +164,7 @@ def test_one_device_and_sharded_on_two_nodes_learn_the_same(cluster, project, tm
     for name, options, more, settings in runs:
         words = [*tiny, *more, "--out", tmp_path / name, "--json", tmp_path / f"{name}.json"]
         command = [*options, script, f"training/train_{name}.py", *words]
-        job = cluster.wait(cluster.sbatch(*command, cwd=tmp_path, env=python(**settings)))
+        job = cluster.wait(cluster.sbatch(*command, cwd=tmp_path, env=python_environment(**settings)))
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     single, fsdp = result(tmp_path, "single.json"), result(tmp_path, "fsdp.json")
     assert (single["world_size"], fsdp["world_size"], fsdp["first_step"]) == (1, 4, 3)
@@ -170,19 +172,21 @@ def test_one_device_and_sharded_on_two_nodes_learn_the_same(cluster, project, tm
     assert len(fsdp["losses"]) == 3
 
 
-def test_a_program_of_ones_own_in_a_project_of_ones_own(either, project, tmp_path):
+def test_a_program_of_ones_own_in_a_project_of_ones_own(each_slurm, project, tmp_path):
     """env.sh, launch/ and slurm/ are all that has to be copied; quotes and spaces in arguments survive."""
     mine = tmp_path / "my work"
     mine.mkdir()
     for part in ("env.sh", "launch", "slurm"):
         (shutil.copytree if (project / part).is_dir() else shutil.copy2)(project / part, mine / part)
     (mine / "my program.py").write_text(OWN_PROGRAM)
-    environment = quick_python() if either.root else python()
-    job = either.submit("slurm/submit_multinode.sh", "my program.py", "a b", '"', "$HOME", cwd=mine, env=environment)
+    environment = spawn_environment() if each_slurm.root else python_environment()
+    job = each_slurm.submit(
+        "slurm/submit_multinode.sh", "my program.py", "a b", '"', "$HOME", cwd=mine, env=environment
+    )
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     for rank, node in enumerate(["node1", "node1", "node2", "node2"]):
         assert f"[{node}:{rank}] sum 6.0 of 4 ['a b', '\"', '$HOME'] threads 1" in job.output, job.output
-    nothing = either.run("bash", "slurm/submit_multinode.sh", cwd=mine, env=python(), check=False)
+    nothing = each_slurm.run("bash", "slurm/submit_multinode.sh", cwd=mine, env=python_environment(), check=False)
     assert nothing.returncode == 2
     assert "no program 'check/ranks.py'" in nothing.stderr and "name a Python file or a module" in nothing.stderr
 
@@ -208,24 +212,24 @@ if __name__ == "__main__":
 """
 
 
-def test_a_program_that_starts_its_own_ranks(mostly, project, tmp_path):
+def test_a_program_that_starts_its_own_ranks(usual_slurm, project, tmp_path):
     """Under torchrun no rank may host the store, and all would wait: refused, with the command that works."""
     (tmp_path / "main.py").write_text(SPAWNS)
     script = project / "slurm/submit_multinode.sh"
     for environment in ({}, {"NPROC_PER_NODE": "1"}, {"LAUNCHER": "srun"}, {"LAUNCHER": "spawn"}):
         command = ["bash", script, "--nodes=2", "--", "main.py", "env://"]
-        done = mostly.run(*command, cwd=tmp_path, env=python(**environment), check=False)
+        done = usual_slurm.run(*command, cwd=tmp_path, env=python_environment(**environment), check=False)
         assert (done.returncode, done.stdout) == (2, ""), done.stdout
         assert "main.py starts its own ranks, so it has to be started once per node" in done.stderr
         way = re.search(r"LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh main.py$", done.stderr, re.M)
         assert way, done.stderr
-    job = mostly.submit(script, "main.py", "env://", cwd=tmp_path, env=python())
+    job = usual_slurm.submit(script, "main.py", "env://", cwd=tmp_path, env=python_environment())
     assert (job.state, job.exit_code) == ("FAILED", 2) and "starts its own ranks" in job.output, job.output
-    readme = (project / "README.md").read_text()
-    assert "LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh main.py --multiprocessing" in readme
-    for url in ("env://", "tcp://ADDRESS:23456")[: 2 if mostly.root else 1]:  # both among the drills
-        environment = python(LAUNCHER="srun", NPROC_PER_NODE="1")
-        job = mostly.submit(script, "main.py", url, cwd=tmp_path, env=environment)
+    line = "LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh main.py --multiprocessing"
+    assert line in page(project, "your-own-program")
+    for url in ("env://", "tcp://ADDRESS:23456")[: 2 if usual_slurm.root else 1]:  # both among the drills
+        environment = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1")
+        job = usual_slurm.submit(script, "main.py", url, cwd=tmp_path, env=environment)
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
         assert job.output.count("sum 6.0 of 4") == 4, job.output
 
@@ -234,7 +238,7 @@ def test_a_program_that_starts_its_own_ranks(mostly, project, tmp_path):
 def test_torchrun_keeps_ranks_waiting_that_were_spawned(cluster, project, tmp_path):
     """The reason of the refusal; where this fails, torch has learnt better, and the refusal can go."""
     (tmp_path / "main.py").write_text(SPAWNS.replace("seconds=60", "seconds=10") + "# LOCAL_RANK: not refused\n")
-    environment = python(NPROC_PER_NODE="1")
+    environment = python_environment(NPROC_PER_NODE="1")
     job = cluster.submit(
         project / "slurm/submit_multinode.sh", "main.py", "tcp://ADDRESS:23456", cwd=tmp_path, env=environment
     )
@@ -245,12 +249,12 @@ def test_console_scripts_run_by_path(cluster, project, tmp_path):
     (tmp_path / "mytrain").write_text("#!/somewhere/venv/bin/python3\nimport os\nprint('rank', os.environ['RANK'])\n")
     script = project / "slurm/submit_multinode.sh"
     command = ["salloc", "--nodes=2", "--gpus-per-node=1", "bash", script, tmp_path / "mytrain"]
-    done = cluster.run(*command, cwd=project, env=python())
+    done = cluster.run(*command, cwd=project, env=python_environment())
     assert sorted(re.findall(r"rank \d", done.stdout)) == ["rank 0", "rank 1"], done.stdout
 
 
 def test_copied_into_a_repository(cluster, project, tmp_path):
-    """README's own command: the job has the repository's name, and git lists neither outputs nor logs."""
+    """The page's own command: the job has the repository's name, and git lists neither outputs nor logs."""
     own = tmp_path / "my own work"
     (own / ".git").parent.mkdir()
     for name in ("launch", "slurm"):
@@ -263,28 +267,28 @@ def test_copied_into_a_repository(cluster, project, tmp_path):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         return subprocess.run(["git", *identity, *words], cwd=own, check=True, capture_output=True, text=True).stdout
 
-    section = (project / "README.md").read_text().partition("## Take it into your own project\n")[2]
+    section = page(project, "your-own-program").partition("## Take it into your own project\n")[2]
     command = re.search(r"```bash\n(.*?)```", section, re.S)[1]
     subprocess.run(["bash", "-euc", command], cwd=own, check=True)
     assert (own / ".gitignore").read_text().startswith("*.tmp\n")
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "-m", "all")
-    job = cluster.submit("slurm/submit_multinode.sh", "train.py", cwd=own, env=python())
+    job = cluster.submit("slurm/submit_multinode.sh", "train.py", cwd=own, env=python_environment())
     assert job.exit_code == 0, job.output
     assert f"JobName={'my-own-work'}\n" in cluster.run("scontrol", "show", "job", str(job.id)).stdout
     assert (own / f"my-own-work-{job.id}.out").exists() and (own / f"logs/{job.id}.0").exists()
     assert git("status", "--porcelain", "--untracked-files=all") == ""
 
 
-def test_submitted_from_inside_another_job(mostly, project, tmp_path):
+def test_submitted_from_inside_another_job(usual_slurm, project, tmp_path):
     """From another project's interactive shell of one core: the new job has its own project, all cores and its GPUs."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'] + ' cores')\n")
     other = bake(tmp_path / "other", **ANSWERS)
     submit = f"SLURM_CPU_BIND=mask_cpu:0x1 PROJECT_DIR='{other}' CUDA_VISIBLE_DEVICES=7 SLURM_GPUS_ON_NODE=5"
     submit += f" sbatch --parsable '{project}/slurm/submit_multinode.sh' own.py"
     command = ["srun", "--nodes=1", "--cpus-per-task=1", "--ntasks-per-node=1", "bash", "-c", submit]
-    job = mostly.wait(int(mostly.run(*command, cwd=tmp_path, env=python(LAUNCHER="srun")).stdout))
+    job = usual_slurm.wait(int(usual_slurm.run(*command, cwd=tmp_path, env=python_environment(LAUNCHER="srun")).stdout))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert job.output.count(": 4 cores") == 4, job.output  # of each node two ranks, which share its eight
     assert (project / f"logs/{job.id}.0").is_dir() and not (other / "logs").exists()
@@ -303,29 +307,29 @@ def test_submitted_from_a_job_of_an_array(cluster, project, tmp_path):
     assert (job.state, "RESULT 0 %a" in outputs.read_text()) == ("COMPLETED", True), job.output + outputs.read_text()
 
 
-def test_nodes_that_differ(either, project, tmp_path):
+def test_nodes_that_differ(each_slurm, project, tmp_path):
     """Eight cores of one node and two of the other: the step takes what both have."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'] + ' cores')\n")
     script = project / "slurm/submit_multinode.sh"
     command = ["salloc", "--nodes=2", "--ntasks=10", "bash", script, "own.py"]
-    done = either.run(*command, cwd=tmp_path, env=python(LAUNCHER="srun", CPU_RANKS_PER_NODE="1"))
+    done = each_slurm.run(*command, cwd=tmp_path, env=python_environment(LAUNCHER="srun", CPU_RANKS_PER_NODE="1"))
     assert len(re.findall(r": 2 cores", done.stdout)) == 2, done.stdout + done.stderr
 
 
 @pytest.mark.drill
 def test_wait_gives_the_exit_code_of_the_job(cluster, project, tmp_path):
     command = ["bash", project / "slurm/submit_multinode.sh", "--wait", "--", "pi/pi.py", "--intervals", "no"]
-    done = cluster.run(*command, cwd=tmp_path, env=python(), check=False)
+    done = cluster.run(*command, cwd=tmp_path, env=python_environment(), check=False)
     assert done.returncode in {1, 143}, done.stderr
 
 
-def test_a_module_and_an_allocation(mostly, project, tmp_path):
+def test_a_module_and_an_allocation(usual_slurm, project, tmp_path):
     """Inside salloc it runs at once, and -m runs a module; the number of nodes is the allocation's."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package/own.py").write_text("import os, sys\nprint(os.environ['RANK'], __package__, *sys.argv[1:])\n")
     script = project / "slurm/submit_multinode.sh"
     command = ["salloc", "--nodes=3", "--gpus-per-node=1", "bash", script, "-m", "package.own", "x"]
-    done = mostly.run(*command, cwd=tmp_path, env=python())
+    done = usual_slurm.run(*command, cwd=tmp_path, env=python_environment())
     found = re.findall(r"\] (\d) package x$", done.stdout, re.M)
     assert sorted(found) == ["0", "1", "2"], done.stdout + done.stderr
 
@@ -348,7 +352,7 @@ def test_nodes_side_by_side(project):
     """Where namespaces are not allowed: two slurmd on this machine, whose names are addresses of its loopback."""
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "c", nodes=2, namespaces=False) as cluster:
         command = ["slurm/submit_multinode.sh", "check/ranks.py"]
-        job = cluster.submit(*command, cwd=project, env=quick_python(GLOO_SOCKET_IFNAME="lo"))
+        job = cluster.submit(*command, cwd=project, env=spawn_environment(GLOO_SOCKET_IFNAME="lo"))
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
         assert "all-reduce over 4 rank(s) on 1 host(s): right" in job.output
 
@@ -358,17 +362,17 @@ def test_nodes_side_by_side(project):
 
 def test_gpus_that_torch_does_not_see_stop_the_first_job(cluster, project, tmp_path):
     """The invented GPUs are just that case: the check says so, and no hours of training on CPUs follow."""
-    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=quick_python(ALLOW_CPU=""))
+    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=spawn_environment(ALLOW_CPU=""))
     assert job.state == "FAILED"
     assert "FAULT: rank(s) 0, 1 on node1 were given GPUs (CUDA_VISIBLE_DEVICES=0,1), but torch" in job.output
     assert "train_ddp.py" not in job.output and not (tmp_path / "runs").exists()
 
 
-def test_a_failing_program_fails_the_job(mostly, project, tmp_path):
+def test_a_failing_program_fails_the_job(usual_slurm, project, tmp_path):
     (tmp_path / "fails.py").write_text(
         f"import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep({FOREVER})\n"
     )
-    job = mostly.submit(project / "slurm/submit_multinode.sh", "fails.py", cwd=tmp_path, env=python())
+    job = usual_slurm.submit(project / "slurm/submit_multinode.sh", "fails.py", cwd=tmp_path, env=python_environment())
     assert job.state == "FAILED" and job.exit_code != 0
     assert "on purpose" in job.output
 
@@ -382,7 +386,9 @@ def test_help_is_the_head_of_the_file(cluster, project):
 def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     def refused(*arguments, env=None, cwd=project):
         script = project / "slurm/submit_multinode.sh"
-        done = cluster.run("bash", script, *arguments, cwd=cwd, env={**python(), **(env or {})}, check=False)
+        done = cluster.run(
+            "bash", script, *arguments, cwd=cwd, env={**python_environment(), **(env or {})}, check=False
+        )
         assert done.returncode == 2, done.stdout
         assert done.stdout == ""
         return done.stderr
@@ -402,12 +408,12 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
         "--nodes=2", "--", "pi/pi.py", env={"SLURM_JOB_ID": "1"}
     )
     too_many = ["bash", "slurm/submit_multinode.sh", "--nodes=99", "--", "pi/pi.py"]
-    many = cluster.run(*too_many, cwd=project, env=python(), check=False)
+    many = cluster.run(*too_many, cwd=project, env=python_environment(), check=False)
     assert many.returncode == 1
     assert "If sbatch refused the job: your accounts: sacctmgr show associations user=" in many.stderr
     assert not cluster.run("squeue", "--noheader").stdout
     options = ["--nodes=2", "--time=00:01:00", "--", "pi/pi.py", "--intervals", "1e3"]
-    done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=python())
+    done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=python_environment())
     job = int(done.stdout.split()[-1])
     assert "TimeLimit=00:01:00" in cluster.run("scontrol", "show", "job", str(job)).stdout
     assert cluster.wait(job).exit_code == 0
@@ -417,7 +423,9 @@ def test_checks_are_made_first_thing_in_a_job_too(cluster, project, tmp_path):
     job = cluster.submit(project / "slurm/submit_multinode.sh", "pi/pi.py", cwd=tmp_path, env={"RUNTIME": "venv"})
     assert (job.state, job.exit_code) == ("FAILED", 2)
     assert job.output.count("\n") == 1 and "no virtual environment" in job.output
-    job = cluster.submit(project / "slurm/submit_multinode.sh", "x.py", cwd=tmp_path, env=python(LAUNCHER="horovod"))
+    job = cluster.submit(
+        project / "slurm/submit_multinode.sh", "x.py", cwd=tmp_path, env=python_environment(LAUNCHER="horovod")
+    )
     assert (job.state, job.exit_code) == ("FAILED", 2)
 
 
@@ -440,7 +448,9 @@ def test_a_requeued_job_keeps_its_output_and_gets_logs_of_its_own(cluster, proje
     (tmp_path / "waits.py").write_text(
         f"import os, time\nprint('here', flush=True)\nif not os.path.exists('go'): time.sleep({FOREVER})\n"
     )
-    job = cluster.sbatch("--requeue", project / "slurm/submit_multinode.sh", "waits.py", cwd=tmp_path, env=python())
+    job = cluster.sbatch(
+        "--requeue", project / "slurm/submit_multinode.sh", "waits.py", cwd=tmp_path, env=python_environment()
+    )
     output = tmp_path / f"demo-{job}.out"
     wait_for(lambda: output.exists() and output.read_text().count("here") == 4)
     (tmp_path / "go").touch()
@@ -459,7 +469,7 @@ def test_as_an_ordinary_user():
         pytest.skip("all other tests are run by an ordinary user already")
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     if reachable(Path(sys.executable).resolve(), "nobody") and reachable(sys.executable, "nobody"):
-        environment = quick_python()
+        environment = spawn_environment()
     else:  # the tests' own Python lies in a home that others may not enter; the system's can read its packages
         environment = {"PYTHON": "/usr/bin/python3", "PYTHONPATH": packages, "LAUNCHER": "spawn"}
     if not reachable(packages, "nobody"):

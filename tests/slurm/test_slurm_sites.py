@@ -9,14 +9,14 @@ import sys
 import zipfile
 
 import pytest
-from baking import REPOSITORY, bake
-from submitting import ANSWERS, cluster, either, mostly, project, python, quick_python
+from baking import REPOSITORY, bake, page
+from submitting import ANSWERS, cluster, each_slurm, project, python_environment, spawn_environment, usual_slurm
 from waiting import INSTALLATION
 
 # ---- sites that differ -----------------------------------------------------------------------------------------------
 
 
-def test_a_site_that_exports_nothing(mostly, project, tmp_path):
+def test_a_site_that_exports_nothing(usual_slurm, project, tmp_path):
     """Where SBATCH_EXPORT=NONE is the rule, env.sh alone says what the ranks get."""
     mine = tmp_path / "own"
     shutil.copytree(project, mine)
@@ -24,7 +24,7 @@ def test_a_site_that_exports_nothing(mostly, project, tmp_path):
     text = settings.read_text().replace("${PYTHON:-python3}", sys.executable)
     settings.write_text(text.replace("${LAUNCHER:-torchrun}", "spawn"))  # imports torch once per node
     command = ["slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e3"]
-    job = mostly.submit(*command, cwd=mine, env={"SBATCH_EXPORT": "NONE", "SLURM_EXPORT_ENV": "NONE"})
+    job = usual_slurm.submit(*command, cwd=mine, env={"SBATCH_EXPORT": "NONE", "SLURM_EXPORT_ENV": "NONE"})
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "4 ranks" in job.output
 
@@ -32,7 +32,7 @@ def test_a_site_that_exports_nothing(mostly, project, tmp_path):
 def test_nodes_without_gpus(cluster, tmp_path):
     project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="0")
     # as if submitted from a step that had GPUs
-    environment = quick_python(CPU_RANKS_PER_NODE="1", SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="0,1")
+    environment = spawn_environment(CPU_RANKS_PER_NODE="1", SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="0,1")
     job = cluster.submit("slurm/submit_multinode.sh", "check/ranks.py", cwd=project, env=environment)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "all-reduce over 2 rank(s) on 2 host(s): right" in job.output
@@ -47,7 +47,7 @@ def test_headers_are_accepted(cluster, project):
     assert tried("--gpus-per-node=3", "slurm/submit_multinode.sh").returncode != 0  # that it can be refused
 
 
-def test_an_interactive_shell_has_the_software(either, project, tmp_path):
+def test_an_interactive_shell_has_the_software(each_slurm, project, tmp_path):
     """A terminal of its own, as a user has; the prompt is answered by what is typed."""
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
@@ -56,13 +56,15 @@ def test_an_interactive_shell_has_the_software(either, project, tmp_path):
     typed += f"export PYTHON={sys.executable} RUNTIME=none\n"
     typed += "bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3 </dev/null\nexit\n"
     command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
-    done = either.run(*command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed)
+    done = each_slurm.run(
+        *command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed
+    )
     assert re.search(rf"on node\d with {venv}/bin/python3, 2 GPUs, 8 cores", done.stdout), done.stdout
     assert "2 ranks on 1 host" in done.stdout, done.stdout
 
 
-def test_the_line_of_the_readme_opens_such_a_shell_too(cluster, project):
-    line = re.search(r"the same as\n\n```bash\n(.*)\n```", (project / "README.md").read_text())[1]
+def test_the_line_of_the_page_opens_such_a_shell_too(cluster, project):
+    line = re.search(r"the same as\n\n```bash\n(.*)\n```", page(project, "cluster"))[1]
     typed = 'echo "on $(hostname) with $PYTHON, $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\nexit\n'
     environment = {"PYTHON": sys.executable, "TERM": "dumb"}
     done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)
@@ -88,7 +90,7 @@ def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
     (tmp_path / "srun").write_text('#!/bin/sh\necho "srun $*"\nMASTER_ADDR=${MASTER_ADDR%i} exec /usr/bin/srun "$@"\n')
     (tmp_path / "srun").chmod(0o755)
     (tmp_path / "own.py").write_text("import os\nprint([os.environ[f'LAB_{n}'] for n in ('FORCED', 'JOB', 'OWN')])\n")
-    surroundings = {**python(PREFLIGHT="0"), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
+    surroundings = {**python_environment(PREFLIGHT="0"), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
     for launcher, ranks, wanted in (("torchrun", "", "node"), ("srun", "", "rank"), ("srun", "1", "always")):
         environment = {**surroundings, "LAUNCHER": launcher, "NPROC_PER_NODE": ranks}
         job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
@@ -126,7 +128,7 @@ def stand_in_for_torch(folder):
 def test_build_venv(cluster, offline):
     def build(**environment):
         command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
-        environment = {**python(), "SBATCH_EXPORT": "NONE", "PROJECT_DIR": "/elsewhere", **environment}
+        environment = {**python_environment(), "SBATCH_EXPORT": "NONE", "PROJECT_DIR": "/elsewhere", **environment}
         return cluster.run(*command, cwd=offline, env=environment, check=False)
 
     empty = build()
@@ -158,7 +160,7 @@ def test_build_venv(cluster, offline):
 def test_build_venv_with_the_real_torch(cluster, offline):
     pip = [sys.executable, "-m", "pip", "download", "-q", "-r", offline / "requirements.txt", "-d", offline / "wheels"]
     subprocess.run(pip, check=True, timeout=INSTALLATION)
-    done = cluster.run("bash", "slurm/build_venv.sh", cwd=offline, env=python())
+    done = cluster.run("bash", "slurm/build_venv.sh", cwd=offline, env=python_environment())
     job = cluster.wait(int(done.stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     done = cluster.run("bash", "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e6", cwd=offline)

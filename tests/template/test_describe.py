@@ -17,6 +17,7 @@ import accounting
 import pytest
 import yaml
 from baking import REPOSITORY, bake
+from needs import skip_or_fail
 from slurm_cluster import PATH, Cluster, Nodes
 from waiting import FOREVER, PATIENCE
 
@@ -148,18 +149,18 @@ SOFTWARE = ("runtimes", "containers", "launchers")
 
 
 @pytest.fixture(params=["cluster", "cluster24"])
-def either(request):
+def each_slurm(request):
     """One version of Slurm after the other."""
     return request.getfixturevalue(request.param)
 
 
-def test_a_plain_cluster(either, tmp_path):
-    facts = described(either, tmp_path)
+def test_a_plain_cluster(each_slurm, tmp_path):
+    facts = described(each_slurm, tmp_path)
     assert facts.pop("checked") == time.strftime("%Y-%m-%d")
     assert {key: value for key, value in facts.items() if key not in SOFTWARE} == PLAIN
-    agrees(either, facts)
-    suits(either, tmp_path)
-    text = asked(either).stdout  # every fact names its command
+    agrees(each_slurm, facts)
+    suits(each_slurm, tmp_path)
+    text = asked(each_slurm).stdout  # every fact names its command
     assert "detect: {cluster: [test]} # scontrol show config: ClusterName\n" in text
     assert re.search("^  gpus: 2 # scontrol show node: Gres;", text, re.M)
     assert re.search("^  cores: 8 # scontrol show node: CPUEfctv", text, re.M)
@@ -373,7 +374,7 @@ def accounted():
     if os.geteuid() != 0:
         pytest.skip("only root can become several users")
     if accounting.missing():
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(accounting.missing())
+        skip_or_fail(accounting.missing())
     with started(nodes=4, gpus=2, partitions=QUEUES, accounts=ACCOUNTS) as cluster:
         yield cluster
 

@@ -20,6 +20,9 @@ THEIRS = {
     "pyproject.toml": "[project]\nname = 'mine'\n",
     "tests/test_project.py": "def test_mine():\n    assert True\n",
     "training/model.py": "LAYERS = 3\n",
+    "parts/updating.md": "the parts of mine\n",
+    "container/Dockerfile": "FROM mine\n",
+    "runai/lib.sh": "echo mine\n",
     "slurm/old_job.sh": "#!/bin/bash\nsrun python train.py\n",
     "benchmark/scaling.sh": "echo not executable\n",
     "train.py": """\
@@ -101,9 +104,8 @@ def test_no_file_of_the_user_s_is_changed(before, slurm):
     added = [name for name in new if name not in old]
     assert {name.split("/")[0] for name in added} == {"env.sh", "launch", "slurm", "check"}
     assert not git(project, "diff")
-    assert git(project, "status", "--short").split() == ["??", "check/", "??", "env.sh", "??", "launch/"] + [
-        word for name in sorted(new) if name.startswith("slurm/") and name not in old for word in ("??", name)
-    ]
+    listed = git(project, "status", "--short", "--untracked-files=all").splitlines()
+    assert sorted(listed) == sorted(f"?? {name}" for name in added if new[name] != "folder")
     assert "mine can run on your Slurm cluster. Next:" in said and "kept" not in said
     assert "settings: env.sh; all else: slurm/README.md" in said
     assert "bash slurm/submit_multinode.sh PROGRAM.py " in said and "training" not in said
@@ -158,6 +160,22 @@ def test_a_folder_where_a_file_is_needed_is_refused_too(before, tmp_path):
     said = refused(tmp_path, site="local")
     assert "'env.sh' is a folder, and the template writes a file of this name: rename yours" in said
     assert state(project) == old
+    (project / "parts/problems.md").mkdir()
+    assert "'parts/problems.md' is a folder, and the template writes a file of this name" in refused(
+        tmp_path, site="local"
+    )
+
+
+def test_what_a_run_without_hooks_leaves_behind_goes_with_the_next(before, tmp_path):
+    """It leaves parts/, which are the template's; a part that the user has changed is the user's."""
+    project = tmp_path / "mine"
+    shutil.copytree(before, project)
+    write(project, *OPTIONS, "--accept-hooks", "no", site="local")
+    (project / "parts/updating.md").write_text("the parts of mine\n")
+    assert len(list((project / "parts").iterdir())) > 20
+    write(project, *OPTIONS, site="local")
+    assert [path.name for path in (project / "parts").iterdir()] == ["updating.md"]
+    assert (project / "parts/updating.md").read_text() == "the parts of mine\n"
 
 
 def test_an_interrupted_run_costs_no_file(before, tmp_path):

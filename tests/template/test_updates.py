@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, bake, cookiecutter
+from baking import REPOSITORY, TEMPLATE, bake, cookiecutter, page
 
 from cluster_options.provenance import VERSION, template_source
 from cluster_options.questions import QUESTION_NAMES
@@ -90,13 +90,12 @@ def template(tmp_path_factory):
     return folder
 
 
-def commands(project, page="README.md"):
-    """Return the blocks of commands at the end of a written README: how it is written again, how it is updated."""
-    text = (project / page).read_text()
-    return re.findall(r"```bash\n(.*?)\n```", text[text.index("\n## Written by version") :], re.DOTALL)
+def commands(project):
+    """Return the blocks of commands of the page on updating: how the project is written again, how it is updated."""
+    return re.findall(r"```bash\n(.*?)\n```", page(project, "updating"), re.DOTALL)
 
 
-# ---- the command in the README ---------------------------------------------------------------------------------------
+# ---- the command on the page on updating -----------------------------------------------------------------------------
 
 AGAIN = {
     "nothing but defaults": {"site": "local"},
@@ -112,7 +111,7 @@ AGAIN = {
 
 
 @pytest.mark.parametrize("case", AGAIN)
-def test_the_readme_s_command_writes_the_same_project(case, tmp_path):
+def test_the_page_s_command_writes_the_same_project(case, tmp_path):
     shutil.copy(REPOSITORY / "sites/slurm.yaml", tmp_path / "our 'big' $cluster.yaml")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/scontrol").write_text(SCONTROL)
@@ -125,10 +124,9 @@ def test_the_readme_s_command_writes_the_same_project(case, tmp_path):
     shell(f"cookiecutter --no-input -o first {source} {' '.join(words)}", tmp_path, tmp_path)
     first = tmp_path / "first" / answers["project"]
     (tmp_path / "second").mkdir()
-    page = "slurm/README.md" if "examples" in answers else "README.md"
-    shell(commands(first, page)[0], tmp_path / "second", tmp_path)
+    shell(commands(first)[0], tmp_path / "second", tmp_path)
     assert tree(tmp_path / "second" / answers["project"]) == tree(first)
-    assert ("`site=here` is the cluster that this is typed on" in (first / page).read_text()) == (case == "here")
+    assert ("`site=here` is the cluster that this is typed on" in page(first, "updating")) == (case == "here")
 
 
 @pytest.mark.parametrize("source", ["git", "zip"])
@@ -147,7 +145,7 @@ def test_other_sources(source, template, tmp_path):
     assert (f"{tmp_path}/v2.zip" if source == "zip" else f" file://{template} ") in command
     assert len(update) == (source == "git")
     version = "9.9.9" if source == "zip" else VERSION
-    assert f"## Written by version {version}\n" in (tmp_path / "first/demo/README.md").read_text()
+    assert f"\nWritten by version {version} of the template" in (tmp_path / "first/demo/README.md").read_text()
     expected = {name: mode for name, (mode, _) in tree(bake(tmp_path / "third", site="slurm", nodes="3")).items()}
     expected |= {"launch/new.sh": expected["env.sh"]} if source == "zip" else {}
     assert {name: mode for name, (mode, _) in found.items()} == expected
@@ -156,7 +154,7 @@ def test_other_sources(source, template, tmp_path):
 # ---- a newer version -------------------------------------------------------------------------------------------------
 
 
-# What cluster_options.py did up to version 1.2, when it was a file. `cruft update` runs this class for both versions.
+# What cluster_options.py did before version 1.2, when it was a file. `cruft update` runs this class for both versions.
 FLAT = """\
 import importlib, sys
 from pathlib import Path
@@ -195,7 +193,7 @@ def test_cruft_updates_from_the_version_of_one_file(template, tmp_path):
     shell("git checkout -q v2", tmp_path / "t.git", tmp_path)
     shell("cruft update -y --checkout v2", tmp_path / "demo", tmp_path)
     readme = (tmp_path / "demo/README.md").read_text()
-    assert "## Written by version 9.9.9\n" in readme and "news of v2" in readme
+    assert "\nWritten by version 9.9.9 of the template" in readme and "news of v2" in readme
     assert "your newer cluster" in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
 
 
@@ -227,11 +225,11 @@ def test_cruft_merges_a_newer_version_with_the_user_s_edits(how, template, tmp_p
     assert "# New in v2.\n" in settings and settings.endswith('export MINE="yes"\n')
     assert "# New in v2.\n" in (project / "launch/torchrun.sh").read_text()
     readme = (project / "README.md").read_text()
-    assert "## Written by version 9.9.9\n" in readme and "news of v2" in readme
+    assert "\nWritten by version 9.9.9 of the template" in readme and "news of v2" in readme
     assert "your newer cluster" in (project / "slurm/submit_multinode.sh").read_text()
     assert set(after) - set(before) == {"launch/new.sh"} and os.access(project / "launch/new.sh", os.X_OK)
     assert set(before) <= set(after) and all(after[name][0] == mode for name, (mode, _) in before.items())
-    assert "nodes=3" in readme and "runtime=venv" in readme
+    assert "nodes=3" in commands(project)[0] and "runtime=venv" in commands(project)[0]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +264,7 @@ def test_a_replay_of_an_older_version(missing, tmp_path):
 def test_a_replay_records_the_version_that_writes(template, tmp_path):
     shell(f"cookiecutter --no-input file://{template} --checkout v1 project=demo site=slurm", tmp_path, tmp_path)
     shell(f"yes | cookiecutter --replay -o again file://{template} --checkout v2", tmp_path, tmp_path)
-    assert "## Written by version 9.9.9\n" in (tmp_path / "again/demo/README.md").read_text()
+    assert "\nWritten by version 9.9.9 of the template" in (tmp_path / "again/demo/README.md").read_text()
 
 
 def test_answers_from_a_file(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, TEMPLATE, bake
-from conftest import alone
+from build_folder import one_at_a_time
 
 from cluster_options.sites import table
 
@@ -43,7 +43,7 @@ OLD = [path for version, path in PYTHONS.items() if version < (3, 9)]
 def install(requirement, python=sys.executable):
     """Return a folder with a package and what it needs; it is kept in build/."""
     folder = REPOSITORY / "build" / f"{requirement}-{Path(python).name}"
-    with alone():
+    with one_at_a_time():
         if not folder.exists():
             command = [python, "-m", "pip", "install", "--quiet", "--target", f"{folder}.new", requirement]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -156,7 +156,7 @@ def python_with_torch(version):
     if variable in os.environ:
         return os.environ[variable]
     folder = REPOSITORY / "build" / f"torch-{version}"
-    with alone():
+    with one_at_a_time():
         if not folder.exists():
             subprocess.run([sys.executable, "-m", "venv", f"{folder}.new"], check=True)
             install = [f"{folder}.new/bin/python", "-m", "pip", "install", "--quiet", "--extra-index-url", CPU_WHEELS]

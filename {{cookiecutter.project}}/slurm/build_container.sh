@@ -36,13 +36,23 @@
 # Pulls the container image of env.sh (IMAGE), so that the compute nodes have it: {{ site.title }}.
 # One of your own: build container/Dockerfile on a machine with docker, push it to a registry, and name it in IMAGE.
 #
-#   {{ site.containers[runtime].build_with ~ " bash slurm/build_container.sh" if site.containers[runtime].build_with else "bash slurm/build_container.sh                      on a login node" }}
+#? if site.containers[runtime].build_with
+#   {{ site.containers[runtime].build_with }} bash slurm/build_container.sh
 
+#? else
+#   bash slurm/build_container.sh                      on a login node
+
+#? endif
 #? else
 # Builds container/Dockerfile and makes it known to the compute nodes as the image of env.sh (IMAGE): {{ site.title }}.
 #
-#   {{ site.containers[runtime].build_with ~ " bash slurm/build_container.sh" if site.containers[runtime].build_with else "bash slurm/build_container.sh                      on a login node" }}
+#? if site.containers[runtime].build_with
+#   {{ site.containers[runtime].build_with }} bash slurm/build_container.sh
 
+#? else
+#   bash slurm/build_container.sh                      on a login node
+
+#? endif
 #? endif
 #? if in_job
 #

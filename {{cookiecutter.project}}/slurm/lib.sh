@@ -3,7 +3,7 @@
 #? set node = node_facts(cookiecutter)
 #? set cores = cores_per_node(cookiecutter)
 #? set runtime = cookiecutter.runtime
-#? set container = runtime not in ("venv", "none")
+#? set container = in_container(cookiecutter)
 #? set mpi = "mpirun" in site.launchers
 #? set once_per_node = site.launchers | select("in", ["torchrun", "spawn", "mpirun"]) | join('" | "')
 #? set once_per_rank = site.launchers | select("in", ["srun", "mpirun-ranks"]) | join('" | "')

@@ -28,7 +28,11 @@
 # code of the program. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
 #
 # Edit two places: the #SBATCH lines below, and env.sh in the project's folder. That file sets
-# {{ "the container" if software == "container" else "Python" }}, modules, the launcher and variables of the network. Put "export NAME=value"
+#? if software == "container"
+# the container, modules, the launcher and variables of the network. Put "export NAME=value"
+#? else
+# Python, modules, the launcher and variables of the network. Put "export NAME=value"
+#? endif
 # there, too. To change a setting of env.sh for one job, write it before the command:
 # LAUNCHER=srun sbatch …
 # The rules for port, stop request and requeue are functions in slurm/lib.sh.
@@ -100,8 +104,13 @@ set_rendezvous_endpoint  # MASTER_ADDR, MASTER_PORT
 arrange_stop_request     # so that the program saves before the time limit
 check_nodes              # ends the job if a node would fail the ranks
 build_step               # the {{ starters }} command that starts the launcher, or the ranks, on all nodes
-# A step of your own goes here. It runs once, on the first node{{ ", outside the container" if software == "container" else "" }}.
+#? if software == "container"
+# A step of your own goes here. It runs once, on the first node, outside the container.
 
+#? else
+# A step of your own goes here. It runs once, on the first node.
+
+#? endif
 code=0
 launch "$program" "${words[@]:1}" || code=$?
 #? if cookiecutter.examples == "yes"

@@ -60,8 +60,8 @@ Mount = namedtuple("Mount", "source target flags", defaults=("",))  # flags: com
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
-    """What the real program would say."""
+class Refused(SystemExit):
+    """What the real program would say. If nothing catches it, it is printed and the exit code is 1."""
 
 
 def fail(message: str, code: int = 1):

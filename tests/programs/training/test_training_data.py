@@ -1,32 +1,14 @@
 """Which rank reads which samples in which step, and how large the batch is that the ranks share."""
 
 import functools
+import itertools
 import mmap
 import os
 import shutil
 import sys
 
 import pytest
-from training_runs import (
-    EXACT,
-    SHAPE,
-    TINY,
-    TRAINING,
-    Launch,
-    alone,
-    assert_same,
-    damage,
-    half,
-    largest_difference,
-    metrics,
-    modules,
-    server,
-    solo,
-    text,
-    train,
-    trained,
-    whole,
-)
+from training_runs import EXACT, SHAPE, TINY, TRAINING, Launch, assert_same, damage, largest_difference, metrics
 
 torch = pytest.importorskip("torch")
 
@@ -54,8 +36,10 @@ def test_the_table_of_who_reads_what(ranks, modules, numbered, monkeypatch, caps
     assert header.split() == ["step", "epoch", "rank", "samples"]
     table = [list(map(int, row.split())) for row in rows]
     assert [row[:3] for row in table] == [[s, (s - 1) // 6, rank] for s in range(1, 13) for rank in range(ranks)]
-    read = [[window for row in table if row[1] == epoch for window in row[3:]] for epoch in range(epochs)]
-    for windows in read:
+    read = {epoch: [] for epoch in range(epochs)}
+    for _, epoch, _, *windows in table:
+        read[epoch] += windows
+    for windows in read.values():
         assert len(windows) == len(set(windows)) == 48  # 2 are left out of an epoch, because a batch has 8
         assert set(windows) <= set(range(50))
     assert read[0] != read[1]
@@ -71,13 +55,14 @@ def test_the_batch_is_the_same_for_any_number_of_ranks_and_any_first_step(module
     def indices(first, rank, world, seed=7):
         return list(modules.data.sample_indices(50, 8, seed, first, 12, rank, world))
 
-    alone = indices(0, 0, 1)
+    of_one_rank = indices(0, 0, 1)
     for world in (2, 4, 8):
         ranks = [indices(0, rank, world) for rank in range(world)]
-        together = [sorted(window for part in parts for window in part) for parts in zip(*ranks)]
-        assert together == [sorted(windows) for windows in alone]
+        assert {len(steps) for steps in ranks} == {len(of_one_rank)}
+        for step, windows in enumerate(of_one_rank):
+            assert sorted(itertools.chain(*(rank[step] for rank in ranks))) == sorted(windows)
     assert indices(5, 1, 2) == indices(0, 1, 2)[5:]
-    assert indices(0, 0, 1, seed=8) != alone
+    assert indices(0, 0, 1, seed=8) != of_one_rank
 
 
 @pytest.mark.parametrize(
@@ -183,13 +168,13 @@ def test_ranks_that_cannot_share_32_sequences_run_without_flags(program, ranks, 
     assert done.codes == [0] * ranks, done.err
     rule = "the smallest multiple of the number of ranks that is at least 32"
     assert f"batch   {batch} sequences ({rule}) = {ranks} (ranks) x {batch // ranks} (micro batch)" in done.out
-    alone = [*words, "--steps", 4, "--out", tmp_path / "alone", "--global-batch", batch]
-    assert Launch(tmp_path / "alone", 1, TRAINING / "train_single.py", *alone).wait().codes == [0]
+    as_one = [*words, "--steps", 4, "--out", tmp_path / "one", "--global-batch", batch]
+    assert Launch(tmp_path / "one", 1, TRAINING / "train_single.py", *as_one).wait().codes == [0]
     again = [*words, "--steps", 4, "--out", folder, "--resume"]
     done = Launch(folder, 1, TRAINING / f"{program}.py", *again).wait()
     assert done.codes == [0], done.err
     assert f"batch   {batch} sequences (the batch of the checkpoint) = 1 (ranks) x " in done.out
-    losses = [[line["loss"] for line in metrics(run) if "loss" in line] for run in (folder, tmp_path / "alone")]
+    losses = [[line["loss"] for line in metrics(run) if "loss" in line] for run in (folder, tmp_path / "one")]
     assert len(losses[0]) == 4 and largest_difference(*losses) <= EXACT
 
 

@@ -18,22 +18,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from training_runs import (
-    TINY,
-    TRAINING,
-    Launch,
-    alone,
-    driver,
-    metrics,
-    modules,
-    refused,
-    server,
-    solo,
-    text,
-    train,
-)
+from training_runs import TINY, TRAINING, Launch, metrics, write_driver
 from waiting import FOREVER
 
+pytest.importorskip("torch")
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install -r requirements-dev.txt")
 pytest.importorskip("wandb", reason="wandb is not installed: pip install -r requirements-dev.txt")
 
@@ -44,7 +32,6 @@ NO_KEY = {"NETRC": "/nowhere", "WANDB_BASE_URL": "https://api.wandb.ai"}
 # Ranks that are killed after they have reported step DIED, which no checkpoint has. TensorBoard's thread writes slowly.
 DIES = f"""
 import signal, time
-sys.path.insert(0, {str(TRAINING)!r})
 import metrics
 from tensorboard.summary.writer.record_writer import RecordWriter
 write = RecordWriter.write
@@ -152,9 +139,7 @@ WORDS = [*TINY, "--steps", LAST, "--save-every", SAVED, "--log-every", 1, "--ten
 def killed(server, text, tmp_path_factory):
     """Two ranks that are killed at step DIED; and what was on the disk then."""
     folder = tmp_path_factory.mktemp("trackers") / "run"
-    program = folder.parent / "driver.py"
-    last = "runpy.run_path(sys.argv[0], run_name='__main__')"
-    program.write_text(f"import os, runpy, sys\nsys.argv.pop(0)\n{DIES}\n{last}")
+    program = write_driver(folder.parent / "driver.py", DIES)
     words = [*WORDS, "--data", text, "--out", folder]
     done = Launch(folder, 2, program, TRAINING / "train_ddp.py", *words, **NO_KEY).wait()
     assert -9 in done.codes, done.err
@@ -259,7 +244,12 @@ def test_rows_of_earlier_attempts_are_brought_to_the_disk_at_once(modules, monke
 
     flushed = []
     flush = SummaryWriter.flush
-    monkeypatch.setattr(SummaryWriter, "flush", lambda self: flushed.append(1) or flush(self))
+
+    def count_and_flush(self):
+        flushed.append(self)
+        flush(self)
+
+    monkeypatch.setattr(SummaryWriter, "flush", count_and_flush)
     rows = [{"step": step, "loss": 1.0} for step in range(1, 10)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tracker = modules.trackers.TensorBoard(tmp_path / "tensorboard", 9, tmp_path / "metrics.jsonl")
@@ -269,13 +259,12 @@ def test_rows_of_earlier_attempts_are_brought_to_the_disk_at_once(modules, monke
 
 
 def test_nobody_pays_for_a_tracker_that_was_not_asked_for(train, driver, tmp_path):
-    look = f"""
-sys.path.insert(0, {str(TRAINING)!r})
+    look = """
 import metrics
 finish = metrics.Metrics.finish
 def look(self):
     finish(self)
-    print("imported:", sorted({{"tensorboard", "wandb"}} & set(sys.modules)), flush=True)
+    print("imported:", sorted({"tensorboard", "wandb"} & set(sys.modules)), flush=True)
 metrics.Metrics.finish = look
 """
     assert "imported: []" in train(tmp_path / "run", 1, "train_single", "--steps", 1, driver=driver(look)).out
@@ -502,8 +491,12 @@ def test_other_ranks_do_not_wait_beyond_their_timeout(timeout, modules, monkeypa
             waits.append(settings.init_timeout)
             raise TimeoutError
 
+    def answers(_, seconds):
+        waits.append(seconds)
+        return True
+
     monkeypatch.setattr(modules.trackers, "import_or_fail", lambda *_: SlowWandB())
-    monkeypatch.setattr(modules.trackers, "answers", lambda _, seconds: waits.append(seconds) or True)
+    monkeypatch.setattr(modules.trackers, "answers", answers)
     args = argparse.Namespace(timeout=timeout, out=str(tmp_path), resume=False, wandb="ours")
     tracker = modules.trackers.WandB(args, 0, tmp_path / "metrics.jsonl")
     assert len(waits) == 3 and sum(waits) < timeout
@@ -518,7 +511,6 @@ def test_other_ranks_do_not_wait_beyond_their_timeout(timeout, modules, monkeypa
 
 WANDB_ENDS = f"""
 import signal, subprocess
-sys.path.insert(0, {str(TRAINING)!r})
 import metrics
 log = metrics.Metrics.log
 def log_without_wandb(self, step):

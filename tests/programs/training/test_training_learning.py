@@ -9,23 +9,7 @@ import sys
 from contextlib import nullcontext
 
 import pytest
-from training_runs import (
-    ENVIRONMENT,
-    SHAPE,
-    STEPS,
-    TINY,
-    TRAINING,
-    Launch,
-    alone,
-    metrics,
-    modules,
-    server,
-    solo,
-    text,
-    train,
-    trained,
-    whole,
-)
+from training_runs import ENVIRONMENT, SHAPE, STEPS, TINY, TRAINING, Launch, metrics
 
 torch = pytest.importorskip("torch")
 

@@ -7,26 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from training_runs import (
-    ENVIRONMENT,
-    SHAPE,
-    TRAINING,
-    alone,
-    damage,
-    half,
-    modules,
-    server,
-    solo,
-    text,
-    train,
-    trained,
-    whole,
-)
+from training_runs import ENVIRONMENT, SHAPE, TRAINING, damage
 
 torch = pytest.importorskip("torch")
-
-
-# Sample
 
 
 @pytest.fixture
@@ -81,10 +64,8 @@ def test_it_continues_what_it_has_learned(solo, sample, tmp_path):
     begin = "jumps over the lazy dog, the quick bro"  # longer than the 32 bytes that the model sees
     expected = f"{begin}wn fox jumps over the lazy dog, the quick brown fox jumps over the\n"
     for words in (["--temperature", 0], ["--temperature", 1e-300], ["--temperature", 0.1]):
-        assert (
-            sample(tmp_path / "run", "--prompt", begin, "--length", len(expected) - len(begin) - 1, *words).out
-            == expected
-        )
+        printed = sample(tmp_path / "run", "--prompt", begin, "--length", len(expected) - len(begin) - 1, *words)
+        assert printed.out == expected
 
 
 @pytest.mark.parametrize("bytes_", [b"\xc3\xa9!", b"\xff\xc3!\xe2\x82", "日本".encode()])
@@ -214,27 +195,20 @@ def test_sample_is_for_one_rank(no_sample, monkeypatch):
     assert no_sample() == "each of 2 ranks would print the text: start one process, without a launcher"
 
 
-def test_sample_without_numpy(trained, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "code", "printed", "said"),
+    [
+        ("train_ddp", 0, b"begin", "checkpoint-00000040.pt: step 40, loss "),
+        ("train_fsdp", 2, b"", "checkpoint-00000040 is of train_fsdp.py, and torch needs NumPy to read its parts: pip"),
+    ],
+)
+def test_sample_without_numpy(program, code, printed, said, trained, tmp_path):
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('not here')")
-    for program, code, said in (
-        ("train_ddp", 0, "checkpoint-00000040.pt: step 40, loss "),
-        (
-            "train_fsdp",
-            2,
-            "checkpoint-00000040 is of train_fsdp.py, and torch needs NumPy to read its parts: pip install",
-        ),
-    ):
-        line = [
-            sys.executable,
-            TRAINING / "sample.py",
-            trained(program, 2).folder,
-            "--length",
-            "5",
-            "--prompt",
-            "begin",
-        ]
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
-        done = subprocess.run(list(map(str, line)), env=environment, capture_output=True, check=False)
-        assert done.returncode == code, done.stderr
-        assert said in done.stderr.decode()
-        assert done.stdout.startswith(b"begin") == (code == 0)
+    words = [trained(program, 2).folder, "--length", "5", "--prompt", "begin"]
+    done = subprocess.run(
+        list(map(str, [sys.executable, TRAINING / "sample.py", *words])),
+        env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr.decode()
+    assert done.stdout[:5] == printed

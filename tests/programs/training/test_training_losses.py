@@ -16,16 +16,8 @@ from training_runs import (
     TINY,
     TRAINING,
     Launch,
-    alone,
     assert_same,
-    driver,
     largest_difference,
-    modules,
-    server,
-    text,
-    train,
-    trained,
-    whole,
 )
 from waiting import PATIENCE
 
@@ -35,22 +27,26 @@ torch = pytest.importorskip("torch")
 # Alike
 
 
+def changed_lines(some, others):
+    """Return the lines that diff shows of two texts, without its headers."""
+    lines = difflib.unified_diff(some.splitlines(), others.splitlines(), n=0)
+    return [line for line in lines if line[:3] not in ("---", "+++", "@@ ")]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "most"),
     [("train_single", "train_ddp", 60), ("train_ddp", "train_fsdp", 90)],  # the second builds its model in a function
 )
 def test_the_programs_are_there_to_be_compared(one, other, most):
-    some, others = ((TRAINING / f"{name}.py").read_text().splitlines() for name in (one, other))
-    lines = [line for line in difflib.unified_diff(some, others, n=0) if line[:3] not in ("---", "+++", "@@ ")]
-    assert 0 < len(lines) <= most
+    some, others = ((TRAINING / f"{name}.py").read_text() for name in (one, other))
+    assert 0 < len(changed_lines(some, others)) <= most
 
 
 def test_the_readme_shows_the_difference_and_a_reason_for_each_part():
     sources = ((TRAINING / f"train_{name}.py").read_text() for name in ("single", "ddp"))
-    some, others = (re.sub(r'^ *""".*?"""\n', "", source, flags=re.S | re.M).splitlines() for source in sources)
-    changed = [line for line in difflib.unified_diff(some, others, n=0) if line[:3] not in ("---", "+++", "@@ ")]
+    some, others = (re.sub(r'^ *""".*?"""\n', "", source, flags=re.S | re.M) for source in sources)
     shown = re.search(r"```diff\n(.*?)```", (TRAINING / "README.md").read_text(), re.S)[1]
-    assert [line for line in shown.splitlines() if line[0] != "#"] == changed
+    assert [line for line in shown.splitlines() if line[0] != "#"] == changed_lines(some, others)
     parts = re.split(r"^# .*\n", shown, flags=re.M)
     assert parts[0] == "" and max(part.count("\n") for part in parts) <= 6
 
@@ -110,13 +106,15 @@ FLOAT64 = argparse.Namespace(name="float64", weights_dtype=torch.float64, autoca
 )
 def test_losses_are_equal_with_activations_that_are_computed_again(program, ranks, train, driver, tmp_path, whole):
     """And far fewer of them are kept: of a layer its input alone."""
-    change = f"""
-sys.path.insert(0, {str(TRAINING)!r})
+    change = """
 import model, torch
 logits = model.GPT.logits
 def watched(self, tokens):
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.nbytes) or t, lambda t: t):
+    def keep(tensor):
+        kept.append(tensor.nbytes)
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = logits(self, tokens)
     if self.training:
         print("kept", sum(kept), flush=True)
@@ -133,14 +131,11 @@ model.GPT.logits = watched
 
 def test_gradients_are_averaged_and_not_added_up(train, driver, tmp_path):
     """AdamW and clipping would hide a factor: plain SGD, unclipped, on all programs."""
-    plain = "; ".join(
-        (
-            f"sys.path.insert(0, {str(TRAINING)!r})",
-            "import optimizer, torch",
-            "torch.nn.utils.clip_grad_norm_ = lambda *_: None",
-            "optimizer.make_optimizer = lambda model, rate: torch.optim.SGD(model.parameters(), lr=rate)",
-        )
-    )
+    plain = """
+import optimizer, torch
+torch.nn.utils.clip_grad_norm_ = lambda *_: None
+optimizer.make_optimizer = lambda model, rate: torch.optim.SGD(model.parameters(), lr=rate)
+"""
     words = ["--steps", 5, "--learning-rate", 0.5]
     runs = [
         train(tmp_path / f"{program}-{ranks}", ranks, program, *words, *more, driver=driver(plain)).figures["losses"]
@@ -169,8 +164,7 @@ def test_gradients_are_clipped(modules):
 
 
 def test_a_model_with_buffers_cannot_be_drawn_weight_by_weight(server, driver, text, tmp_path):
-    change = f"""
-sys.path.insert(0, {str(TRAINING)!r})
+    change = """
 import model, torch
 build = model.GPT.__init__
 def with_buffer(self, config):
@@ -186,8 +180,7 @@ model.GPT.__init__ = with_buffer
 
 def test_no_rank_ever_holds_the_whole_of_a_sharded_model(server, driver, text, tmp_path):
     """Peak memory of four ranks while they build 100 MB of weights: their parts and one weight more, at most."""
-    change = f"""
-sys.path.insert(0, {str(TRAINING)!r})
+    change = """
 import argparse
 import train_fsdp
 from model import Config
@@ -223,8 +216,7 @@ train_fsdp.main()
 
 def test_sharded_layers_keep_no_copy_of_their_weights_for_the_backward_pass(train, driver, tmp_path):
     """Autocast would keep a bfloat16 copy of each gathered weight alive, and with them the whole model."""
-    watch = f"""
-sys.path.insert(0, {str(TRAINING)!r})
+    watch = """
 import model, torch
 alive, forward = [], model.GPT.forward
 def keep(tensor):
@@ -234,10 +226,10 @@ def watched(self, *batch):
     alive.clear()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         losses = forward(self, *batch)
-    parts = {{t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive if t.dtype == torch.bfloat16}}
-    weights = {{tuple(p.shape) for block in self.blocks for p in block.parameters() if p.dim() == 2}}
-    shapes = weights | {{shape[::-1] for shape in weights}}
-    whole = {{t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive if tuple(t.shape) in shapes}}
+    parts = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive if t.dtype == torch.bfloat16}
+    weights = {tuple(p.shape) for block in self.blocks for p in block.parameters() if p.dim() == 2}
+    shapes = weights | {shape[::-1] for shape in weights}
+    whole = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive if tuple(t.shape) in shapes}
     print("weights kept:", sum(whole.values()), "of", len(parts), flush=True)
     return losses
 model.GPT.forward = watched
@@ -336,8 +328,13 @@ def evaluate(modules, content, context, size, rank=0, world=1):
     """Return the model, and the sum and number of losses that a rank adds to those of others."""
     sums = []
     samples, model = modules.data.Windows(content, 0, len(content), context), Echo()
+
+    def note(mine):
+        sums.extend(mine.tolist())
+        return mine
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modules.distributed, "sum_over_ranks", lambda mine: sums.extend(mine.tolist()) or mine)
+        patch.setattr(modules.distributed, "sum_over_ranks", note)
         modules.evaluation.evaluate(model, samples, size, FLOAT64, torch.device("cpu"), rank, world)
     assert model.training
     return model, *sums

@@ -1,0 +1,93 @@
+"""Which files of the template a project keeps. cookiecutter writes all, and post_gen_project.py removes the others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .commands import image_source
+from .runtimes import KINDS
+from .sites import site_facts
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = "{{cookiecutter.project}}"
+# The folder of texts that files of the template include. No project keeps them.
+PARTS = "parts"
+# What examples=no leaves out: what a project that exists has of its own, and programs to learn from.
+EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "check/hello.py", "pi", "tests", "training")
+
+
+def needed(answers) -> dict[str, bool]:
+    """Return the files that not every project has, by name, and whether this one does. All have what is not here."""
+    facts, runtime = site_facts(answers["site"]), answers["runtime"]
+    slurm, runai = facts["kind"] == "slurm", facts["kind"] == "runai"
+    builds_image = slurm and image_source(answers) != ""
+    horovod = answers["launcher"] == "mpirun-ranks"
+    instructions_page = instructions(answers)
+    return {
+        "local/README.md": instructions_page == "local/README.md",
+        "runai/README.md": instructions_page == "runai/README.md",
+        "slurm/README.md": instructions_page == "slurm/README.md",
+        "slurm/docs/container.md": in_container(answers),
+        "slurm/docs/horovod.md": horovod,
+        "requirements.txt": not runai,
+        "launch/rank.sh": slurm,
+        "launch/spawn.py": slurm,
+        "slurm/build_venv.sh": "venv" in facts["runtimes"],
+        "slurm/build_container.sh": builds_image,
+        "slurm/build_horovod.sh": horovod,
+        "container/Dockerfile": builds_image or runai,
+        "container/requirements.txt": builds_image or runai,
+        "container/start.sh": runtime in ("enroot", "podman-hpc"),
+        f"container/{answers['project']}.toml": runtime == "edf",
+        "benchmark/README.md": slurm or runai,
+        "benchmark/published.csv": facts["all_reduce"] != [],
+        "benchmark/slow_nodes.py": slurm or runai,
+        "training/train_horovod.py": horovod,
+    }
+
+
+def template_files(answers) -> list[str]:
+    """Return the paths of all files that cookiecutter writes, as they are named in the project."""
+    top = os.path.join(ROOT, PROJECT, "")
+    paths = (os.path.join(folder, file) for folder, _, files in os.walk(top) for file in files)
+    return sorted(path[len(top) :].replace(PROJECT, answers["project"]) for path in paths)
+
+
+def unneeded(answers) -> list[str]:
+    """Return the paths of the files that the project does not keep."""
+    kind, rules = site_facts(answers["site"])["kind"], needed(answers)
+    unwanted = (PARTS, *(other for other in KINDS if other != kind))
+    if answers["examples"] == "no":
+        unwanted += EXAMPLES
+    found = []
+    for name in template_files(answers):
+        if name in unwanted or name.split("/")[0] in unwanted or not rules.get(name, True):
+            found.append(name)
+    return found
+
+
+def left_out(answers) -> list[str]:
+    """Return the paths of files that are the user's own if they are there: parts/, and with examples=no all unneeded.
+
+    In a project of the template's, other files that are not needed come from other answers, and are removed.
+    """
+    names = unneeded(answers)
+    return names if answers["examples"] == "no" else [name for name in names if name.split("/")[0] == PARTS]
+
+
+def scripts() -> list[str]:
+    """Return the template's scripts, which begin with #!, by the paths that they are written to."""
+    folder = ROOT / PROJECT
+    files = [path for pattern in ("*.sh", "*.sbatch", "*.py") for path in folder.rglob(pattern)]
+    return sorted(str(path.relative_to(folder)) for path in files if path.read_bytes().startswith(b"#!"))
+
+
+def instructions(answers) -> str:
+    """Return the path of the page of instructions: a project that exists has a README.md of its own."""
+    return f"{site_facts(answers['site'])['kind']}/README.md" if answers["examples"] == "no" else "README.md"
+
+
+def in_container(answers) -> bool:
+    """Return whether programs run in a container that the scripts of slurm/ start."""
+    return site_facts(answers["site"])["kind"] == "slurm" and answers["runtime"] not in ("venv", "none")

@@ -1,0 +1,157 @@
+"""Fixtures of the tests of the training example: its programs, run on some ranks. See training_runs.py."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import training_runs
+import waiting
+from training_runs import (
+    DEADLINE,
+    ENVIRONMENT,
+    FORKING,
+    MODULES,
+    TINY,
+    TO_HALF,
+    TRAINING,
+    Launch,
+    Trained,
+    write_driver,
+)
+
+
+@pytest.fixture(scope="module")
+def modules():
+    """The programs and what they import, as they import it, and afterwards gone."""
+    import torch
+
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(TRAINING)
+    patch.setattr(sys, "dont_write_bytecode", True)
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a tiny model more only wait for each other
+    yield argparse.Namespace(**{name: __import__(name) for name in MODULES})
+    torch.set_num_threads(threads)
+    sys.modules["stop"].Stop._forget()  # of the programs that ran in this process
+    for name in MODULES:
+        del sys.modules[name]
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def server(modules):
+    """What ranks are forked from: it has imported all, and done nothing."""
+    from multiprocessing import forkserver
+
+    # torch imports these two late, in the first optimizer and the first checkpoint, a second and more in every rank
+    late = ["torch._dynamo", "fsspec"]
+    FORKING.set_forkserver_preload(["torch.distributed.checkpoint.state_dict", *late, *MODULES, training_runs.__name__])
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+            patch.delenv(name, raising=False)
+        for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONDONTWRITEBYTECODE"):
+            patch.setenv(name, ENVIRONMENT[name])
+        patch.setenv("PYTHONPATH", f"{TRAINING}:{Path(training_runs.__file__).parent}:{Path(waiting.__file__).parent}")
+        forkserver.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def no_launcher_and_no_gpu(monkeypatch, modules):
+    """Take away every trace of a launcher, and the machine's GPUs."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A file of 21,700 bytes: 33 windows of 32 to validate, which 2 or 4 ranks cannot share equally."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    source = b"".join((TRAINING / f"{name}.py").read_bytes() for name in MODULES)
+    path.write_bytes(source[:21_700].ljust(21_700))
+    return path
+
+
+@pytest.fixture(scope="module")
+def train(server, text):
+    """Run a program on some ranks to its good end."""
+
+    def run(folder, ranks, program, *words, seconds=DEADLINE, driver=None):
+        programs = [TRAINING / f"{program}.py"] if driver is None else [driver, TRAINING / f"{program}.py"]
+        words = [*TINY, "--data", text, "--out", folder, "--json", f"{folder}.json", *words]
+        done = Launch(folder, ranks, *programs, *words).wait(seconds)
+        assert done.codes == [0] * ranks, done.err
+        return Trained(folder, json.loads(Path(f"{folder}.json").read_text()), done.out, done.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(train, tmp_path_factory):
+    """The same run once for all tests, which do not change what it leaves."""
+
+    @functools.cache
+    def run(program, ranks, *words):
+        return train(tmp_path_factory.mktemp(program) / "run", ranks, program, *words)
+
+    return run
+
+
+@pytest.fixture
+def whole(trained):
+    """What all other runs are compared with: one process, no accumulation, 40 steps without a pause."""
+    return trained("train_single", 1)
+
+
+@pytest.fixture
+def half(trained, tmp_path):
+    """A copy of what two ranks leave that stop after half of the steps: checkpoints at 10 and 20."""
+
+    def copy(program):
+        left = trained(program, 2, *TO_HALF)
+        shutil.copytree(left.folder, tmp_path / "run", symlinks=True)
+        return tmp_path / "run"
+
+    return copy
+
+
+@pytest.fixture
+def solo(modules, monkeypatch, tmp_path):
+    """Run train_single in this process; return its figures."""
+
+    def run(*words):
+        words = ["--json", tmp_path / "solo.json", "--out", tmp_path / "run", *words]
+        monkeypatch.setattr(sys, "argv", [str(TRAINING / "train_single.py"), *map(str, words)])
+        modules.train_single.main()
+        return json.loads((tmp_path / "solo.json").read_text())
+
+    return run
+
+
+@pytest.fixture
+def refused(solo, capsys):
+    """Run train_single, which must end with exit code 2; return its message, without the name in front."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as end:
+            solo(*words)
+        assert end.value.code == 2
+        *_, line = capsys.readouterr().err.splitlines()
+        assert line.startswith("train_single.py: error: ")
+        return line.partition("error: ")[2]
+
+    return run
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """Write a program that changes something and then is the program in its arguments."""
+    return functools.partial(write_driver, tmp_path / "driver.py")

@@ -1,0 +1,25 @@
+#? set flags = site_facts(cookiecutter.site).containers[cookiecutter.runtime].options
+#? set entry = site_facts(cookiecutter.site).containers[cookiecutter.runtime].entry
+# Puts apptainer, or singularity where it has its old name, before the launcher.
+enter_container() {
+    local program=singularity
+    ! command -v apptainer >/dev/null || program=apptainer
+    command -v "$program" >/dev/null ||
+        missing "neither apptainer nor singularity was found on $(hostname); name its module in" \
+            "MODULES, or set another RUNTIME; if compute nodes alone have it, submit with sbatch" || return
+    require_image_file && collect_folders "$@" || return
+    export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
+    unset BASH_ENV            # the host's would take the place of the image's
+    CONTAINER_EXEC=("$program" exec)
+    #? if gpu_option(cookiecutter)
+    CONTAINER_EXEC+=("{{ gpu_option(cookiecutter) }}")
+    #? endif
+    #? for flag in flags
+    CONTAINER_EXEC+=("{{ flag }}")
+    #? endfor
+    CONTAINER_EXEC+=(--bind "$(IFS=, && echo "${CONTAINER_FOLDERS[*]}")" "$IMAGE")
+    #? for word in entry
+    CONTAINER_EXEC+=("{{ word }}")
+    #? endfor
+}
+

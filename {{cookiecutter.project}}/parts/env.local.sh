@@ -1,0 +1,26 @@
+# The settings of this project, and the one file that you edit. local/submit.sh reads it.
+#
+# To change a setting for one run: NAME=value bash local/submit.sh …
+# shellcheck disable=SC2034  # the scripts that read this file use its variables
+
+# Number of "nodes": local/submit.sh starts one torchrun for each, all on this machine.
+NNODES="${NNODES:-{{ cookiecutter.nodes }}}"
+#? if cookiecutter.gpus_per_node | int
+# Processes (ranks) of each node.
+export NPROC_PER_NODE="${NPROC_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
+#? endif
+#? if node_facts(cookiecutter).cpu_only
+# Processes (ranks) of each node without GPUs. With GPUs there is one per GPU.
+export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
+
+#? endif
+# ---- Python -------------------------------------------------------------------------------------
+# Where Python and torch come from:
+# venv:       the virtual environment VENV
+# none:       the python3 on PATH
+RUNTIME="${RUNTIME:-{{ cookiecutter.runtime }}}"
+# The virtual environment for RUNTIME=venv. Make it with: python3 -m venv .venv && .venv/bin/pip
+# install -r requirements.txt
+VENV="${VENV:-$PROJECT_DIR/.venv}"
+# The interpreter that has torch.
+export PYTHON="${PYTHON:-python3}"

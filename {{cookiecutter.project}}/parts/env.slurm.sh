@@ -1,0 +1,96 @@
+#? set site = site_facts(cookiecutter.site)
+#? set runtime = cookiecutter.runtime
+#? set container = in_container(cookiecutter)
+#? set modules = modules_of(cookiecutter)
+#? set venv = "venv" in site.runtimes
+# The settings of this project: software, launcher, network. Edit two places, this file and the
+# #SBATCH lines of slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
+# The scripts of slurm/ read this file when you submit a job and when it starts. A job that waits
+# sees your edits.
+#
+# To change a setting for one job: NAME=value sbatch … This does not work for the lists in
+# parentheses.
+# shellcheck disable=SC2034  # the scripts that read this file use its variables
+
+#? if node_facts(cookiecutter).cpu_only
+# Processes (ranks) of each node without GPUs. With GPUs there is one per GPU.
+export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
+
+#? endif
+# ---- Python -------------------------------------------------------------------------------------
+# Where Python and torch come from:
+#? if container
+# {{ (runtime ~ ":").ljust(11) }} the container image IMAGE
+#? endif
+#? if venv
+# venv:       the virtual environment VENV
+#? else
+# venv:       a virtual environment of yours, VENV
+#? endif
+# none:       the python3 of MODULES, or on PATH
+RUNTIME="${RUNTIME:-{{ runtime }}}"
+# Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh unload all others,
+# then load these in this order.
+#? if "" not in modules
+#? if site.modules
+MODULES=("{{ site.modules | join('" "') }}")
+#? else
+MODULES=()
+#? endif
+#? for name, list in modules.items() if list
+[[ $RUNTIME != "{{ name }}" ]] || MODULES=("{{ list | join('" "') }}")
+#? endfor
+#? elif modules[""]
+MODULES=("{{ modules[''] | join('" "') }}")
+#? else
+MODULES=()
+#? endif
+#? if venv
+# The virtual environment for RUNTIME=venv; slurm/build_venv.sh makes it.
+#? else
+# The virtual environment for RUNTIME=venv.
+#? endif
+VENV="${VENV:-$PROJECT_DIR/.venv}"
+#? if site.internet is false
+# Folder from which slurm/build_venv.sh installs, as compute nodes reach no package index.
+WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
+#? endif
+# The interpreter that has torch.
+export PYTHON="${PYTHON:-python3}"
+
+#? if container
+#? include "parts/env.container.sh"
+#? endif
+# ---- launch -------------------------------------------------------------------------------------
+#? if not container
+# For a container of your own: options of srun that start tasks in it.
+CONTAINER_SRUN_ARGS=()
+# For a container of your own: a command that stands before the launcher and runs it in the
+# container.
+CONTAINER_EXEC=()
+#? endif
+# Which program starts the ranks: {{ site.launchers | join(", ") }} (slurm/docs/launchers.md compares them).
+export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
+# 1: check every node before launch (a second or less); 0: skip.
+PREFLIGHT="${PREFLIGHT:-1}"
+# How often the submit script requeues a job whose program saved because the walltime was nearly
+# over. 0: never.
+MAX_REQUEUES="${MAX_REQUEUES:-20}"
+
+# ---- network and libraries -----------------------------------------------------------------------
+#? if not (site.partitions or site.qos)
+# If the ranks time out while connecting, name the network that all nodes share. 'ip -br address' on
+# a node lists them:
+# export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
+
+# If the compute nodes reach the internet through a proxy only:
+# export http_proxy=http://proxy:3128 https_proxy=http://proxy:3128
+
+#? endif
+#? for variable in site.environment
+# {{ variable.why }}
+export "{{ variable.name }}={{ overridable(variable) }}"
+#? endfor
+# What to append to a node's name where a second name leads to the network that nodes share: -ib0
+# makes node1 node1-ib0. Ranks meet there.
+export MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-{{ site.host_suffix }}}"
