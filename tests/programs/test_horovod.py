@@ -30,6 +30,9 @@ from waiting import COMPILATION, INSTALLATION, PATIENCE
 
 torch = pytest.importorskip("torch")
 
+# the compiler and what comes before it
+pytestmark = pytest.mark.timeout(COMPILATION + 2 * INSTALLATION)
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PROJECT = REPOSITORY / "{{cookiecutter.project}}"
 TRAINING = PROJECT / "training"

@@ -24,6 +24,9 @@ from waiting import COMPILATION, INSTALLATION, PATIENCE
 
 torch = pytest.importorskip("torch")
 
+# the compiler and what comes before it
+pytestmark = pytest.mark.timeout(COMPILATION + 2 * INSTALLATION)
+
 BUILD = REPOSITORY / "build"
 PACKAGES = "hostname,procps,python3-pip,python3-dev,libgomp1,cmake,make,g++,openmpi-bin,libopenmpi-dev"
 # What slurm/build_horovod.sh asks pip for: as a site would, the base brings it along, since no node reaches an index.
