@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, account, bake, combinations, cookiecutter
 from slurm_cluster import PATH
+from waiting import PATIENCE
 
 from cluster_options.detect import detect_line
 from cluster_options.questions import QUESTION_NAMES
@@ -193,9 +194,9 @@ class Terminal:
         os.write(self.main, f"{text}\n".encode())
         return before
 
-    def wait(self, pattern, seconds=20):
+    def wait(self, pattern):
         """Read until the last line is like `pattern`, or the program has ended, which "(?!)" waits for."""
-        text, end = "", time.monotonic() + seconds
+        text, end = "", time.monotonic() + PATIENCE
         while not re.search(pattern, re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "").split("\n")[-1]):
             assert time.monotonic() < end, f"waited for {pattern}; so far: {self.shown}{text}"
             if select.select([self.main], [], [], 0.1)[0]:
@@ -228,7 +229,7 @@ def test_a_wrong_answer_is_asked_again_on_the_spot(tmp_path):
     terminal.answer(r"\[12/12\].*yes", "maybe")
     assert "examples 'maybe' is neither yes nor no" in terminal.answer(r"examples \(yes\)")
     terminal.wait("(?!)")
-    assert terminal.process.wait(20) == 0, terminal.shown
+    assert terminal.process.wait(PATIENCE) == 0, terminal.shown
     assert "Traceback" not in terminal.shown
     header = (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
     for option in ("--nodes=4", "--gpus-per-node=4", "--time=00:22:00", "--partition=debug"):
@@ -244,7 +245,7 @@ def test_a_missing_account_is_asked_for(tmp_path):
     for number in range(7, 13):
         terminal.answer(rf"\[{number}/12\]")
     terminal.wait("(?!)")
-    assert terminal.process.wait(20) == 0, terminal.shown
+    assert terminal.process.wait(PATIENCE) == 0, terminal.shown
     assert "--account=bsc98 " in (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
 
 
@@ -257,7 +258,7 @@ def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
     terminal.answer(r"\[11/12\]")
     terminal.answer(r"\[12/12\]")
     terminal.wait("(?!)")
-    assert terminal.process.wait(20) == 0
+    assert terminal.process.wait(PATIENCE) == 0
     assert terminal.shown.count("Warning") == 1
 
 
@@ -383,7 +384,7 @@ def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
     (tmp_path / "answers.json").write_text(json.dumps({"cookiecutter": answers}))
     terminal = Terminal(tmp_path, "--replay-file", tmp_path / "answers.json")
     terminal.wait("(?!)")
-    assert terminal.process.wait(20) == 0, terminal.shown
+    assert terminal.process.wait(PATIENCE) == 0, terminal.shown
     assert "again is written for this machine" in terminal.shown
 
 
