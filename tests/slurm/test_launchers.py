@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import bake
+from baking import REPOSITORY, bake
 from launching import OWN_PROGRAM, salloc
 from needs import needs_namespaces
 from slurm_cluster import PATH, Cluster
@@ -118,6 +118,29 @@ def test_a_site_that_counts_all_gpus_of_a_node(cluster, project, tmp_path):
             assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
             found = sorted(re.findall(r"RESULT (\d\|\d\|\d\|host\|)", job.output))
             assert found == [f"{rank}|4|6|host|" for rank in range(4)], (launcher, job.output)
+
+
+@pytest.mark.parametrize("gpu_option", ["--gres=gpu:", pytest.param("--gpus-per-node=", marks=pytest.mark.drill)])
+def test_half_the_gpus_of_nodes_that_are_given_whole(cluster, tmp_path, gpu_option):
+    """As MareNostrum 5 gives them to jobs on several: the batch script sees four GPUs, a step the two of the header."""
+    needs_namespaces(cluster)
+    site = tmp_path / "half.yaml"
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    site.write_text(text.replace('gpu_option: "--gpus-per-node="', f'gpu_option: "{gpu_option}"'))
+    project = bake(tmp_path, **{**ANSWERS, "site": str(site)})
+    assert re.search(rf"^#SBATCH {gpu_option}2 ", (project / "slurm/minimal.sbatch").read_text(), re.MULTILINE)
+    (tmp_path / "own.py").write_text(OWN_PROGRAM)
+    (tmp_path / "count.sh").write_text("#!/bin/bash\necho $SLURM_GPUS_ON_NODE\n")
+    jobs = {name: ("submit_multinode.sh", {**ENVIRONMENT, "LAUNCHER": name}) for name in ("torchrun", "srun", "spawn")}
+    jobs["no launcher"] = "minimal.sbatch", {"PATH": f"{Path(sys.executable).parent}:{PATH}"}
+    with Cluster(tmp_path / "cluster", nodes=2, gpus=4) as whole:
+        counted = whole.submit("--nodes=2", f"{gpu_option}2", "--exclusive", "count.sh", cwd=tmp_path).output
+        assert counted == "4\n"  # what no script of the project may take for the number of ranks
+        for name, (script, environment) in jobs.items():
+            job = whole.submit("--exclusive", project / "slurm" / script, "own.py", cwd=tmp_path, env=environment)
+            assert (job.state, job.exit_code) == ("COMPLETED", 0), (name, job.output)
+            found = sorted(re.findall(r"RESULT (\d\|\d\|\d\|host\|)", job.output))
+            assert found == [f"{rank}|4|6|host|" for rank in range(4)], (name, job.output)
 
 
 def test_inside_an_interactive_shell(each_slurm, project, tmp_path):
