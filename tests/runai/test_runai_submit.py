@@ -76,7 +76,7 @@ DOCUMENTED = {
         "v1", "submit-dist pytorch --name distributed-job --workers=2 -g 1 -i an/image:1",
         {"NNODES": "3", "GPUS_PER_NODE": "1", "IMAGE": "an/image:1"},
     ),
-    # https://run-ai-docs.nvidia.com/self-hosted, 2.25 (2026-05): tutorials, distributed-pytorch, CLI v2
+    # Run:ai 2.25 (2026-05): tutorials, distributed-pytorch, CLI v2; since then at https://docs.nvidia.com/run-ai/self-hosted
     "Run:ai v2": (
         "v2", "training pytorch submit a-name -i my-reg/pytorch-ddp-example:24.07-py3 --workers 1 -g 1 "
         "--existing-pvc claimname=mlo-scratch,path=/mnt/mlo/scratch --command",
