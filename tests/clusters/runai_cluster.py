@@ -94,7 +94,7 @@ class RunaiCluster:
     """A cluster with its files in `directory`, from `start()` to `stop()`, or as a context manager.
 
     `generation`: of the client, v1 or v2. `operator`: 1.6, 1.9 (PyTorchJob) or trainjob. `nproc_per_node`: what the
-    job's specification has; None is the operators' `auto`. `elastic`: "min:max", with operator 1.9.
+    job's specification has; None is the operators' default. `elastic`: "min:max", with operator 1.9.
     `volumes`: claim -> folder. `images`: name -> Image. `hide`: folders of this machine that no pod sees, beside those
     of the submitting side that are known anyway. `late`: {"master" or "worker-N": seconds}, its pod and name appear
     later, or when the file of that name is there. `infiniband`: {device: {port: {"link_layer": …, "gids": [(gid, type),

@@ -119,7 +119,9 @@ class Pod:
         kind, count, rank = settings["operator"], len(pods), str(self.rank)
         address, port = pods[0].service, "29500" if kind == "trainjob" else "23456"
         nproc = settings["nproc_per_node"]
-        elastic = {"PET_NNODES": settings["elastic"] or str(count), "PET_NPROC_PER_NODE": str(nproc or "auto")}
+        # Of a TrainJob without GPUs it is the number of cores that a pod asks for; these ask for none.
+        processes = nproc or (1 if kind == "trainjob" and not self.gpus else "auto")
+        elastic = {"PET_NNODES": settings["elastic"] or str(count), "PET_NPROC_PER_NODE": str(processes)}
         pet = {**elastic, "PET_NODE_RANK": rank, "PET_MASTER_ADDR": address, "PET_MASTER_PORT": port}
         if kind == "trainjob":
             return pet

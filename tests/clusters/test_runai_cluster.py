@@ -216,6 +216,7 @@ def test_pods_are_like_pods(new, volume):
         ("1.9", {"nproc_per_node": 4}, {"PET_NNODES": "2", "PET_NODE_RANK": "1", "WORLD_SIZE": "8"}),
         ("1.9", {"elastic": "1:2"}, {"PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d", "PET_NPROC_PER_NODE": "auto"}),
         ("trainjob", {}, {"PET_MASTER_ADDR": "demo-node-0-0.demo", "PET_MASTER_PORT": "29500", "PET_NODE_RANK": "1"}),
+        ("trainjob", {}, {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}),
     ],
 )
 def test_operators(new, operator, options, expected):
