@@ -137,6 +137,7 @@ HOSTS = {
     "gh-login01": "deltaai",
     "login-1.login.server.mila.quebec": "mila",
     "roihu-gpu-login2": "roihu",
+    "setonix-05": "setonix",
     "login07": "local",
     "glogin1": "local",
     "gcn6.local.snellius.surf.nl": "local",
