@@ -20,6 +20,19 @@ def modules_of(answers) -> dict:
     return {"": first} if all(modules == first for modules in found.values()) else found
 
 
+def packages_from(answers) -> str:
+    """Return where slurm/build_venv.sh installs packages from.
+
+    wheelhouse    wheels that the site keeps on its file system
+    folder        the folder wheels/ of the project, which the user fills, as compute nodes reach no index
+    index         a package index
+    """
+    facts = site_facts(answers["site"])
+    if facts["containers"].get("venv", CONTAINER_DEFAULTS)["wheelhouse"]:
+        return "wheelhouse"
+    return "folder" if facts["internet"] is False else "index"
+
+
 def interactive_line(answers) -> str:
     """Return the one line that opens a shell on a compute node, in the chosen software; for the project's folder."""
     facts, job, runtime = site_facts(answers["site"]), interactive_answers(answers), answers["runtime"]

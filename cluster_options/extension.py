@@ -54,6 +54,7 @@ GLOBALS = [
     commands.modules_of,
     commands.nodes_of,
     commands.overridable,
+    commands.packages_from,
     commands.pod_volumes,
     commands.remarks,
     files.in_container,

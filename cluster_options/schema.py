@@ -321,6 +321,12 @@ CONTAINER = Record(
         "entry": ListOf(Text(), about="of apptainer: what is put before each command inside"),
         "build_with": Text("of podman-hpc and shifter: what is put before the build on a login node"),
         "after_build": Text("what is left to do when the image is there"),
+        "wheelhouse": Like(
+            r"[\w./-]+( [\w./-]+)*",
+            "a command",
+            about="of venv: pip is set up to install from wheels on the site's file system, without an index; "
+            "the command that lists those of a package, without the package's name",
+        ),
     },
 )
 VOLUME = Record(
@@ -441,6 +447,7 @@ CONTAINER_DEFAULTS = {
     "entry": [],
     "build_with": "",
     "after_build": "",
+    "wheelhouse": "",
 }
 POD_DEFAULTS = {"volumes": [], "run_as_user": False, "annotations": [], "extended_resources": []}
 LIMIT_DEFAULTS = {

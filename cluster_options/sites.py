@@ -255,13 +255,15 @@ def contradictions_of_nodes(facts):
 
 
 def contradictions_of_containers(facts, broken):
-    """Yield containers of runtimes that the site does not have, and images of the wrong kind."""
+    """Yield containers of runtimes that the site does not have, images of the wrong kind, and misplaced wheelhouses."""
     for runtime, container in facts["containers"].items():
         if runtime not in facts["runtimes"]:
             if "runtimes" not in broken:
                 yield f"containers.{runtime}: there is no such runtime in runtimes; add it there"
         elif container["image"] and not image_fits(runtime, container["image"]):
             yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {image_rule(runtime)}"
+        if container["wheelhouse"] and runtime != "venv":
+            yield f"containers.{runtime}.wheelhouse: only a virtual environment is built from it; use containers.venv"
 
 
 # ---- all sites together ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ KIND = "{{ site_facts(cookiecutter.site).kind }}"
 RUNTIME = "{{ cookiecutter.runtime }}"
 BUILDS_IMAGE = {{"slurm/build_container.sh" not in unneeded(cookiecutter)}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
+FILLS_WHEELS = {{packages_from(cookiecutter) == "folder"}}  # noqa: F821
 SCRIPTS = {{scripts()}}  # noqa: F821
 FILES = {{template_files(cookiecutter)}}  # noqa: F821
 UNNEEDED = {{unneeded(cookiecutter)}}  # noqa: F821
@@ -93,7 +94,7 @@ def main() -> None:
             path.chmod(path.stat().st_mode | 0o111)
 
     steps = [(f"cd {PROJECT}", f"settings: env.sh; all else: {PAGE}")]
-    if KIND == "slurm" and OFFLINE and (RUNTIME == "venv" or BUILDS_IMAGE):
+    if KIND == "slurm" and OFFLINE and (BUILDS_IMAGE or (RUNTIME == "venv" and FILLS_WHEELS)):
         steps.append((f"less {PAGE}", "First run: what has to be fetched before, as compute nodes have no internet"))
     if RUNTIME == "venv":
         steps += [PACKAGES] * (not Path("requirements.txt").exists()) + [BUILD[KIND]]

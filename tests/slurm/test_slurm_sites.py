@@ -156,6 +156,36 @@ def test_build_venv(cluster, offline):
     assert again.returncode == 2 and "exists already; remove it first" in again.stderr
 
 
+def test_build_venv_from_a_wheelhouse(cluster, tmp_path):
+    """pip finds the site's wheels by its own settings, and takes nothing else."""
+    site = (REPOSITORY / "sites/slurm.yaml").read_text() + "containers: {venv: {wheelhouse: avail_wheels}}\n"
+    (tmp_path / "lab.yaml").write_text(site)
+    project = bake(tmp_path / "a b", **{**ANSWERS, "site": tmp_path / "lab.yaml", "runtime": "venv"})
+    stand_in_for_torch(tmp_path / "wheelhouse")
+    (tmp_path / "bin").mkdir()
+
+    def build():
+        environment = python_environment(PIP_FIND_LINKS=str(tmp_path / "wheelhouse"), SBATCH_EXPORT="NONE")
+        environment |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+        command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
+        return cluster.run(*command, cwd=project, env=environment, check=False)
+
+    (project / "requirements.txt").write_text("torch\nanother\n")
+    without = build()
+    assert without.returncode == 2 and "virtualenv was not found" in without.stderr
+    own = tmp_path / "bin/virtualenv"  # with the options that the script gives it
+    own.write_text('#!/bin/bash\n[[ $1 == --no-download && $# == 3 ]] && exec "${2#--python=}" -m venv "$3"\n')
+    own.chmod(0o755)
+    job = cluster.wait(int(build().stdout.split()[-1]))
+    assert job.state == "FAILED" and "'avail_wheels NAME' lists the versions it has" in job.output, job.output
+    assert "No matching distribution found for another" in job.output
+    assert not (project / ".venv").exists()
+    (project / "requirements.txt").write_text("torch\n")
+    job = cluster.wait(int(build().stdout.split()[-1]))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert "torch 0.0.1 sees 0 GPU(s) here" in job.output and f"ready: {project}/.venv" in job.output
+
+
 @pytest.mark.drill
 def test_build_venv_with_the_real_torch(cluster, offline):
     pip = [sys.executable, "-m", "pip", "download", "-q", "-r", offline / "requirements.txt", "-d", offline / "wheels"]

@@ -398,6 +398,27 @@ def test_containers_follow_the_site_s_gpus(tmp_path):
         assert "APPTAINER_CACHEDIR=$work" in (project / "slurm/build_container.sh").read_text()  # not in $HOME
 
 
+@pytest.mark.parametrize("internet", ["false", "true"])
+@pytest.mark.parametrize("runtime", ["venv", "apptainer"])
+def test_a_site_with_a_wheelhouse_asks_for_no_folder_of_wheels(runtime, internet, tmp_path):
+    """There pip takes what the site has built, in the version it has, whether nodes reach the internet or not."""
+    site = HEAD.replace("[venv, apptainer]", "[venv, apptainer, none]") + OWN["no more than is needed"]
+    site += f"containers: {{venv: {{wheelhouse: avail_wheels}}}}\ninternet: {internet}\nlogin_internet: true\n"
+    (tmp_path / "lab.yaml").write_text(site)
+    for used in (runtime, "none"):
+        project = bake(tmp_path / used, site=tmp_path / "lab.yaml", runtime=used)
+        assert lint(project) == ""
+        build = (project / "slurm/build_venv.sh").read_text()
+        assert "-m pip install --no-index -r" in build and "--find-links" not in build
+        assert (project / "requirements.txt").read_text() == "numpy\ntorch\n"
+        for text in (build, (project / "env.sh").read_text(), documents(project)):
+            assert not re.search("pip download -r|WHEELS|`wheels/`", text), text
+        assert "`avail_wheels NAME` lists what it has" in documents(project)
+    project = bake(tmp_path / "existing", site=tmp_path / "lab.yaml", runtime="venv", examples="no")
+    text = (project / "slurm/README.md").read_text()
+    assert "`avail_wheels torch` lists them" in text and "name packages without versions" in text
+
+
 def test_the_questions_are_the_ones_of_cookiecutter_json_and_of_the_readme():
     """`make questions` writes both."""
     written = (REPOSITORY / "cookiecutter.json").read_text()

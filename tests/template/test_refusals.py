@@ -252,6 +252,16 @@ BROKEN_SITES = [
     ),
     ("kind: slurm", "kind: slurm\ncontainers: {pyxis: {flags: []}}", ["containers.pyxis.flags: unknown key"]),
     ("kind: slurm", "kind: slurm\ncontainers: {edf: {}}", ["containers.edf: there is no such runtime in runtimes"]),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {pyxis: {wheelhouse: wheels}, venv: {wheelhouse: 'ls \"$W\"'}}",
+        ["containers.venv.wheelhouse: expected a command, got"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {pyxis: {wheelhouse: wheels}}",
+        ["containers.pyxis.wheelhouse: only a virtual environment is built from it; use containers.venv"],
+    ),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),

@@ -51,7 +51,7 @@ MODULES=()
 # The virtual environment for RUNTIME=venv.
 #? endif
 VENV="${VENV:-$PROJECT_DIR/.venv}"
-#? if site.internet is false
+#? if packages_from(cookiecutter) == "folder"
 # Folder from which slurm/build_venv.sh installs, as compute nodes reach no package index.
 WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 #? endif

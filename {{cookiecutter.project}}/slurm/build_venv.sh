@@ -3,6 +3,7 @@
 #? set job = build_answers(cookiecutter, "00:30:00")
 #? set own_queue = has_own_queue(job, cookiecutter)
 #? set horovod = cookiecutter.launcher == "mpirun-ranks"
+#? set packages = packages_from(cookiecutter)
 # Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
 # It does so on a compute node, because login nodes often have another processor or driver.
 #
@@ -10,7 +11,11 @@
 #? if horovod
 #   INSTALL_HOROVOD=1 bash slurm/build_venv.sh         with Horovod, see slurm/build_horovod.sh
 #? endif
-#? if site.internet is false
+#? if packages == "wheelhouse"
+#
+# pip takes packages from the wheelhouse of this site alone, where torch is built for its nodes. So
+# requirements.txt names no versions. This lists those of torch:   {{ site.containers.venv.wheelhouse }} torch
+#? elif packages == "folder"
 #
 # Compute nodes reach no package index. First fill the folder wheels/ on a machine that reaches one and has the same
 # processor and Python version:   pip download -r requirements.txt -d wheels
@@ -40,7 +45,7 @@ prepare() {
     [[ -f $PROJECT_DIR/requirements.txt ]] ||
         die "no requirements.txt in $PROJECT_DIR: name the packages of your programs in one, torch too"
     [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
-    #? if site.internet is false
+    #? if packages == "folder"
     compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
         die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
     #? if horovod
@@ -49,6 +54,10 @@ prepare() {
     #? endif
     #? endif
     RUNTIME=none set_up_software || exit
+    #? if packages == "wheelhouse"
+    command -v virtualenv >/dev/null ||
+        die "virtualenv was not found on $(hostname); name a Python module in MODULES of env.sh"
+    #? endif
     #? if cookiecutter.examples == "yes"
     # The torch of requirements.txt asks for Python 3.10.
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
@@ -82,15 +91,21 @@ prepare
 set -euo pipefail
 trap '[[ ! -e $VENV/.unfinished ]] || rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
 mkdir -p "$VENV" && touch "$VENV/.unfinished"
+#? if packages == "wheelhouse"
+virtualenv --no-download --python="$PYTHON" "$VENV"
+"$VENV/bin/python" -m pip install --no-index --upgrade pip
+"$VENV/bin/python" -m pip install --no-index -r "$PROJECT_DIR/requirements.txt" ||
+    die "the wheelhouse lacks what pip names above; '{{ site.containers.venv.wheelhouse }} NAME' lists the versions it has"
+#? elif packages == "folder"
 "$PYTHON" -m venv "$VENV"
-#? if site.internet is false
 "$VENV/bin/python" -m pip install --no-index --find-links "$WHEELS" -r "$PROJECT_DIR/requirements.txt"
 #? else
+"$PYTHON" -m venv "$VENV"
 "$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
 #? endif
 #? if horovod
 if [[ ${INSTALL_HOROVOD:-0} == 1 ]]; then
-    #? if site.internet is false
+    #? if packages == "folder"
     PIP_NO_INDEX=1 PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh" "$WHEELS"
     #? else
     PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh"
