@@ -138,6 +138,7 @@ HOSTS = {
     "login-1.login.server.mila.quebec": "mila",
     "roihu-gpu-login2": "roihu",
     "setonix-05": "setonix",
+    "narval2.narval.calcul.quebec": "narval",
     "login07": "local",
     "glogin1": "local",
     "gcn6.local.snellius.surf.nl": "local",
