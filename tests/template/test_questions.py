@@ -139,6 +139,7 @@ HOSTS = {
     "roihu-gpu-login2": "roihu",
     "setonix-05": "setonix",
     "narval2.narval.calcul.quebec": "narval",
+    "rorqual1": "rorqual",
     "login07": "local",
     "glogin1": "local",
     "gcn6.local.snellius.surf.nl": "local",
