@@ -140,8 +140,10 @@ HOSTS = {
     "setonix-05": "setonix",
     "narval2.narval.calcul.quebec": "narval",
     "rorqual1": "rorqual",
+    "login3.int.fir.alliancecan.ca": "fir",
     "login07": "local",
     "glogin1": "local",
+    "login3": "local",
     "gcn6.local.snellius.surf.nl": "local",
     "jpbo-003-02.jupiter.internal": "local",
 }
