@@ -141,6 +141,7 @@ HOSTS = {
     "narval2.narval.calcul.quebec": "narval",
     "rorqual1": "rorqual",
     "login3.int.fir.alliancecan.ca": "fir",
+    "l4.nibi.sharcnet": "nibi",
     "login07": "local",
     "glogin1": "local",
     "login3": "local",
