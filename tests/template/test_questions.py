@@ -143,6 +143,7 @@ HOSTS = {
     "login3.int.fir.alliancecan.ca": "fir",
     "l4.nibi.sharcnet": "nibi",
     "trig-login01": "trillium",
+    "alex2.nhr.fau.de": "alex",
     "login07": "local",
     "glogin1": "local",
     "tri-login01": "local",
