@@ -144,6 +144,7 @@ HOSTS = {
     "l4.nibi.sharcnet": "nibi",
     "trig-login01": "trillium",
     "alex2.nhr.fau.de": "alex",
+    "login4.karolina.it4i.cz": "karolina",
     "login07": "local",
     "glogin1": "local",
     "tri-login01": "local",
