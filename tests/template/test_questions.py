@@ -145,6 +145,7 @@ HOSTS = {
     "trig-login01": "trillium",
     "alex2.nhr.fau.de": "alex",
     "login4.karolina.it4i.cz": "karolina",
+    "alex2.nhr.fau.de": "alex",
     "login07": "local",
     "glogin1": "local",
     "tri-login01": "local",
