@@ -146,11 +146,14 @@ HOSTS = {
     "alex2.nhr.fau.de": "alex",
     "login4.karolina.it4i.cz": "karolina",
     "alex2.nhr.fau.de": "alex",
+    "della9.princeton.edu": "della",
+    "della-gpu": "della",
     "login07": "local",
     "glogin1": "local",
     "tri-login01": "local",
     "login3": "local",
     "gcn6.local.snellius.surf.nl": "local",
+    "della-l07g2": "local",
     "jpbo-003-02.jupiter.internal": "local",
 }
 
