@@ -56,7 +56,9 @@ def interactive_line(answers) -> str:
         "venv": [],
     }[runtime]
     modules = " ".join([*facts["modules"], *container["modules"]])
-    before = f"module load {modules}; " * bool(modules) + f"export PROJECT_DIR={here}"
+    lines = {place: [entry["line"] for entry in entries] for place, entries in facts["module_lines"].items()}
+    load = [*lines["before"], f"module load {modules}", *lines["after"]] if modules else []
+    before = "; ".join([*load, f"export PROJECT_DIR={here}"])
     before += " ENROOT_LOGIN_SHELL=no" * (runtime == "pyxis")
     options = [shlex.quote(option) for option, _ in resources(job)]
     srun = [option["option"] for option in facts["srun"] if option["tasks"] != "rank"]

@@ -311,6 +311,7 @@ VARIABLE = Record(
     },
     {"force": Flag("set it even if the user has set it")},
 )
+MODULE_LINE = Record({"line": Like(r"[^\s].*", "a line of bash"), "why": Text()})
 CONTAINER = Record(
     {},
     {
@@ -397,6 +398,14 @@ SCHEMA = Record(
         "modules_after": OneOf(
             "purge", "reset", about="the word for `module` before these are loaded; purge by default"
         ),
+        "module_lines": Record(
+            {},
+            {
+                "before": ListOf(MODULE_LINE, about="before the first `module`, such as the file that defines it"),
+                "after": ListOf(MODULE_LINE, about="after the modules are loaded"),
+            },
+            about="lines of bash that stand around `module load`, and run only where there are modules",
+        ),
         "environment": ListOf(VARIABLE, about="variables of every job"),
         "containers": Named(CONTAINER, about="by runtime: what it needs here, beside what it needs everywhere"),
         "pods": PODS,
@@ -468,6 +477,7 @@ EMPTY_MAPS = (
     "containers",
     "pods",
     "interactive",
+    "module_lines",
     "ports",
     "commands",
 )

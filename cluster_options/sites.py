@@ -151,6 +151,7 @@ def complete_facts(content) -> dict:
     facts |= {"runtimes": [], "launchers": [], "title": "", **content}
     facts["node"] = {**NODE_DEFAULTS, **facts["node"]}
     facts["pods"] = {**POD_DEFAULTS, **facts["pods"]}
+    facts["module_lines"] = {"before": [], "after": [], **facts["module_lines"]}
     for section in ("partitions", "qos"):
         facts[section] = {name: {**LIMIT_DEFAULTS, **limits} for name, limits in facts[section].items()}
     for runtime in facts["runtimes"]:

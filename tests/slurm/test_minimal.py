@@ -68,7 +68,8 @@ def test_it_is_short_and_reads_no_other_file(minimal, site, runtime):
     most = 70 if runtime == "edf" else 60  # the container's description is in it
     assert len(lines) <= most and max(map(len, lines)) <= 100, text
     assert not re.search(r"\{\{|#\?|cookiecutter", text), text
-    code = [line for line in lines if not re.match(r" *#", line)]
+    of_site = [entry["line"] for entries in site_facts(site)["module_lines"].values() for entry in entries]
+    code = [line for line in lines if not re.match(r" *#", line) and line.partition(" # ")[0] not in of_site]
     sourced = [line for line in code if re.match(r" *(source|\.) ", line)]
     assert [line.split()[1] for line in sourced] == [".venv/bin/activate"] * (runtime == "venv")
     others = [path.name for path in TEMPLATE.rglob("*.sh")] + ["doctor.py", "launch/", "env.sh"]
@@ -85,6 +86,8 @@ SPECIFIC = [
     ("jean-zay", "none", 'module load "arch/h100" "pytorch-gpu/py3/2.8.0" || exit'),
     ("lumi", "apptainer", 'export IMAGE="/appl/local/laifs/containers/lumi-multitorch-latest.sif"'),
     ("frontier", "venv", "module reset\n"),
+    ("frontier", "venv", ' || exit\nexport LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH" # the libraries'),
+    ("roihu", "none", "source /etc/profile.d/zz-csc-env.sh # defines the command module\nmodule purge\n"),
     ("isambard-ai", "apptainer", '    "$IMAGE"\n    "/host/adapt.sh"\n'),
     ("isambard-ai", "podman-hpc", "    --gpu --openmpi-pmi2 \\\n"),
     ("perlmutter", "shifter", '    "--module=gpu,nccl-cu13-plugin"\n'),

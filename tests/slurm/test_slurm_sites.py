@@ -78,6 +78,8 @@ def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
         text.replace("node:\n", "node:\n  gpus: 2\n", 1)
         + "ports: {first: 15000, last: 15004}\nhost_suffix: i\nmodules: [base]\nmodules_after: reset\n"
         "containers: {none: {modules: [torch]}, venv: {modules: [python]}}\n"
+        f"module_lines:\n  before: [{{line: source {tmp_path}/modules.sh, why: x}}]\n"
+        "  after: [{line: 'export LAB_MODULES=\"$LAB_MODULES, then a line\"', why: x}]\n"
         "environment:\n  - {name: LAB_FORCED, value: '0,1', why: x, force: true}\n"
         "  - {name: LAB_JOB, value: '/tmp/${USER}-${SLURM_JOB_ID}', why: x}\n  - {name: LAB_OWN, value: a b, why: x}\n"
         "srun:\n  - {option: --comment=always, why: x}\n  - {option: --comment=node, why: x, tasks: node}\n"
@@ -85,11 +87,13 @@ def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
     )
     project = bake(tmp_path, site=tmp_path / "lab.yaml", nodes="2", gpus_per_node="2")
     # there are no modules here, and no second name: a function and the first name take their places
+    (tmp_path / "modules.sh").write_text('module() { echo "module $*" && export LAB_MODULES="$*"; }\n')
     settings = project / "env.sh"
-    settings.write_text(f'module() {{ echo "module $*"; }}\nhash -p "{tmp_path}/srun" srun\n{settings.read_text()}')
+    settings.write_text(f'hash -p "{tmp_path}/srun" srun\n{settings.read_text()}')
     (tmp_path / "srun").write_text('#!/bin/sh\necho "srun $*"\nMASTER_ADDR=${MASTER_ADDR%i} exec /usr/bin/srun "$@"\n')
     (tmp_path / "srun").chmod(0o755)
-    (tmp_path / "own.py").write_text("import os\nprint([os.environ[f'LAB_{n}'] for n in ('FORCED', 'JOB', 'OWN')])\n")
+    names = "FORCED", "JOB", "OWN", "MODULES"
+    (tmp_path / "own.py").write_text(f"import os\nprint([os.environ[f'LAB_{{name}}'] for name in {names}])\n")
     surroundings = {**python_environment(PREFLIGHT="0"), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
     for launcher, ranks, wanted in (("torchrun", "", "node"), ("srun", "", "rank"), ("srun", "1", "always")):
         environment = {**surroundings, "LAUNCHER": launcher, "NPROC_PER_NODE": ranks}
@@ -97,7 +101,8 @@ def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
         assert job.output.startswith("module reset\nmodule load base torch\n"), job.output
         assert re.search(r"meeting at node\di:1500[0-4]$", job.output, re.MULTILINE), job.output
-        assert f"['0,1', '/tmp/{cluster.user}-{job.id}', 'mine']" in job.output, job.output
+        values = ["0,1", f"/tmp/{cluster.user}-{job.id}", "mine", "load base torch, then a line"]
+        assert str(values) in job.output, job.output
         comments = re.findall(r"--comment=(\w+)", job.output)
         assert comments[-1] == wanted and comments[0] == "always", comments
 

@@ -84,12 +84,28 @@ missing() { echo "env.sh: $*" >&2 && return 2; }
 # Loads MODULES, without the modules that a login shell may have loaded.
 load_modules() {
     ((${#MODULES[@]})) || return 0
+    #? for entry in site.module_lines.before
+    #? if entry.line.startswith("source ")
+    # shellcheck source=/dev/null
+    #? endif
+    {{ entry.line }} # {{ entry.why }}
+    #? endfor
     #? if site.modules_after == "reset"
     module reset
     #? else
     module purge
     #? endif
+    #? if site.module_lines.after
+    module load "${MODULES[@]}" || return # the module command says what it cannot load
+    #? else
     module load "${MODULES[@]}" # the module command says what it cannot load
+    #? endif
+    #? for entry in site.module_lines.after
+    #? if entry.line.startswith("source ")
+    # shellcheck source=/dev/null
+    #? endif
+    {{ entry.line }} # {{ entry.why }}
+    #? endfor
 }
 
 #? endif

@@ -29,8 +29,16 @@ export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 #? endif
 # none:       the python3 of MODULES, or on PATH
 RUNTIME="${RUNTIME:-{{ runtime }}}"
+#? if site.modules_after == "reset"
+# Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh go back to the
+# site's default modules, then load these in this order.
+#? else
 # Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh unload all others,
 # then load these in this order.
+#? endif
+#? if site.module_lines.before or site.module_lines.after
+# The lines that this site needs around them are in load_modules of launch/software.sh.
+#? endif
 #? if "" not in modules
 #? if site.modules
 MODULES=("{{ site.modules | join('" "') }}")
