@@ -320,6 +320,7 @@ CONTAINER = Record(
         "options": ListOf(Like("-.*", "an option"), about="more options of the program"),
         "gpu_option": Text("of apptainer, in place of --nv or --rocm; empty for none"),
         "entry": ListOf(Text(), about="of apptainer: what is put before each command inside"),
+        "entry_environment": ListOf(VARIABLE, about="of apptainer: variables of env.sh that `entry` would overwrite"),
         "build_with": Text("of podman-hpc and shifter: what is put before the build on a login node"),
         "after_build": Text("what is left to do when the image is there"),
         "wheelhouse": Like(
@@ -454,6 +455,7 @@ CONTAINER_DEFAULTS = {
     "options": [],
     "gpu_option": None,
     "entry": [],
+    "entry_environment": [],
     "build_with": "",
     "after_build": "",
     "wheelhouse": "",

@@ -261,6 +261,8 @@ def contradictions_of_containers(facts, broken):
         if runtime not in facts["runtimes"]:
             if "runtimes" not in broken:
                 yield f"containers.{runtime}: there is no such runtime in runtimes; add it there"
+        elif container["entry_environment"] and not container["entry"]:
+            yield f"containers.{runtime}.entry_environment: no entry overwrites these; use environment"
         elif container["image"] and not image_fits(runtime, container["image"]):
             yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {image_rule(runtime)}"
         if container["wheelhouse"] and runtime != "venv":

@@ -25,6 +25,7 @@ OWN_PROGRAM = """\
 import os, socket, sys, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 here = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1  # torchrun itself has the other
+assert os.environ.get("SET_LAST") != "by the entry"  # of apptainer at the site `everywhere`
 total = rank
 if rank == 0:
     if "REQUEUE_FILE" in os.environ:
@@ -70,6 +71,8 @@ def everywhere(tmp_path_factory):
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
     text = re.sub("runtimes: .*", f"runtimes: [{', '.join(RUNTIMES)}]", text)
     text += "containers:\n  shifter: {options: [--module=gpu]}\n  podman-hpc: {options: [--gpu, --nccl]}\n"
+    text += "  apptainer:\n    entry: [env, SET_LAST=by the entry]\n"
+    text += "    entry_environment: [{name: SET_LAST, value: after it, why: x}]\n"
     text += f"binds: [{', '.join(PYTHON_FOLDERS)}]\n"
     path = tmp_path_factory.mktemp("site") / "everywhere.yaml"
     path.write_text(text)

@@ -280,7 +280,19 @@ SPECIFIC = [
     ("frontier", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
     ("lumi", {}, "env.sh", 'export "MIOPEN_USER_DB_PATH=/tmp/miopen-${USER}-${SLURM_JOB_ID}"'),
     ("lumi", {}, "env.sh", "IMAGE:-/appl/local/laifs/containers/lumi-multitorch-latest.sif"),
-    ("isambard-ai", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC+=("/host/adapt.sh")'),
+    (
+        "isambard-ai",
+        {"runtime": "apptainer"},
+        "launch/software.sh",
+        'CONTAINER_EXEC+=("/host/adapt.sh")\n    CONTAINER_EXEC+=(env)',
+    ),
+    (
+        "isambard-ai",
+        {"runtime": "apptainer"},
+        "launch/software.sh",
+        'CONTAINER_EXEC+=("NCCL_CROSS_NIC=$NCCL_CROSS_NIC")',
+    ),
+    ("isambard-ai", {"runtime": "apptainer"}, "env.sh", 'export "NCCL_CROSS_NIC=${NCCL_CROSS_NIC:-1}"'),
     (
         "isambard-ai",
         {"runtime": "podman-hpc"},

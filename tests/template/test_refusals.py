@@ -250,6 +250,11 @@ BROKEN_SITES = [
         "kind: slurm\ncontainers: {pyxis: {image: 'docker://a/b:1'}}",
         ["containers.pyxis.image: 'docker://a/b:1' is of the wrong kind; give the absolute path of a .sqsh file"],
     ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {apptainer: {entry_environment: [{name: A, value: '1', why: b}]}}",
+        ["containers.apptainer.entry_environment: no entry overwrites these; use environment"],
+    ),
     ("kind: slurm", "kind: slurm\ncontainers: {pyxis: {flags: []}}", ["containers.pyxis.flags: unknown key"]),
     ("kind: slurm", "kind: slurm\ncontainers: {edf: {}}", ["containers.edf: there is no such runtime in runtimes"]),
     (

@@ -73,6 +73,7 @@ def test_both_find_the_same_faults(old, new, _, validator):
         ({"all_reduce": [{"about": "a", "source": "b", "unit": "GB/s", "rows": [{"busbw": 0}]}]}, "all_reduce"),
         ({"modules": "gcc"}, "modules"),
         ({"modules": [1]}, "modules"),
+        ({"containers": {"apptainer": {"entry_environment": [{"name": "A", "value": "1"}]}}}, "containers"),
         ({"module_lines": [{"line": "a", "why": "b"}]}, "module_lines"),
         ({"module_lines": {"before": [{"line": "a"}]}}, "module_lines"),
         ({"module_lines": {"after": [{"line": "a\nb", "why": "c"}]}}, "module_lines"),

@@ -1,5 +1,6 @@
 #? set flags = site_facts(cookiecutter.site).containers[cookiecutter.runtime].options
 #? set entry = site_facts(cookiecutter.site).containers[cookiecutter.runtime].entry
+#? set entry_environment = site_facts(cookiecutter.site).containers[cookiecutter.runtime].entry_environment
 # Puts apptainer, or singularity where it has its old name, before the launcher.
 enter_container() {
     local program=singularity
@@ -20,6 +21,12 @@ enter_container() {
     CONTAINER_EXEC+=(--bind "$(IFS=, && echo "${CONTAINER_FOLDERS[*]}")" "$IMAGE")
     #? for word in entry
     CONTAINER_EXEC+=("{{ word }}")
+    #? endfor
+    #? if entry_environment
+    CONTAINER_EXEC+=(env) # sets variables of env.sh that {{ entry[0] }} overwrites
+    #? endif
+    #? for variable in entry_environment
+    CONTAINER_EXEC+=("{{ variable.name }}=${{ variable.name }}")
     #? endfor
 }
 

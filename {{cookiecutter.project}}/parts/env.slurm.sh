@@ -95,7 +95,7 @@ MAX_REQUEUES="${MAX_REQUEUES:-20}"
 # export http_proxy=http://proxy:3128 https_proxy=http://proxy:3128
 
 #? endif
-#? for variable in site.environment
+#? for variable in site.environment + site.containers[runtime].entry_environment
 # {{ variable.why }}
 export "{{ variable.name }}={{ overridable(variable) }}"
 #? endfor
