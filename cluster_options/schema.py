@@ -302,6 +302,8 @@ SRUN_OPTION = Record(
         )
     },
 )
+# It will stand in a list of words between double quotes.
+TORCHRUN_OPTION = Record({"option": Like(r"--[\w-]+(=[\w.,:/=-]+)?", "an option --NAME=VALUE"), "why": Text()})
 VARIABLE = Record(
     {
         "name": Like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"),
@@ -392,6 +394,9 @@ SCHEMA = Record(
         ),
         "directives": ListOf(Record({"option": SBATCH_OPTION, "why": Text()}), about="more #SBATCH lines"),
         "srun": ListOf(SRUN_OPTION, about="more options of srun"),
+        "torchrun": ListOf(
+            TORCHRUN_OPTION, about="more options of torchrun, for runs in which each GPU of a node has a process"
+        ),
         "interactive": Record(
             {}, {"partition": Text(), "qos": Text(), "time_limit": Walltime()}, about="for slurm/interactive.sh"
         ),
@@ -483,7 +488,18 @@ EMPTY_MAPS = (
     "ports",
     "commands",
 )
-EMPTY_LISTS = ("accounts", "required", "directives", "srun", "modules", "environment", "binds", "file_systems", "notes")
+EMPTY_LISTS = (
+    "accounts",
+    "required",
+    "directives",
+    "srun",
+    "torchrun",
+    "modules",
+    "environment",
+    "binds",
+    "file_systems",
+    "notes",
+)
 EMPTY_LISTS += ("problems", "all_reduce", "unconfirmed")
 OTHER_DEFAULTS = {
     "host_suffix": "",

@@ -227,6 +227,10 @@ def contradictions_of_options(facts, broken):
         and any(option["tasks"] == "rank" for option in facts["srun"])
     ):
         yield "srun: tasks: rank is for one rank on each GPU of a node; say how many there are in node.gpus"
+    if facts["torchrun"] and facts["kind"] != "slurm":
+        yield "torchrun: only a site with kind: slurm has them"
+    elif facts["torchrun"] and "node" not in broken and not facts["node"]["gpus"]:
+        yield "torchrun: these options are for a process on each GPU of a node; say how many there are in node.gpus"
 
 
 def contradictions_of_queues(facts):

@@ -41,7 +41,10 @@ STRAY_RANK = {"RANK": "7", "LOCAL_RANK": "7", "WORLD_SIZE": "9", "GROUP_RANK": "
 def call(tmp_path):
     """Returns call(environment, *arguments) -> torchrun options, the environment it got, and the finished process."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/bash\nenv -0 >"$0.env"\nprintf "%s\\0" "$@" >"$0.arguments"\n')
+    python.write_text(
+        f'#!/bin/bash\n[[ $1 != -c ]] || exec {sys.executable} "$@"\n'
+        'env -0 >"$0.env"\nprintf "%s\\0" "$@" >"$0.arguments"\n'
+    )
     python.chmod(0o755)
 
     def run(environment, *arguments, wrapper=WRAPPER):
@@ -168,6 +171,35 @@ def test_threads_are_the_cores_that_may_be_used_over_the_processes(call):
 
 def test_a_module_is_run_as_one(call):
     assert call({}, "-m", "package.module", "--max", "3")[0][-5:] == ["-m", "--", "package.module", "--max", "3"]
+
+
+def test_further_options_come_last(call):
+    """But for launch/spawn.py, which does not know them."""
+    further = {"TORCHRUN_OPTIONS": " --monitor-interval=7  --no-python "}
+    assert call(further, "x.py")[0][-4:] == ["--monitor-interval=7", "--no-python", "--", "x.py"]
+    assert call(further, "-m", "x")[0][-5:] == ["--monitor-interval=7", "--no-python", "-m", "--", "x"]
+    assert "--no-python" not in call({**further, "LAUNCHER": "spawn"}, "x.py")[0]
+
+
+def test_ranks_are_bound_where_a_site_says_so_and_torch_can(call, tmp_path):
+    """On LUMI, in a job with all of a node's GPUs: not by a torch without torch.numa, nor without numactl."""
+    wrapper = bake(tmp_path, site="lumi", account="project_465000000") / "launch/torchrun.sh"
+    (tmp_path / "programs").mkdir()
+    environment = {"PATH": f"{tmp_path}/programs:{os.environ['PATH']}", "TORCHRUN_OPTIONS": "--numa-binding=exclusive"}
+
+    def bound(gpus="8", **more):
+        """Whether torchrun was told to bind the ranks, and why not."""
+        arguments, _, done = call({**environment, "SLURM_GPUS_ON_NODE": gpus, **more}, "x.py", wrapper=wrapper)
+        return "--numa-binding=exclusive" in arguments, done.stderr.partition("left out: ")[2].strip()
+
+    assert bound() == (False, "the program numactl was not found")
+    (tmp_path / "programs/numactl").touch(mode=0o755)
+    assert bound() == (True, "")
+    assert bound("4") == bound(NPROC_PER_NODE="4") == (False, "it is for 8 processes on a node, and here are 4")
+    (tmp_path / "older/torch").mkdir(parents=True)
+    (tmp_path / "older/torch/__init__.py").touch()
+    assert bound(PYTHONPATH=f"{tmp_path}/older") == (False, "it takes torch 2.9 or newer")
+    assert bound(PYTHONPATH=f"{tmp_path}/older", **STEP) == (False, "")  # node 0 alone says why
 
 
 def test_logs_of_each_node_and_attempt(call, tmp_path):

@@ -83,7 +83,7 @@ def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
         "environment:\n  - {name: LAB_FORCED, value: '0,1', why: x, force: true}\n"
         "  - {name: LAB_JOB, value: '/tmp/${USER}-${SLURM_JOB_ID}', why: x}\n  - {name: LAB_OWN, value: a b, why: x}\n"
         "srun:\n  - {option: --comment=always, why: x}\n  - {option: --comment=node, why: x, tasks: node}\n"
-        "  - {option: --comment=rank, why: x, tasks: rank}\n"
+        "  - {option: --comment=rank, why: x, tasks: rank}\ntorchrun: [{option: --local-ranks-filter=0, why: x}]\n"
     )
     project = bake(tmp_path, site=tmp_path / "lab.yaml", nodes="2", gpus_per_node="2")
     # there are no modules here, and no second name: a function and the first name take their places
@@ -95,14 +95,15 @@ def test_what_a_site_asks_of_its_jobs_is_done(cluster, tmp_path):
     names = "FORCED", "JOB", "OWN", "MODULES"
     (tmp_path / "own.py").write_text(f"import os\nprint([os.environ[f'LAB_{{name}}'] for name in {names}])\n")
     surroundings = {**python_environment(PREFLIGHT="0"), "LAB_FORCED": "7", "LAB_JOB": "/tmp/other", "LAB_OWN": "mine"}
-    for launcher, ranks, wanted in (("torchrun", "", "node"), ("srun", "", "rank"), ("srun", "1", "always")):
+    of_launchers = ("torchrun", "", "node", 2), ("srun", "", "rank", 4), ("srun", "1", "always", 2)
+    for launcher, ranks, wanted, lines in of_launchers:
         environment = {**surroundings, "LAUNCHER": launcher, "NPROC_PER_NODE": ranks}
         job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
         assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
         assert job.output.startswith("module reset\nmodule load base torch\n"), job.output
         assert re.search(r"meeting at node\di:1500[0-4]$", job.output, re.MULTILINE), job.output
         values = ["0,1", f"/tmp/{cluster.user}-{job.id}", "mine", "load base torch, then a line"]
-        assert str(values) in job.output, job.output
+        assert job.output.count(str(values)) == lines, job.output
         comments = re.findall(r"--comment=(\w+)", job.output)
         assert comments[-1] == wanted and comments[0] == "always", comments
 

@@ -279,6 +279,9 @@ SPECIFIC = [
     ("frontier", {}, "slurm/build_venv.sh", "torch.version.hip is None"),
     ("frontier", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
     ("lumi", {}, "env.sh", 'export "MIOPEN_USER_DB_PATH=/tmp/miopen-${USER}-${SLURM_JOB_ID}"'),
+    ("lumi", {}, "env.sh", 'TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS---numa-binding=exclusive}"'),
+    ("lumi", {}, "launch/torchrun.sh", "((processes != 8))"),
+    ("frontier", {}, "env.sh", 'TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-}"'),
     ("lumi", {}, "env.sh", "IMAGE:-/appl/local/laifs/containers/lumi-multitorch-latest.sif"),
     (
         "isambard-ai",

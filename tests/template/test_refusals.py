@@ -252,6 +252,12 @@ BROKEN_SITES = [
     ),
     (
         "kind: slurm",
+        "kind: slurm\ntorchrun: [{option: --a, why: b}]",
+        ["torchrun: these options are for a process on each GPU of a node; say how many there are in node.gpus"],
+    ),
+    ("kind: slurm", "kind: runai\ntorchrun: [{option: --a, why: b}]", ["torchrun: only a site with kind: slurm"]),
+    (
+        "kind: slurm",
         "kind: slurm\ncontainers: {apptainer: {entry_environment: [{name: A, value: '1', why: b}]}}",
         ["containers.apptainer.entry_environment: no entry overwrites these; use environment"],
     ),

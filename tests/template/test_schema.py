@@ -74,6 +74,8 @@ def test_both_find_the_same_faults(old, new, _, validator):
         ({"modules": "gcc"}, "modules"),
         ({"modules": [1]}, "modules"),
         ({"containers": {"apptainer": {"entry_environment": [{"name": "A", "value": "1"}]}}}, "containers"),
+        ({"torchrun": [{"option": "--a b", "why": "c"}]}, "torchrun"),
+        ({"torchrun": [{"option": "--a=$b", "why": "c"}]}, "torchrun"),
         ({"module_lines": [{"line": "a", "why": "b"}]}, "module_lines"),
         ({"module_lines": {"before": [{"line": "a"}]}}, "module_lines"),
         ({"module_lines": {"after": [{"line": "a\nb", "why": "c"}]}}, "module_lines"),

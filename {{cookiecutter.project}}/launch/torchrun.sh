@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
+#? set own_options = site_facts(cookiecutter.site).torchrun
+#? set gpus_of_node = node_facts(cookiecutter).gpus if own_options else 0
 # Runs once per node: finds the node's rank and the rendezvous endpoint, then becomes torchrun.
 # torchrun starts one process per GPU.
 #
@@ -36,6 +38,7 @@
 #   MASTER_ADDR_SUFFIX   c10d: ending of a node's name in the network of the ranks   (none)
 #   RUN_DIR              folder for each rank's log and each node's error file
 #   PYTHON               the interpreter                         (python3)
+#   TORCHRUN_OPTIONS     further options of torchrun, separated by spaces   (none)
 #   TORCH_ELASTIC_SHUTDOWN_TIMEOUT
 #                        seconds that the processes may take to end after SIGTERM   (300)
 #? if kind == "runai"
@@ -56,9 +59,10 @@ main() {
     set_threads
 
     options=(--nnodes="$nodes" --nproc-per-node="$processes")
-    choose_rendezvous # adds options, as the next two steps do
+    choose_rendezvous # adds options, as the next three steps do
     choose_output
     choose_intervals
+    add_further_options
 
     if [[ $1 == -m ]]; then
         options+=(-m)
@@ -242,6 +246,41 @@ choose_intervals() {
     export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
 }
 
+# Adds TORCHRUN_OPTIONS, which win over the options before them.
+add_further_options() {
+    local word
+    #? if kind == "slurm"
+    [[ ${LAUNCHER:-} != spawn ]] || return 0 # launch/spawn.py does not know them
+    #? endif
+    for word in ${TORCHRUN_OPTIONS:-}; do
+        #? if own_options
+        [[ $word != --numa?binding=* ]] || can_bind || continue
+        #? endif
+        options+=("$word")
+    done
+}
+
+#? if own_options
+# Whether torchrun can bind ranks, else node 0 says why not. A job with some of a node's GPUs may
+# have no core next to one of them, and torchrun would fail.
+can_bind() {
+    local torch reason=''
+    torch=$("$PYTHON" -c 'from importlib.util import find_spec; print(find_spec("torch").origin)')
+    if ((processes != {{ gpus_of_node }})); then
+        reason="it is for {{ gpus_of_node }} processes on a node, and here are $processes"
+    elif ! type -P numactl >/dev/null; then
+        reason="the program numactl was not found"
+    elif [[ ! -d ${torch%/*}/numa ]]; then
+        reason="it takes torch 2.9 or newer"
+    fi
+    [[ -n $reason ]] || return 0
+    if ((node_rank == 0)); then
+        echo "launch/torchrun.sh on $host: --numa-binding is left out: $reason" >&2
+    fi
+    return 1
+}
+
+#? endif
 die() {
     echo "launch/torchrun.sh on $host: $*" >&2
     exit 2

@@ -79,6 +79,11 @@ CONTAINER_EXEC=()
 #? endif
 # Which program starts the ranks: {{ site.launchers | join(", ") }} (slurm/docs/launchers.md compares them).
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
+# Further options of torchrun, separated by spaces.
+#? for option in site.torchrun
+# {{ option.option }}: {{ option.why }}
+#? endfor
+export TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-{{ site.torchrun | map(attribute="option") | join(" ") }}}"
 # 1: check every node before launch (a second or less); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
 # How often the submit script requeues a job whose program saved because the walltime was nearly
