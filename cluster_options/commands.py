@@ -79,6 +79,12 @@ def gpu_option(answers) -> str:
     return own if own is not None else "--rocm" if node_facts(answers)["gpu_vendor"] == "amd" else "--nv"
 
 
+def pip_index(answers) -> str:
+    """Return the option of pip that names the site's further index, with a space behind it; '' for none."""
+    variables = site_facts(answers["site"])["environment"]
+    return "".join(f"--extra-index-url={one['value']} " for one in variables if one["name"] == "PIP_EXTRA_INDEX_URL")
+
+
 def pod_volumes(answers) -> list[str]:
     """Return the volumes that pods mount, as CLAIM:/FOLDER, with what the account says of them filled in."""
     facts = site_facts(answers["site"])

@@ -55,6 +55,7 @@ GLOBALS = [
     commands.nodes_of,
     commands.overridable,
     commands.packages_from,
+    commands.pip_index,
     commands.pod_volumes,
     commands.remarks,
     files.in_container,

@@ -309,6 +309,18 @@ SPECIFIC = [
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
     ("mn5", {}, "benchmark/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
     ("mn5", {}, "README.md", "Neither login nor compute nodes reach a registry"),
+    (
+        "leonardo",
+        {"runtime": "venv"},
+        "README.md",
+        "`python3 -m pip download --extra-index-url=https://download.pytorch.org/",
+    ),
+    (
+        "leonardo",
+        {},
+        "slurm/build_venv.sh",
+        "#   pip download --extra-index-url=https://download.pytorch.org/whl/cu126 -r req",
+    ),
     ("leonardo", {"gpus_per_node": "1"}, "slurm/submit_multinode.sh", "#SBATCH --mem=123500M "),
     (
         "perlmutter",

@@ -17,8 +17,14 @@
 # requirements.txt names no versions. This lists those of torch:   {{ site.containers.venv.wheelhouse }} torch
 #? elif packages == "folder"
 #
+#? if pip_index(cookiecutter)
+# Compute nodes reach no package index. First fill the folder wheels/ on a machine that reaches one and has the same
+# processor and Python version:
+#   pip download {{ pip_index(cookiecutter) }}-r requirements.txt -d wheels
+#? else
 # Compute nodes reach no package index. First fill the folder wheels/ on a machine that reaches one and has the same
 # processor and Python version:   pip download -r requirements.txt -d wheels
+#? endif
 #? endif
 #
 #? if own_queue
