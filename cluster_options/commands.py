@@ -6,7 +6,7 @@ import re
 import shlex
 
 from .runtimes import IN_SRUN, RUNTIMES
-from .sbatch import interactive_answers, node_facts, resources
+from .sbatch import interactive_answers, jobs_of, node_facts, resources
 from .schema import CONTAINER_DEFAULTS
 from .sites import site_facts
 
@@ -147,6 +147,7 @@ def remarks(limits) -> str:
     found = [
         "the default" if limits["default"] else "",
         limits["about"],
+        jobs_of(limits),
         f"{limits['max_node_minutes']} node-minutes per job" if limits["max_node_minutes"] else "",
         f"{limits['max_gpus']} GPUs per job" if limits["max_gpus"] else "",
         ", ".join(tiers),

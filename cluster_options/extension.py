@@ -38,6 +38,7 @@ GLOBALS = [
     sbatch.for_tests,
     sbatch.has_own_queue,
     sbatch.interactive_answers,
+    sbatch.job_limit,
     sbatch.node_facts,
     sbatch.own_resources,
     sbatch.pad,

@@ -42,9 +42,26 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
 
 
 def queue_reason(limits, otherwise: str) -> str:
-    """Return what stands beside the option that names a queue: what it is for, and its longest walltime if known."""
+    """Return what stands beside the option that names a queue: what it is for, and some of its limits."""
     known = limits["max_time"] and limits["confirmed"] and not limits["tiers"]
-    return (limits["about"] or otherwise) + f"; walltime up to {limits['max_time']}" * bool(known)
+    longest = f"walltime up to {limits['max_time']}" if known else ""
+    return "; ".join(filter(None, [limits["about"] or otherwise, jobs_of(limits), longest]))
+
+
+def jobs_of(limits) -> str:
+    """Return how many jobs of a user a queue takes; '' if that is not known."""
+    most = limits["max_jobs"]
+    return f"{most} job{'s' * (most > 1)} per user, waiting or running" if most else ""
+
+
+def job_limit(answers) -> dict:
+    """Return which answered queue limits the jobs of a user: its question, name and max_jobs; {} if none does."""
+    facts, found = site_facts(answers["site"]), []
+    for question, section in (("partition", "partitions"), ("qos", "qos")):
+        most = facts[section].get(answers[question], LIMIT_DEFAULTS)["max_jobs"]
+        if most:
+            found.append({"question": question, "name": answers[question], "max_jobs": most})
+    return min(found, key=lambda limit: limit["max_jobs"], default={})
 
 
 def cores_per_node(answers) -> int | None:

@@ -284,6 +284,7 @@ LIMITS = {  # of one job
     "max_time": Walltime(),
     "max_node_minutes": Count(1, "nodes x walltime, in minutes"),
     "max_gpus": Count(1, "of all nodes of a job together"),
+    "max_jobs": Count(1, "jobs of a user, those that wait included; sbatch refuses the next"),
     "tiers": ListOf(TIER, about="the longest time by number of nodes"),
     "default": Flag("jobs that name no queue get this one"),
     "confirmed": Flag("false: nobody could confirm these figures, so they warn instead of refusing"),

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from baking import bake
+from baking import REPOSITORY, bake
 from needs import needs_namespaces
 from runai_cluster import RunaiCluster
 from test_runai import Site
@@ -136,9 +136,9 @@ def slurm(cluster, tmp_path_factory):
     return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
 
 
-def submit(slurm, *arguments, check=True):
+def submit(slurm, *arguments, check=True, **more):
     cluster, project = slurm
-    environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1", "LAUNCHER": "spawn"}
+    environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1", "LAUNCHER": "spawn", **more}
     command = ["bash", project / "benchmark/scaling.sh", *arguments]
     return cluster.run(*command, cwd=cluster.home, env=environment, check=check)
 
@@ -211,6 +211,27 @@ def test_on_slurm_what_is_refused_is_named(slurm):
     job = re.search(r"nodes 1: job (\d+)", done.stdout)[1]
     assert "failed with 999 nodes, see above" in done.stderr and "sbatch: error" in done.stderr
     assert cluster.wait(int(job)).state == "COMPLETED"
+
+
+def test_on_slurm_no_more_jobs_than_the_queue_takes(slurm, tmp_path):
+    """A job that waits for another counts too. Another queue may take more."""
+    cluster, _ = slurm
+    site = tmp_path / "few.yaml"
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    site.write_text(text + "partitions: {main: {max_jobs: 2, default: true}}\n")
+    slurm = cluster, bake(tmp_path, **{**ANSWERS, "site": site, "partition": "main"})
+    try:
+        with occupied(cluster):
+            first = submit(slurm, "--name", "few", "1", "2", "3", "4", *TINY, check=False)
+            assert (first.returncode, len(re.findall(r"nodes [12]: job \d+\n", first.stdout))) == (1, 2), first.stdout
+            assert "nodes 3 4: not submitted, as main takes 2 of your jobs at a time" in first.stderr
+            again = submit(slurm, "--name", "few", "1", "2", "3", "4", *TINY, check=False)
+            assert (again.returncode, again.stdout.count(" waits or runs\n")) == (1, 2), again.stdout
+            assert "nodes 3 4: not submitted, as main" in again.stderr
+            other = submit(slurm, "--name", "few", "1", "2", "3", *TINY, SBATCH_PARTITION="main")
+            assert re.search(r"nodes 3: job \d+\n", other.stdout), other.stdout
+    finally:
+        cluster.run("scancel", "--state=PENDING", f"--user={cluster.user}")
 
 
 # ---- Run:ai ----------------------------------------------------------------------------------------------------------

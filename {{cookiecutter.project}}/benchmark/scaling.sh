@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
+#? set limit = job_limit(cookiecutter)
 # Measures all-reduce on several numbers of nodes: benchmark/results/NAME/nodes-N.json, for benchmark/report.py.
 #
 #   bash benchmark/scaling.sh 1 2 4 8                   a run of benchmark/all_reduce.py on each number of nodes
@@ -10,6 +11,11 @@
 #
 # Otherwise each job waits for the end of the one before, however that ends. Called again, it submits what is missing: not
 # where the JSON file is there, nor where the job still waits or runs. What jobs print lies beside the JSON files.
+#? if limit
+#
+# {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time, those that wait included. To submit more, name another queue:
+#   SBATCH_{{ limit.question | upper }}=NAME bash benchmark/scaling.sh 1 2 4 8
+#? endif
 #? elif kind == "runai"
 #
 # All jobs are submitted at once, as Run:ai cannot let one wait for another: where they share links, they disturb each
@@ -76,6 +82,12 @@ done
 #? if kind == "slurm"
 [[ -z ${SLURM_JOB_ID:-} ]] || die "this shell is inside job $SLURM_JOB_ID: call it from a login node"
 #? endif
+#? if limit
+room=${#counts[@]} held=() # how many jobs the queue still takes, and which numbers of nodes are left
+if [[ -z ${SBATCH_{{ limit.question | upper }}:-} ]] && grep -q '^#SBATCH --{{ limit.question }}={{ limit.name }} ' slurm/submit_multinode.sh; then
+    room={{ limit.max_jobs }}
+fi
+#? endif
 folder=benchmark/results/$name
 mkdir -p "$folder"
 #? if kind == "runai"
@@ -98,6 +110,10 @@ for nodes in "${counts[@]}"; do
         echo "nodes $nodes: job $job waits or runs"
     elif [[ -f $base.json ]]; then
         echo "nodes $nodes: $base.json is there" && continue
+    #? if limit
+    elif ((room <= 0)); then
+        held+=("$nodes") && continue
+    #? endif
     elif job=$(submit) && [[ -n $job ]]; then
         echo "nodes $nodes: job $(tee "$base.job" <<<"$job")"
     else
@@ -106,7 +122,18 @@ for nodes in "${counts[@]}"; do
     #? if kind == "slurm"
     [[ -z $chain ]] || after=(--dependency="afterany:$job")
     #? endif
+    #? if limit
+    room=$((room - 1))
+    #? endif
     #? endif
 done
 echo "report, in $PWD: python3 benchmark/report.py {{ "benchmark/published.csv " if site_facts(cookiecutter.site).all_reduce }}$folder"
+#? if limit
+((${#held[@]} == 0)) ||
+    echo "nodes ${held[*]}: not submitted, as {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time;" \
+        "call this again when one has ended, or name another queue, SBATCH_{{ limit.question | upper }}=NAME" >&2
+#? endif
 ((${#failed[@]} == 0)) || { echo "benchmark/scaling.sh: failed with ${failed[*]} nodes, see above; call it again for these" >&2 && exit 1; }
+#? if limit
+((${#held[@]} == 0)) # the exit code
+#? endif
