@@ -129,6 +129,23 @@ def cell(text) -> str:
     return str(text).replace("|", r"\|")
 
 
+def told(key: str, answers) -> list[dict]:
+    """Return the notes, problems or unconfirmed facts of a site that concern the answered runtime."""
+    entries = site_facts(answers["site"])[key]
+    return [entry for entry in entries if answers["runtime"] in entry.get("runtimes", [answers["runtime"]])]
+
+
+def unless_told(answers, caller) -> str:
+    """Return rows of the table of problems, for a call block, without those whose messages the site's own rows have."""
+    own = "\n".join(problem["printed"] for problem in told("problems", answers))
+    kept = []
+    for row in caller().splitlines(keepends=True):
+        messages = re.findall("`([^`]{10,})`", row.split(" | ")[0])  # a shorter one may be a word of another message
+        if not messages or not all(message in own for message in messages):
+            kept.append(row)
+    return "".join(kept)
+
+
 def in_code(text: str) -> str:
     """Return what a program prints as Markdown shows it; a text that has its own marks, or tells of nothing, stays."""
     text = cell(text)

@@ -59,6 +59,8 @@ GLOBALS = [
     commands.pip_index,
     commands.pod_volumes,
     commands.remarks,
+    commands.told,
+    commands.unless_told,
     files.in_container,
     files.instructions,
     files.left_out,

@@ -263,6 +263,23 @@ class Record(Rule):
         return {**schema, "required": list(self.required)} if self.required else schema
 
 
+class TextOr(Rule):
+    """One line of text, or a record that has it under a key."""
+
+    def __init__(self, record: Record, about: str = "") -> None:
+        """record: the longer form."""
+        super().__init__(about)
+        self.record = record
+
+    def faults(self, value: object, key: str) -> Iterator[str]:
+        """Yield the faults of the form that it has."""
+        yield from (self.record if isinstance(value, dict) else Text()).faults(value, key)
+
+    def json_type(self) -> dict:
+        """A string or an object."""
+        return {"anyOf": [Text().json_schema(), self.record.json_schema()]}
+
+
 # ---- a site file -----------------------------------------------------------------------------------------------------
 
 NODE = {
@@ -314,6 +331,8 @@ VARIABLE = Record(
     },
     {"force": Flag("set it even if the user has set it")},
 )
+OF_RUNTIMES = {"runtimes": ListOf(OneOf(*RUNTIMES), 1, about="only for projects with one of these")}
+NOTE = TextOr(Record({"text": Text()}, OF_RUNTIMES))
 MODULE_LINE = Record({"line": Like(r"[^\s].*", "a line of bash"), "why": Text()})
 CONTAINER = Record(
     {},
@@ -427,12 +446,13 @@ SCHEMA = Record(
         "file_systems": ListOf(Record({"path": Text(), "use": Text()}, {"limits": Text()})),
         "commands": Named(Text(), about="what a user of this site types: accounts, queues, jobs, quota"),
         "placement": Text("Markdown for the written README: the network's topology, --contiguous, --switches"),
-        "notes": ListOf(Text(), about="Markdown for the written README"),
+        "notes": ListOf(NOTE, about="Markdown for the written README"),
         "problems": ListOf(
-            Record({"printed": Text(), "cause": Text(), "fix": Text()}), about="Markdown for the written README"
+            Record({"printed": Text(), "cause": Text(), "fix": Text()}, OF_RUNTIMES),
+            about="Markdown for the written README; a row of all projects is left out if this one prints the same",
         ),
         "all_reduce": ListOf(BANDWIDTHS, about="published bandwidths, for comparison"),
-        "unconfirmed": ListOf(Text(), about="what nobody could confirm; limits have `confirmed: false` instead"),
+        "unconfirmed": ListOf(NOTE, about="what nobody could confirm; limits have `confirmed: false` instead"),
     },
 )
 

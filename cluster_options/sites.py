@@ -158,6 +158,8 @@ def complete_facts(content) -> dict:
         facts["containers"] = {runtime: {}, **facts["containers"]}
     facts["containers"] = {runtime: {**CONTAINER_DEFAULTS, **more} for runtime, more in facts["containers"].items()}
     facts["file_systems"] = [{"limits": "", **place} for place in facts["file_systems"]]
+    for key in ("notes", "unconfirmed"):
+        facts[key] = [note if isinstance(note, dict) else {"text": note} for note in facts[key]]
     facts["srun"] = [{"tasks": "", **option} for option in facts["srun"]]
     facts["all_reduce"] = [
         {**table, "rows": [{"nodes": "", "gpus": "", "algbw": "", **row} for row in table["rows"]]}
@@ -189,6 +191,8 @@ def contradictions(facts, broken):
             yield f"{section}.{key}: missing"
     yield from contradictions_of_pods(facts, broken)
     yield from contradictions_of_options(facts, broken)
+    if "runtimes" not in broken:
+        yield from contradictions_of_notes(facts)
     yield from contradictions_of_queues(facts)
     yield from contradictions_of_nodes(facts)
     if facts["ports"] and facts["ports"]["first"] > facts["ports"]["last"]:
@@ -271,6 +275,15 @@ def contradictions_of_containers(facts, broken):
             yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {image_rule(runtime)}"
         if container["wheelhouse"] and runtime != "venv":
             yield f"containers.{runtime}.wheelhouse: only a virtual environment is built from it; use containers.venv"
+
+
+def contradictions_of_notes(facts):
+    """Yield what is told of runtimes that the site does not have."""
+    for key in ("notes", "problems", "unconfirmed"):
+        for place, entry in enumerate(facts[key]):
+            for runtime in entry.get("runtimes", ()):
+                if runtime not in facts["runtimes"]:
+                    yield f"{key}[{place}].runtimes: there is no {runtime!r} in runtimes; add it there"
 
 
 # ---- all sites together ----------------------------------------------------------------------------------------------

@@ -399,6 +399,29 @@ def test_the_modules_of_a_runtime_come_after_those_of_all(tmp_path):
     assert '"venv" ]] || MODULES=("base" "python")' in settings
 
 
+def test_a_site_s_own_row_takes_the_place_of_one_that_all_projects_have(tmp_path):
+    """Where it prints the same. A message of few letters may be a word of another, and is no reason."""
+    table = page(bake(tmp_path, site="roihu", account=account("roihu")), "it-does-not-work")
+    assert table.count("Invalid account or account/partition combination") == 1
+    assert table.count("Requested node configuration is not available") == 1
+    assert "| `squeue` says `QOSMaxWallDurationPerJobLimit` or" in table and "| `EADDRINUSE` |" in table
+    assert "| `ChildFailedError` |" in table and table.endswith(" |\n"), table
+
+
+@pytest.mark.parametrize("runtime", ["venv", "apptainer"])
+def test_what_concerns_one_runtime_is_told_in_its_projects(runtime, tmp_path):
+    site, texts = tmp_path / "own.yaml", ("a note of venv", "a fact of venv", "it broke in venv")
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    site.write_text(
+        text + "notes: [for all, {text: a note of venv, runtimes: [venv]}]\n"
+        "unconfirmed: [open to all, {text: a fact of venv, runtimes: [venv]}]\n"
+        "problems: [{printed: it broke in venv, cause: a, fix: b, runtimes: [venv, none]}]\n"
+    )
+    pages = documents(bake(tmp_path, site=site, runtime=runtime))
+    assert "- for all\n" in pages and "- open to all\n" in pages
+    assert [text in pages for text in texts] == [runtime == "venv"] * 3
+
+
 def test_every_open_question_of_the_first_users_is_answered_for_clariden(tmp_path):
     """What they had to ask about containers, file systems, header, placement, queues and tools."""
     text = documents(bake(tmp_path, site="clariden"))

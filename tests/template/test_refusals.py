@@ -252,6 +252,11 @@ BROKEN_SITES = [
     ),
     (
         "kind: slurm",
+        "kind: slurm\nnotes: [a, {text: b, runtimes: [venv, edf]}]",
+        ["notes[1].runtimes: there is no 'edf' in runtimes; add it there"],
+    ),
+    (
+        "kind: slurm",
         "kind: slurm\ntorchrun: [{option: --a, why: b}]",
         ["torchrun: these options are for a process on each GPU of a node; say how many there are in node.gpus"],
     ),
