@@ -304,6 +304,9 @@ LIMITS = {  # of one job
     "max_jobs": Count(1, "jobs of a user, those that wait included; sbatch refuses the next"),
     "tiers": ListOf(TIER, about="the longest time by number of nodes"),
     "default": Flag("jobs that name no queue get this one"),
+    "for_tests": Flag(
+        "for short tests: long jobs and builds go elsewhere; left out, the name tells (debug, test, dev)"
+    ),
     "confirmed": Flag("false: nobody could confirm these figures, so they warn instead of refusing"),
     "about": Text("what it is for"),
     "node": Record({}, NODE, about="how its nodes, or the part of them that it gives, differ from the keys of `node`"),

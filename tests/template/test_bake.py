@@ -393,6 +393,26 @@ def test_a_short_job_asks_for_no_more_time_than_its_queue_gives(script, case, ex
     assert re.findall(r"--time=([\d:]+)", text)[-1] == expected
 
 
+@pytest.mark.parametrize(
+    ("queue", "limits", "expected"),
+    [
+        ("long", "{about: a few tests and production}", False),
+        ("latest", "{}", False),
+        ("acc_debug", "{}", True),
+        ("quick", "{for_tests: true}", True),
+        ("debug", "{for_tests: false}", False),
+    ],
+)
+def test_a_queue_for_tests_is_told_by_its_fact_or_its_name(queue, limits, expected, tmp_path):
+    """What it is for, in words, does not count."""
+    site = tmp_path / "own.yaml"
+    text = (REPOSITORY / "sites/slurm.yaml").read_text()
+    site.write_text(f"{text}partitions: {{{queue}: {limits}}}\n")
+    pages = documents(bake(tmp_path, site=site, partition=queue))
+    assert ("These jobs go to a queue for tests" in pages) is expected
+    assert ("A queue for tests is shared by all who test" in pages) is expected
+
+
 def test_the_modules_of_a_runtime_come_after_those_of_all(tmp_path):
     settings = (bake_own(tmp_path, "QoS alone, and modules", "apptainer") / "env.sh").read_text()
     assert 'MODULES=("base")\n[[ $RUNTIME != "apptainer" ]] || MODULES=("base")' in settings

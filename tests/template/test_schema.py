@@ -76,6 +76,7 @@ def test_both_find_the_same_faults(old, new, _, validator):
         ({"containers": {"apptainer": {"entry_environment": [{"name": "A", "value": "1"}]}}}, "containers"),
         ({"torchrun": [{"option": "--a b", "why": "c"}]}, "torchrun"),
         ({"torchrun": [{"option": "--a=$b", "why": "c"}]}, "torchrun"),
+        ({"qos": {"a": {"for_tests": "yes"}}}, "qos"),
         ({"notes": [1]}, "notes"),
         ({"notes": [{"note": "a"}]}, "notes"),
         ({"notes": [{"text": "a", "runtimes": []}]}, "notes"),
