@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from build_folder import BUILD, one_at_a_time
 from container_root import make_base_archive, make_container_root, make_sif, python_folders
-from debian_root import make_debian13_root
+from debian_root import make_debian_root
 from needs import skip_or_fail
 from slurm_cluster import PATH, Cluster, ClusterError
 
@@ -59,21 +59,41 @@ def debian13():
         root, _ = make_container_root(BUILD / "containers13")
         reason = ""
         if not root:
-            root, reason = make_debian13_root(BUILD / "debian13")
+            root, reason = make_debian_root(BUILD / "debian13", "trixie")
     if not root:
         pytest.skip(f"no Debian 13 to run its Slurm: {reason}")
     return root
 
 
 @pytest.fixture(scope="session")
-def cluster24(debian13, tmp_path_factory):
-    """A cluster with the Slurm of Debian 13, and with this Python."""
+def debian14():
+    """The root directory of the coming Debian 14."""
+    with one_at_a_time():
+        root, reason = make_debian_root(BUILD / "debian14", "forky")
+    if not root:
+        pytest.skip(f"no Debian 14 to run its Slurm: {reason}")
+    return root
+
+
+def cluster_in(root, folder, **options):
+    """Return a cluster with the Slurm of another Debian, and with this Python; skip the test where there is none."""
     try:
-        bind = [REPOSITORY, Path(sys.prefix), *python_folders()]
-        cluster = Cluster(tmp_path_factory.mktemp("slurm") / "b", root=debian13, bind=bind)
+        return Cluster(folder, root=root, bind=[REPOSITORY, Path(sys.prefix), *python_folders()], **options)
     except ClusterError as error:
         pytest.skip(str(error))
-    with cluster:
+
+
+@pytest.fixture(scope="session")
+def cluster24(debian13, tmp_path_factory):
+    """A cluster with the Slurm of Debian 13."""
+    with cluster_in(debian13, tmp_path_factory.mktemp("slurm") / "b") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster26(debian14, tmp_path_factory):
+    """A cluster with the newest Slurm, that of Debian 14."""
+    with cluster_in(debian14, tmp_path_factory.mktemp("slurm") / "e") as cluster:
         yield cluster
 
 

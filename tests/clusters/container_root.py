@@ -25,11 +25,11 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from debian_root import DEBIAN13_PACKAGES, Unavailable, debian_mirror, mmdebstrap, unfinished
+from debian_root import SLURM_PACKAGES, Unavailable, debian_mirror, mmdebstrap, unfinished
 from slurm_cluster import Cluster
 
 # Apptainer brings uidmap and squashfs-tools. podman's bridge, netavark, comes along and is never used: CONTAINERS_CONF.
-CONTAINER_PACKAGES = f"{DEBIAN13_PACKAGES},podman,apptainer"
+CONTAINER_PACKAGES = f"{SLURM_PACKAGES},podman,apptainer"
 # What stands in for a vendor's image: a shell, Python with pip for RUN, the libraries that a Python from outside needs.
 BASE_PACKAGES = (
     "hostname,procps,python3-pip,libbz2-1.0,libexpat1,libffi8,libgomp1,liblzma5,libncursesw6,libreadline8t64"

@@ -1,4 +1,4 @@
-"""Debian for tests, kept from one test run to the next; here the root directory of a Debian 13 with its newer Slurm."""
+"""Debian for tests, kept from one test run to the next; here the root directories of newer Debians, for their Slurm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from waiting import INSTALLATION
 
 # Slurm, what the scripts under test call, and the libraries that a Python of another distribution may need.
-DEBIAN13_PACKAGES = (
+SLURM_PACKAGES = (
     "slurm-wlm,munge,openmpi-bin,iproute2,procps,hostname,libbz2-1.0,libexpat1,libffi8,libgomp1,liblzma5,libncursesw6"
     ",libreadline8t64,libsqlite3-0,libssl3t64,libuuid1,zlib1g"
 )
@@ -24,16 +24,19 @@ class Unavailable(RuntimeError):
     """Something cannot be had here; the message says why."""
 
 
-def make_debian13_root(cache: Path) -> tuple[Path | None, str]:
-    """Install Debian 13, whose Slurm is 24.11, into the directory `cache`, unless it is there already.
+def make_debian_root(cache: Path, suite: str) -> tuple[Path | None, str]:
+    """Install a Debian into the directory `cache`, unless it is there already.
 
-    Returns the directory, or None and the reason why it cannot be had. Takes half a minute and 450 MB, once.
+    The Slurm of the suite trixie is 24.11, that of forky 26.05 (2026-11-23). Returns the directory, or None and the
+    reason why it cannot be had. Takes half a minute to a minute and 450 to 560 MB, once.
     """
     if (cache / "usr").is_dir():
         return cache, ""
     try:
         with unfinished(cache) as new:
-            mmdebstrap(f"--include={DEBIAN13_PACKAGES}", "trixie", new, debian_mirror())
+            # A suite that is not released yet has lists of packages that are valid for a week, by this machine's clock.
+            fresh = '--aptopt=Acquire::Check-Valid-Until "false"'
+            mmdebstrap(fresh, f"--include={SLURM_PACKAGES}", suite, new, debian_mirror())
             (new / "etc/hosts").touch()  # a mount point
     except Unavailable as error:
         return None, str(error)

@@ -37,7 +37,7 @@ def anybody():
     shutil.rmtree(path)
 
 
-@pytest.fixture(params=["cluster", "cluster24"])
+@pytest.fixture(params=["cluster", "cluster24", pytest.param("cluster26", marks=pytest.mark.drill)])
 def either(request):
     """One version of Slurm after the other."""
     return request.getfixturevalue(request.param)
@@ -51,6 +51,12 @@ def write(path: Path, *lines: str) -> Path:
 def test_versions(cluster, debian13, cluster24):
     assert cluster.version != cluster24.version
     assert cluster24.version.startswith("24.11")
+
+
+@pytest.mark.drill
+def test_the_newest_version(cluster26):
+    """26.05, or what has followed it in Debian 14."""
+    assert [int(number) for number in cluster26.version.split(".")[:2]] >= [26, 5]
 
 
 def test_every_node_is_a_machine_of_its_own(either):

@@ -21,6 +21,10 @@ STRAY |= {"SLURM_NODEID": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_NODES": "7",
 STRAY |= {"SLURM_NTASKS": "5", "SLURM_NNODES": "4", "TORCHELASTIC_RUN_ID": "old", "CUDA_VISIBLE_DEVICES": "7"}
 
 
+# Fixtures of clusters, for params: this machine's Slurm, and the newer ones as drills.
+THIS_AND_NEWER = ["cluster", *(pytest.param(name, marks=pytest.mark.drill) for name in ("cluster24", "cluster26"))]
+
+
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
     """A project, in a folder with a space in its name."""
@@ -34,15 +38,15 @@ def cluster(cluster):
     return cluster
 
 
-@pytest.fixture(params=["cluster", "cluster24"])
+@pytest.fixture(params=["cluster", "cluster24", pytest.param("cluster26", marks=pytest.mark.drill)])
 def each_slurm(request):
-    """One version of Slurm after the other."""
+    """One version of Slurm after the other; among the drills the newest one too."""
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(params=["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
+@pytest.fixture(params=THIS_AND_NEWER)
 def usual_slurm(request):
-    """This machine's Slurm; among the drills the newer one too."""
+    """This machine's Slurm; among the drills the newer ones too."""
     return request.getfixturevalue(request.param)
 
 

@@ -15,6 +15,7 @@ from baking import REPOSITORY, bake
 from launching import OWN_PROGRAM, salloc
 from needs import needs_namespaces
 from slurm_cluster import PATH, Cluster
+from submitting import THIS_AND_NEWER
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import FOREVER
 
@@ -30,7 +31,7 @@ def project(tmp_path_factory):
     return bake(tmp_path_factory.mktemp("a b") / "launchers", **ANSWERS)
 
 
-@pytest.fixture(params=["cluster", "cluster24"])
+@pytest.fixture(params=["cluster", "cluster24", pytest.param("cluster26", marks=pytest.mark.drill)])
 def each_slurm(request):
     """One version of Slurm, and of Open MPI, after the other."""
     cluster = request.getfixturevalue(request.param)
@@ -38,8 +39,8 @@ def each_slurm(request):
     return cluster
 
 
-SHARED_OUT = [("cluster", "check")]  # the drills run all, and the other Slurm
-MORE = (("cluster24", "check train"), ("cluster", " ".join(PROGRAMS)))
+SHARED_OUT = [("cluster", "check")]  # the drills run all, and the other versions of Slurm
+MORE = (("cluster24", "check train"), ("cluster26", "check train"), ("cluster", " ".join(PROGRAMS)))
 SHARED_OUT += [pytest.param(*more, marks=pytest.mark.drill) for more in MORE]
 
 
@@ -83,7 +84,7 @@ def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
     assert "on purpose" in job.output
 
 
-@pytest.mark.parametrize("each_slurm", ["cluster", pytest.param("cluster24", marks=pytest.mark.drill)], indirect=True)
+@pytest.mark.parametrize("each_slurm", THIS_AND_NEWER, indirect=True)
 def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(each_slurm, project, tmp_path):
     """One GPU of two on each node, with --exclusive: the job's record and the batch script say 2, and a step says 1."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)

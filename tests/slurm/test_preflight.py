@@ -17,6 +17,7 @@ import pytest
 from baking import TEMPLATE
 from needs import needs_namespaces
 from slurm_cluster import PATH, Cluster
+from submitting import THIS_AND_NEWER
 from waiting import FOREVER, wait_for
 
 SCRIPT = TEMPLATE / "slurm/preflight.sh"
@@ -24,7 +25,7 @@ FIT = (0, ["2 node(s) fit"])
 WITHOUT = ". Without it: sbatch --exclude=node2"
 
 
-@pytest.fixture(params=["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
+@pytest.fixture(params=THIS_AND_NEWER)
 def usual_slurm(request):
     """One version of Slurm after the other, if its nodes have names of their own."""
     cluster = request.getfixturevalue(request.param)

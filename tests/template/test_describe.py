@@ -148,7 +148,7 @@ PLAIN = {
 SOFTWARE = ("runtimes", "containers", "launchers")
 
 
-@pytest.fixture(params=["cluster", "cluster24"])
+@pytest.fixture(params=["cluster", "cluster24", pytest.param("cluster26", marks=pytest.mark.drill)])
 def each_slurm(request):
     """One version of Slurm after the other."""
     return request.getfixturevalue(request.param)
