@@ -29,6 +29,28 @@ def bash(code, **environment):
     return subprocess.run(["bash", "-c", code], env=clean, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.parametrize(
+    ("header", "typed", "given"),
+    [
+        ("--gpus-per-node=4  # GPUs", "--gres=gpu:2 --nodes=2", "--gpus-per-node=2 --nodes=2"),
+        ("--gpus-per-node=4", "--nodes 2 --gres gpu:a100:2", "--nodes 2 --gpus-per-node=a100:2"),
+        ("--gpus-per-node=4", "--gres=gpu", "--gpus-per-node=1"),
+        ("--gpus-per-node=4", "--gpus-per-node 2", "--gpus-per-node=2"),
+        ("--gpus-per-node=4", "--gres=nvme:1", "--gres=nvme:1"),
+        ("--gpus-per-node=4", "", ""),
+        ("--gres=gpu:a100:4", "--gpus-per-node=2", "--gres=gpu:2"),
+        ("--gres gpu:4", "--gpus-per-node a100:2", "--gres=gpu:a100:2"),
+        ("--gres=gpu:4", "--gres=gpu:2", "--gres=gpu:2"),
+        ("--gres=nvme:1", "--gpus-per-node=2", "--gpus-per-node=2"),
+    ],
+)
+def test_the_option_for_gpus_is_that_of_the_header(submit, tmp_path, header, typed, given):
+    (tmp_path / "header").write_text(f"#!/bin/bash\n#SBATCH {header}\n")
+    code = function(submit.with_name("lib.sh"), "match_gpu_option")
+    done = bash(f'{code}\nsbatch_options=({typed})\nmatch_gpu_option {tmp_path}/header\necho "${{sbatch_options[@]}}"')
+    assert done.stdout == f"{given}\n", done.stderr
+
+
 def port(submit, job, attempt=0, port_range=None):
     library = submit.with_name("lib.sh")
     code = function(library, "free_port") + "\n" + function(library, "port_range")

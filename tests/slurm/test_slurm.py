@@ -281,6 +281,27 @@ def test_copied_into_a_repository(cluster, project, tmp_path):
     assert git("status", "--porcelain", "--untracked-files=all") == ""
 
 
+@pytest.mark.parametrize(
+    ("header", "typed"), [("--gpus-per-node=2", "--gres=gpu:1"), ("--gres=gpu:2", "--gpus-per-node=1")]
+)
+def test_gpus_asked_for_by_the_other_option(usual_slurm, tmp_path, header, typed):
+    """One GPU of each node, where the #SBATCH lines want two; the newest Slurm refuses both options together."""
+    project = bake(tmp_path / "project", **ANSWERS)
+    script = project / "slurm/submit_multinode.sh"
+    script.write_text(script.read_text().replace("#SBATCH --gpus-per-node=2 ", f"#SBATCH {header} "))
+    assert f"#SBATCH {header} " in script.read_text()
+    (tmp_path / "own.py").write_text("import os\nprint('ranks:', os.environ['WORLD_SIZE'])\n")
+    how = {"cwd": tmp_path, "env": python_environment(LAUNCHER="srun")}
+    submitted = usual_slurm.run("bash", script, *typed.split("=", 1), "--", "own.py", **how)
+    job = usual_slurm.wait(int(submitted.stdout.split()[-1]))
+    assert (job.state, job.exit_code, job.output.count("ranks: 2")) == ("COMPLETED", 0, 2), job.output
+    if usual_slurm.version >= "26":
+        refused = usual_slurm.run("sbatch", typed, script, "own.py", **how, check=False)
+        said = "--gpus-per-node and --gres=gpu are mutually exclusive"
+        assert refused.returncode != 0 and said in refused.stderr, refused.stderr
+        assert f"`{said}`" in page(project, "it-does-not-work")
+
+
 def test_submitted_from_inside_another_job(usual_slurm, project, tmp_path):
     """From another project's interactive shell of one core: the new job has its own project, all cores and its GPUs."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['SLURM_CPUS_PER_TASK'] + ' cores')\n")

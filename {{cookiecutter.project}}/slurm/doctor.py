@@ -432,6 +432,18 @@ CAUSES = (
         ),
     ),
     Cause(
+        name="two GPU options",
+        strength=TELLS_WHY,
+        patterns=(r"--gpus-per-node and --gres=gpu are mutually exclusive",),
+        says="Slurm 26.05 takes --gpus-per-node or --gres=gpu, not both; srun has the first from its job",
+        fix="Use the option that the #SBATCH lines have, as in srun --gpus-per-node=1.",
+        source="SchedMD/slurm src/common/slurm_opt.c; Slurm 26.05.5 (2026-11-23)",
+        examples=(
+            "srun: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.",
+            "sbatch: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.",
+        ),
+    ),
+    Cause(
         name="container folder",
         strength=TELLS_WHY,
         patterns=(

@@ -202,9 +202,35 @@ check_submission() {
     (set_up_run) || exit # in a shell of its own: the job loads its modules itself
 }
 
+# Replaces --gres=gpu:N among the options of sbatch by --gpus-per-node=N, or the reverse, so that it
+# replaces the option of the #SBATCH lines. With both options, Slurm 26.05 refuses the job, and older
+# versions may give it the GPUs of the #SBATCH lines. Argument: the script with these lines.
+match_gpu_option() {
+    local header options=()
+    header=$(grep -oE '^#SBATCH +--(gpus-per-node|gres[= ]gpu)' "$1" | head -n 1) || true
+    set -- "${sbatch_options[@]}"
+    while (($#)); do
+        case $1 in
+            --gres | --gpus-per-node) # the value is the next word
+                set -- "$1=${2:-}" "${@:3}"
+                ;;
+        esac
+        if [[ $header == *--gpus-per-node && $1 =~ ^--gres=gpu(:([^,]+))?$ ]]; then
+            options+=("--gpus-per-node=${BASH_REMATCH[2]:-1}")
+        elif [[ $header == *gpu && $1 == --gpus-per-node=?* ]]; then
+            options+=("--gres=gpu:${1#*=}")
+        else
+            options+=("$1")
+        fi
+        shift
+    done
+    sbatch_options=("${options[@]}")
+}
+
 # Submits a script and ends this one with sbatch's exit code.
 submit() {
     local code=0
+    match_gpu_option "$1"
     sbatch --export=ALL "${sbatch_options[@]}" "$1" "${words[@]}" || code=$?
     ((code == 0)) ||
         echo "If sbatch refused the job: your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}" >&2
