@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
-# What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, a Debian 13 with its newer Slurm.
+# What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, newer Debians with their Slurm.
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-mysql-plugin mariadb-server-core munge openmpi-bin iproute2 procps hostname mmdebstrap
 # What the drills need more: they build Horovod, and node runs Perfetto's reader.
 DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs

@@ -198,6 +198,12 @@ def check_nodes(given, facts):
             yield fault(f"nodes {nodes}: {where} allows at most {most}")
         if least and nodes < least:
             yield fault(f"nodes {nodes}: {where} takes jobs of at least {least}")
+    partition, qos = (chosen_queue(question, given, facts) for question in ("partition", "qos"))
+    segment = node_of(facts, partition, qos)["segment"]
+    if segment and nodes > segment and nodes % segment:
+        fewer = nodes - nodes % segment
+        rule = f"a job of more than {segment} nodes needs a multiple of {segment} (--segment)"
+        yield Limit(f"nodes {nodes}: at {facts['title']} {rule}; use {fewer} or {fewer + segment}")
 
 
 def check_gpus(given, facts):

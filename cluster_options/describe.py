@@ -469,6 +469,8 @@ def _lines(cluster):
     if cluster.accounts:
         yield _fact("accounts", cluster.accounts, "sacctmgr show assoc, which says:")
         yield from (_said(row) for row in cluster.associations)
+    if "enable_expedited_requeue" in cluster.config.get("SlurmctldParameters", ""):
+        yield _fact("expedited_requeue", True, "scontrol show config: SlurmctldParameters")
     yield from _lines_of_partitions(cluster)
     yield from _lines_of_qos(cluster)
     yield from _lines_of_software(cluster.said)

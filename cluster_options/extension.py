@@ -42,6 +42,7 @@ GLOBALS = [
     sbatch.node_facts,
     sbatch.own_resources,
     sbatch.pad,
+    sbatch.requeue_option,
     sbatch.resources,
     sbatch.warning,
     commands.bandwidths,

@@ -32,6 +32,7 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
         (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus),
         (f"--cpus-per-task={cores}", f"{share}; without it, one", cores),
         (f"--mem={memory}", "of each node" + "; 0 means all" * (memory == "0"), memory),
+        (f"--segment={segment_of(answers)}", "nodes that lie in one block of the network", segment_of(answers)),
         *((one["option"], one["why"], not shared or one["option"] != "--exclusive") for one in facts["directives"]),
         (f"--time={answers['time_limit']}", "walltime; a shorter job starts sooner", True),
         (f"--partition={partition}", about_partition, partition),
@@ -68,6 +69,17 @@ def cores_per_node(answers) -> int | None:
     """Return the cores a job asks for on each node: all of a whole node, else the GPUs' share; None if unknown."""
     node = node_facts(answers)
     return node["cores"] and share_of(node["cores"], node, int(answers["gpus_per_node"]))
+
+
+def segment_of(answers) -> int | None:
+    """Return the value of --segment; None if the job is smaller than a segment, or the site has none."""
+    segment = node_facts(answers)["segment"]
+    return segment if segment and int(answers["nodes"]) >= segment else None
+
+
+def requeue_option(answers) -> str:
+    """Return the option of sbatch with which Slurm may requeue a job."""
+    return "--requeue=expedite" if site_facts(answers["site"])["expedited_requeue"] else "--requeue"
 
 
 def memory_option(node, gpus) -> str:
@@ -167,4 +179,5 @@ def own_resources(job, own_queue: bool, builds=False) -> list[tuple[str, str]]:
 def example_nodes(answers) -> str:
     """Return a number of nodes for an example that the chosen queue takes: 4, or as many as were answered."""
     more = {**answers, "nodes": "4"}
-    return answers["nodes"] if list(all_faults(more)) else "4"
+    # Slurm before 26.05 refuses a job that is smaller than the --segment of its header
+    return answers["nodes"] if list(all_faults(more)) or segment_of(answers) else "4"

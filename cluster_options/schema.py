@@ -293,6 +293,7 @@ NODE = {
     "gpu_vendor": OneOf("nvidia", "amd"),
     "whole": Flag("the scheduler gives whole nodes: ask for all cores, however few GPUs are used"),
     "cpu_only": Flag("has nodes where gpus_per_node=0 makes sense"),
+    "segment": Count(1, "of a block topology (GB200 NVL72): --segment of jobs of so many nodes or a multiple"),
 }
 TIER = Record({"max_nodes": Count(1), "max_time": Walltime()})
 LIMITS = {  # of one job
@@ -420,6 +421,7 @@ SCHEMA = Record(
         "torchrun": ListOf(
             TORCHRUN_OPTION, about="more options of torchrun, for runs in which each GPU of a node has a process"
         ),
+        "expedited_requeue": Flag("SlurmctldParameters has enable_expedited_requeue: --requeue=expedite, Slurm 25.11"),
         "interactive": Record(
             {}, {"partition": Text(), "qos": Text(), "time_limit": Walltime()}, about="for slurm/interactive.sh"
         ),
@@ -477,6 +479,7 @@ NODE_DEFAULTS = {
     "gpu_vendor": "nvidia",
     "whole": False,
     "cpu_only": False,
+    "segment": None,
 }
 CONTAINER_DEFAULTS = {
     "image": "",
@@ -526,6 +529,7 @@ EMPTY_LISTS = (
 )
 EMPTY_LISTS += ("problems", "all_reduce", "unconfirmed")
 OTHER_DEFAULTS = {
+    "expedited_requeue": False,
     "host_suffix": "",
     "internet": None,
     "login_internet": None,

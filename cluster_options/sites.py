@@ -39,6 +39,8 @@ OWN_OPTIONS = {
     "--ntasks": "the launcher",
     "--ntasks-per-node": "the launcher",
     "--mem": "node.memory",
+    "--segment": "node.segment",
+    "--requeue": "the template, and expedited_requeue",
     "--output": "the template alone",
     "--open-mode": "the template alone",
     "--export": "the template alone",

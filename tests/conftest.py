@@ -2,22 +2,28 @@
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from build_folder import BUILD, one_at_a_time
-from container_root import make_base_archive, make_container_root, make_sif, python_folders
+from container_root import make_base_archive, make_container_root, make_sif
 from debian_root import make_debian_root
-from needs import skip_or_fail
-from slurm_cluster import PATH, Cluster, ClusterError
-
-REPOSITORY = Path(__file__).resolve().parent.parent
+from needs import cluster_of, skip_or_fail
+from slurm_cluster import PATH, Cluster
 
 # An assertion in these shows its values, as in a test file.
 pytest.register_assert_rewrite("doctor_cases", "drills", "launching", "training_runs")
 
-LONGEST = ("test_drills", "test_containers", "test_slurm", "test_runai", "test_launchers", "test_bake", "test_sites")
+LONGEST = (
+    "test_drills",
+    "test_newest_slurm",
+    "test_containers",
+    "test_slurm",
+    "test_runai",
+    "test_launchers",
+    "test_bake",
+    "test_sites",
+)
 LONGEST += ("test_slurm_cluster", "test_benchmark", "test_updates", "test_contributing", "test_training_losses")
 LONGEST += ("test_training_learning", "test_training_checkpoints", "test_training_refusals")
 
@@ -75,25 +81,17 @@ def debian14():
     return root
 
 
-def cluster_in(root, folder, **options):
-    """Return a cluster with the Slurm of another Debian, and with this Python; skip the test where there is none."""
-    try:
-        return Cluster(folder, root=root, bind=[REPOSITORY, Path(sys.prefix), *python_folders()], **options)
-    except ClusterError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="session")
 def cluster24(debian13, tmp_path_factory):
     """A cluster with the Slurm of Debian 13."""
-    with cluster_in(debian13, tmp_path_factory.mktemp("slurm") / "b") as cluster:
+    with cluster_of(debian13, tmp_path_factory.mktemp("slurm") / "b") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def cluster26(debian14, tmp_path_factory):
     """A cluster with the newest Slurm, that of Debian 14."""
-    with cluster_in(debian14, tmp_path_factory.mktemp("slurm") / "e") as cluster:
+    with cluster_of(debian14, tmp_path_factory.mktemp("slurm") / "e") as cluster:
         yield cluster
 
 

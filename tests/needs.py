@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from container_root import python_folders
+from slurm_cluster import Cluster, ClusterError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def skip_or_fail(reason: str) -> NoReturn:
@@ -19,3 +25,11 @@ def needs_namespaces(cluster) -> None:
     """Skip the test unless each node of the cluster has a name, a network and mounts of its own."""
     if not cluster.namespaces:
         pytest.skip(f"no namespaces: {cluster.no_namespaces}")
+
+
+def cluster_of(root: Path, folder: Path, **options) -> Cluster:
+    """Return a cluster with the Slurm of another Debian, and with this Python; skip the test where there is none."""
+    try:
+        return Cluster(folder, root=root, bind=[REPOSITORY, Path(sys.prefix), *python_folders()], **options)
+    except ClusterError as error:
+        pytest.skip(str(error))

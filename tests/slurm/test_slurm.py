@@ -45,12 +45,16 @@ def result(folder, name="result.json"):
 # ---- as the README says ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("steps", "loss"), [("8", 4.6), pytest.param("200", 2.6, marks=pytest.mark.drill)])
-def test_first_job(cluster, tmp_path, steps, loss):
+LONGER = (("cluster", "200", 2.6), ("cluster26", "8", 4.6))
+FIRST_JOBS = [("cluster", "8", 4.6), *(pytest.param(*longer, marks=pytest.mark.drill) for longer in LONGER)]
+
+
+@pytest.mark.parametrize(("usual_slurm", "steps", "loss"), FIRST_JOBS, indirect=["usual_slurm"])
+def test_first_job(usual_slurm, tmp_path, steps, loss):
     """With no argument, from another folder than the project: the check, then the training. As it is, it is a drill."""
     project = bake(tmp_path / "a b", **ANSWERS)
     set_default_steps(project, steps)
-    job = cluster.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python_environment())
+    job = usual_slurm.submit(project / "slurm/submit_multinode.sh", cwd=tmp_path, env=python_environment())
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     for rank, node in enumerate(["node1", "node1", "node2", "node2"]):
         assert re.search(rf"^\[node1:0\] {rank} +{node} ", job.output, re.MULTILINE), job.output

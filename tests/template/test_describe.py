@@ -17,7 +17,7 @@ import accounting
 import pytest
 import yaml
 from baking import REPOSITORY, bake
-from needs import skip_or_fail
+from needs import cluster_of, skip_or_fail
 from slurm_cluster import PATH, Cluster, Nodes
 from waiting import FOREVER, PATIENCE
 
@@ -165,6 +165,16 @@ def test_a_plain_cluster(each_slurm, tmp_path):
     assert re.search("^  gpus: 2 # scontrol show node: Gres;", text, re.M)
     assert re.search("^  cores: 8 # scontrol show node: CPUEfctv", text, re.M)
     assert re.search(r"# 4 of 4 nodes up \(8 CPUs, 64000 MB, gpu:2, none\), TotalNodes=4, .*MaxTime=UNLIMITED", text)
+
+
+@pytest.mark.drill
+def test_a_cluster_that_allows_expedited_requeues(debian14, tmp_path):
+    """Its setting stands in the config of the newest Slurm, which then takes what the project's header asks for."""
+    conf = "SlurmctldParameters=idle_on_node_suspend,enable_expedited_requeue"
+    with cluster_of(debian14, tmp_path / "c", extra_conf=conf) as cluster:
+        facts = described(cluster, tmp_path)
+        assert facts["expedited_requeue"] is True
+        suits(cluster, tmp_path)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from baking import REPOSITORY, account, bake, cookiecutter
 
 from cluster_options.answers import problems, suggest, warnings
 from cluster_options.questions import QUESTION_NAMES
+from cluster_options.sbatch import example_nodes, resources
 from cluster_options.sites import SiteError, site_facts, site_names
 
 GOOD = {
@@ -124,6 +125,24 @@ def test_refused(answers, expected):
         assert any(words in fault for fault in found), found
 
 
+def test_nodes_that_segments_do_not_divide_are_refused(tmp_path):
+    """A job that fits into a segment may have any number; what a partition says of its nodes goes first."""
+    text = GOOD_SITE.replace("node:\n", "node:\n  segment: 4\n")
+    text += "partitions: {racks: {default: true}, old: {node: {segment: 1}}}\n"
+    (tmp_path / "own.yaml").write_text(text)
+    answers = {**GOOD, "site": str(tmp_path / "own.yaml"), "account": "", "qos": "", "partition": ""}
+    answers |= {"time_limit": "00:30:00", "gpus_per_node": "1"}
+    for nodes in ("1", "3", "4", "8", "12"):
+        assert problems({**answers, "nodes": nodes}) == []
+    fault, way_out = problems({**answers, "nodes": "10"})
+    assert "needs a multiple of 4 (--segment); use 8 or 12" in fault and "if a limit has changed" in way_out
+    assert problems({**answers, "nodes": "10", "partition": "old"}) == []
+    for nodes, segment in (("3", []), ("4", ["--segment=4"]), ("8", ["--segment=4"])):
+        options = [option for option, _ in resources({**answers, "nodes": nodes})]
+        assert [option for option in options if "segment" in option] == segment
+        assert example_nodes({**answers, "nodes": nodes}) == (nodes if segment else "4")
+
+
 def test_good_answers_have_no_fault():
     assert problems(GOOD) == []
     assert problems({**GOOD, **CLARIDEN, "nodes": "3", "time_limit": "00:30:00"}) == []
@@ -196,6 +215,9 @@ def test_an_unconfirmed_limit_warns_and_writes(tmp_path):
 
 GOOD_SITE = (REPOSITORY / "sites/slurm.yaml").read_text()
 BROKEN_SITES = [
+    ("node:", "node:\n  segment: 0", ["node.segment: expected a whole number of at least 1, got 0"]),
+    ("kind: slurm", "kind: slurm\nexpedited_requeue: expedite", ["expedited_requeue: expected true or false"]),
+    ("--exclusive", "--segment=4", ["directives[0].option: --segment is written from node.segment; say it there"]),
     ('time_limit: "00:30:00"', "time_limit: 12:30:00", ["defaults.time_limit: expected a time", "without quotes"]),
     ('checked: "2026-11-21"', "checked: 2026-11-21", ["checked: expected a day in quotes"]),
     ("nodes: 2", "nodes: two", ["defaults.nodes: expected a whole number of at least 1, got 'two'"]),

@@ -39,6 +39,7 @@ contact: nobody
 account: {like: "[a-z]{3}\\\\d@gpu", example: "abc1@gpu"}
 node: {gpus: 4, cores: 36, memory: "180G", gpu_option: "--gres=gpu:a100:", gpu_vendor: nvidia, cpu_only: true}
 required: [account, partition, qos]
+expedited_requeue: true
 partitions:
   main:
     max_nodes: 200
@@ -46,7 +47,7 @@ partitions:
   large: {min_nodes: 64, max_nodes: 256, max_gpus: 600}
   quick: {max_node_minutes: 90, max_time: "01:30:00", max_nodes: 4}
   fat: {max_gpus: 13, node: {gpus: 8, cores: 64, memory: "900G", gpu_option: "--gres=gpu:h200:", whole: true}}
-  cpu: {max_nodes: 16, node: {gpus: 0, cores: 128, memory: "0", cpu_only: true}}
+  cpu: {max_nodes: 16, node: {gpus: 0, cores: 128, memory: "0", cpu_only: true, segment: 1}}
 qos:
   normal: {max_time: "1-00:00:00", default: true}
   dev: {max_nodes: 2, max_time: "00:20:00", partitions: [main, fat]}

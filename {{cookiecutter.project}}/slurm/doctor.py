@@ -842,7 +842,9 @@ class Job(NamedTuple):
     def has_ended(self):
         """Tell whether it does not wait or run; the submit script asks within the job, when its ranks have ended."""
         within = os.environ.get("SLURM_JOB_ID") == self.id
-        return within or not re.search(r"JobState=(?:PENDING|CONFIGURING|RUNNING|SUSPENDED|REQUEUE)", self.state)
+        # --requeue=expedite: REQUEUE_HOLD is a job that has failed
+        waits_or_runs = r"JobState=(?:PENDING|CONFIGURING|RUNNING|SUSPENDED|REQUEUE(?!_HOLD))"
+        return within or not re.search(waits_or_runs, self.state)
 
 
 def die(message):

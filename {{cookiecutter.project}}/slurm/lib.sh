@@ -227,10 +227,35 @@ match_gpu_option() {
     sbatch_options=("${options[@]}")
 }
 
+#? if node.segment
+# Gives a job whose --nodes=N was typed a --segment that fits, unless a segment was chosen too. Slurm
+# refuses a segment that does not divide N, and before 26.05 one that is larger than N.
+match_segment() {
+    local option nodes='' segment="{{ node.segment }}"
+    [[ -z ${SBATCH_SEGMENT_SIZE:-} ]] || return 0
+    for option in "${sbatch_options[@]}"; do
+        case $option in
+            --segment*) return 0 ;;
+            --nodes=*) nodes=${option#*=} ;;
+        esac
+    done
+    [[ $nodes =~ ^[1-9][0-9]*$ ]] || return 0 # the #SBATCH lines have nodes and segment that fit
+    ((nodes > segment)) || segment=$nodes
+    ((nodes % segment == 0)) ||
+        die "--nodes=$nodes: a job of more than $segment nodes needs a multiple of $segment here;" \
+            "use $((nodes - nodes % segment)) or $((nodes - nodes % segment + segment))," \
+            "or add --segment=S, of which $nodes is a multiple"
+    sbatch_options+=("--segment=$segment")
+}
+
+#? endif
 # Submits a script and ends this one with sbatch's exit code.
 submit() {
     local code=0
     match_gpu_option "$1"
+    #? if node.segment
+    match_segment
+    #? endif
     sbatch --export=ALL "${sbatch_options[@]}" "$1" "${words[@]}" || code=$?
     ((code == 0)) ||
         echo "If sbatch refused the job: your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}" >&2
@@ -589,6 +614,9 @@ requeue_or_explain() {
             "slurm/doctor.py $batch says which"
     elif ((code)); then
         explain_failure "$code"
+        #? if site.expedited_requeue
+        tell_of_hold
+        #? endif
     fi
 }
 
@@ -646,6 +674,15 @@ ask_for_requeue() {
 # lies beside the program.
 tells_of_steps() { ((${#took[@]})) || [[ -f $(dirname -- "$running")/stop.py ]]; }
 
+#? if site.expedited_requeue
+# Prints what Slurm does with a job of --requeue=expedite that ends with another exit code than 0.
+tell_of_hold() {
+    [[ -n $batch && $(job_record "$batch") == *Requeue=1*ExpeditedRequeue=Yes* ]] || return 0
+    say "if all nodes are healthy, Slurm now holds this job: 'scontrol release $batch' runs it" \
+        "again, 'scancel $batch' ends it. Else Slurm starts it again by itself"
+}
+
+#? endif
 # Prints why the run failed and which rank failed first.
 explain_failure() {
     if type -P python3 >/dev/null; then
