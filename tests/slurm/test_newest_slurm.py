@@ -1,16 +1,18 @@
 """What the newest Slurm does otherwise, on a real one: stop signals, requeues, expedited requeues, arrays, segments.
 
-26.05 sends CONT and TERM before KILL. The launchers and the jobs of an ordinary day run there too, where the tests of
-the other files name the fixture cluster26.
+Where a task fails, 26.05 sends the others CONT and TERM, and KILL only after KillWait (CHANGELOG/slurm-26.05.md). The
+launchers and the jobs of an ordinary day run there too, where the tests of the other files name the fixture cluster26.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 
 import pytest
 from baking import REPOSITORY, bake, page
-from drills import OWN_PROGRAM, TELLS, Drill, reference
+from drills import OWN_PROGRAM, TELLS, Drill, first_failure, reference
 from needs import cluster_of, needs_namespaces
 from submitting import python_environment
 from two_nodes import ANSWERS
@@ -90,6 +92,20 @@ def test_early_warning(drill, cluster, launcher):
 
 
 @pytest.mark.drill
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_is_killed(drill, launcher):
+    """The others are told to end, which the training takes for a stop request: the job ends no later for that."""
+    drill.submit("--no-requeue", LAUNCHER=launcher)
+    drill.reach()
+    drill.start_clock()
+    os.kill(drill.rank(3), signal.SIGKILL)
+    job, seconds = drill.await_failure(within=30)
+    said = first_failure(job.output, rank=3, node="node2")
+    lost = drill.resume()
+    drill.row(f"`kill -9` of a rank, {launcher}, Slurm 26.05", job, seconds, message=said, lost=lost)
+
+
+@pytest.mark.drill
 def test_scancel(drill, cluster):
     drill.submit()
     drill.reach()
@@ -104,7 +120,7 @@ def test_scancel(drill, cluster):
 
 @pytest.mark.drill
 def test_a_launcher_that_does_not_end_before_the_time_limit(short):
-    """The program has saved. Slurm ends all by CONT and TERM, then KILL, and the job goes on at once."""
+    """The program has saved, and Slurm ends all: the job goes on at once."""
     (short.folder / "tells.py").write_text(TELLS)
     for attempt in "01":
         (short.folder / f"start.{attempt}").touch()
