@@ -51,7 +51,7 @@
 #? endfor
 #SBATCH {{ pad(requeue_option(cookiecutter)) }} # the job may go back into the queue: after a preemption, a node's failure, the warning
 #SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # the warning, so many seconds (or a minute more) before the end: time to save
-#SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; a folder named here has to exist
+#SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
 
