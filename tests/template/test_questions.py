@@ -145,7 +145,6 @@ HOSTS = {
     "trig-login01": "trillium",
     "alex2.nhr.fau.de": "alex",
     "login4.karolina.it4i.cz": "karolina",
-    "alex2.nhr.fau.de": "alex",
     "della9.princeton.edu": "della",
     "della-gpu": "della",
     "login07": "local",
