@@ -109,6 +109,16 @@ def image_name(answers) -> str:
     return re.sub(r"[^a-z0-9]+", "-", answers["project"].lower()).strip("-")
 
 
+def module_lines(place: str, answers, caller, indent="") -> str:
+    """Return the site's lines before or after `module load`, for a call block."""
+    written = []
+    for entry in site_facts(answers["site"])["module_lines"][place]:
+        if entry["line"].startswith("source "):
+            written.append("# shellcheck source=/dev/null")
+        written.append(f"{entry['line']} # {entry['why']}")
+    return caller() + "".join(f"{indent}{line}\n" for line in written)
+
+
 def overridable(variable: dict) -> str:
     """Return the shell text that keeps an environment variable as the user set it, or else takes the site's value."""
     if variable.get("force") or "SLURM_JOB_ID" in variable["value"]:  # another job's is never right

@@ -53,6 +53,7 @@ GLOBALS = [
     commands.in_code,
     commands.in_quotes,
     commands.interactive_line,
+    commands.module_lines,
     commands.modules_of,
     commands.nodes_of,
     commands.overridable,

@@ -280,7 +280,7 @@ SPECIFIC = [
     ("frontier", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
     ("lumi", {}, "env.sh", 'export "MIOPEN_USER_DB_PATH=/tmp/miopen-${USER}-${SLURM_JOB_ID}"'),
     ("lumi", {}, "env.sh", 'TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS---numa-binding=exclusive}"'),
-    ("lumi", {}, "launch/torchrun.sh", "((processes != 8))"),
+    ("lumi", {}, "launch/torchrun.sh", '[[ $processes != "8" ]]'),
     ("frontier", {}, "env.sh", 'TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-}"'),
     ("lumi", {}, "env.sh", "IMAGE:-/appl/local/laifs/containers/lumi-multitorch-latest.sif"),
     (

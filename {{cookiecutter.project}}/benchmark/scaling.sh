@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
 #? set limit = job_limit(cookiecutter)
+#? set variable = "SBATCH_" ~ limit.question | upper if limit else ""
 # Measures all-reduce on several numbers of nodes: benchmark/results/NAME/nodes-N.json, for benchmark/report.py.
 #
 #   bash benchmark/scaling.sh 1 2 4 8                   a run of benchmark/all_reduce.py on each number of nodes
@@ -14,7 +15,7 @@
 #? if limit
 #
 # {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time, those that wait included. To submit more, name another queue:
-#   SBATCH_{{ limit.question | upper }}=NAME bash benchmark/scaling.sh 1 2 4 8
+#   {{ variable }}=NAME bash benchmark/scaling.sh 1 2 4 8
 #? endif
 #? elif kind == "runai"
 #
@@ -84,8 +85,9 @@ done
 #? endif
 #? if limit
 room=${#counts[@]} held=() # how many jobs the queue still takes, and which numbers of nodes are left
-if [[ -z ${SBATCH_{{ limit.question | upper }}:-} ]] && grep -q '^#SBATCH --{{ limit.question }}={{ limit.name }} ' slurm/submit_multinode.sh; then
-    room={{ limit.max_jobs }}
+variable="{{ variable }}"
+if [[ -z ${!variable:-} ]] && grep -q '^#SBATCH --{{ limit.question }}={{ limit.name }} ' slurm/submit_multinode.sh; then
+    room="{{ limit.max_jobs }}"
 fi
 #? endif
 folder=benchmark/results/$name
@@ -131,7 +133,7 @@ echo "report, in $PWD: python3 benchmark/report.py {{ "benchmark/published.csv "
 #? if limit
 ((${#held[@]} == 0)) ||
     echo "nodes ${held[*]}: not submitted, as {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time;" \
-        "call this again when one has ended, or name another queue, SBATCH_{{ limit.question | upper }}=NAME" >&2
+        "call this again when one has ended, or name another queue, {{ variable }}=NAME" >&2
 #? endif
 ((${#failed[@]} == 0)) || { echo "benchmark/scaling.sh: failed with ${failed[*]} nodes, see above; call it again for these" >&2 && exit 1; }
 #? if limit

@@ -84,12 +84,8 @@ missing() { echo "env.sh: $*" >&2 && return 2; }
 # Loads MODULES, without the modules that a login shell may have loaded.
 load_modules() {
     ((${#MODULES[@]})) || return 0
-    #? for entry in site.module_lines.before
-    #? if entry.line.startswith("source ")
-    # shellcheck source=/dev/null
-    #? endif
-    {{ entry.line }} # {{ entry.why }}
-    #? endfor
+    #? call module_lines("before", cookiecutter, indent="    ")
+    #? endcall
     #? if site.modules_after == "reset"
     module reset
     #? else
@@ -100,12 +96,8 @@ load_modules() {
     #? else
     module load "${MODULES[@]}" # the module command says what it cannot load
     #? endif
-    #? for entry in site.module_lines.after
-    #? if entry.line.startswith("source ")
-    # shellcheck source=/dev/null
-    #? endif
-    {{ entry.line }} # {{ entry.why }}
-    #? endfor
+    #? call module_lines("after", cookiecutter, indent="    ")
+    #? endcall
 }
 
 #? endif

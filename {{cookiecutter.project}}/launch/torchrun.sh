@@ -266,7 +266,7 @@ add_further_options() {
 can_bind() {
     local torch reason=''
     torch=$("$PYTHON" -c 'from importlib.util import find_spec; print(find_spec("torch").origin)')
-    if ((processes != {{ gpus_of_node }})); then
+    if [[ $processes != "{{ gpus_of_node }}" ]]; then
         reason="it is for {{ gpus_of_node }} processes on a node, and here are $processes"
     elif ! type -P numactl >/dev/null; then
         reason="the program numactl was not found"

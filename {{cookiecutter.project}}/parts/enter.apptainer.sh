@@ -26,7 +26,8 @@ enter_container() {
     CONTAINER_EXEC+=(env) # sets variables of env.sh that {{ entry[0] }} overwrites
     #? endif
     #? for variable in entry_environment
-    CONTAINER_EXEC+=("{{ variable.name }}=${{ variable.name }}")
+    #? set assignment = variable.name ~ "=$" ~ variable.name
+    CONTAINER_EXEC+=("{{ assignment }}")
     #? endfor
 }
 
