@@ -225,11 +225,11 @@ def test_a_program_that_starts_its_own_ranks(usual_slurm, project, tmp_path):
         done = usual_slurm.run(*command, cwd=tmp_path, env=python_environment(**environment), check=False)
         assert (done.returncode, done.stdout) == (2, ""), done.stdout
         assert "main.py starts its own ranks, so it has to be started once per node" in done.stderr
-        way = re.search(r"LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh main.py$", done.stderr, re.M)
+        way = re.search(r"LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh main.py$", done.stderr, re.M)
         assert way, done.stderr
     job = usual_slurm.submit(script, "main.py", "env://", cwd=tmp_path, env=python_environment())
     assert (job.state, job.exit_code) == ("FAILED", 2) and "starts its own ranks" in job.output, job.output
-    line = "LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh main.py --multiprocessing"
+    line = "LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh main.py --multiprocessing"
     assert line in page(project, "your-own-program")
     for url in ("env://", "tcp://ADDRESS:23456")[: 2 if usual_slurm.root else 1]:  # both among the drills
         environment = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1")

@@ -226,6 +226,13 @@ def test_no_condition_stands_inside_a_sentence():
         assert not woven, f"{document.relative_to(TEMPLATE)}: {woven}"
 
 
+def test_a_variable_for_one_job_stands_before_a_script_that_exports_it():
+    """At some sites sbatch drops variables. The submit script calls it with --export=ALL, and so they arrive."""
+    for path in [path for suffix in ("md", "sh", "py") for path in TEMPLATE.rglob(f"*.{suffix}")]:
+        dropped = re.findall(r"\b(?!SBATCH_)[A-Z_]+=\S+ sbatch .*", path.read_text())
+        assert not dropped, f"{path}: {dropped}"
+
+
 def test_the_header_follows_the_answers(tmp_path):
     answers = {"account": "abc@h100", "nodes": "3", "gpus_per_node": "2", "time_limit": "01:00:00", "qos": "acc_debug"}
     header = (bake(tmp_path, site="mn5", **answers) / "slurm/submit_multinode.sh").read_text()

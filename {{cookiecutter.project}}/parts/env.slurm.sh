@@ -8,8 +8,8 @@
 # The scripts of slurm/ read this file when you submit a job and when it starts. A job that waits
 # sees your edits.
 #
-# To change a setting for one job: NAME=value sbatch … This does not work for the lists in
-# parentheses.
+# To change a setting for one job: NAME=value bash slurm/submit_multinode.sh … This does not work
+# for the lists in parentheses.
 # shellcheck disable=SC2034  # the scripts that read this file use its variables
 
 #? if node_facts(cookiecutter).cpu_only

@@ -179,7 +179,7 @@ refuse_program_with_own_ranks() {
     #? endif
     ! starts_its_own_ranks "$program" ||
         die "$program starts its own ranks, so it has to be started once per node, and not by" \
-            "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 sbatch slurm/submit_multinode.sh $program"
+            "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh $program"
 }
 
 # Refuses a Python without torch, unless a container has the Python. It imports nothing: importing

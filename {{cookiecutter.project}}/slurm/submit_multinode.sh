@@ -34,7 +34,7 @@
 # Python, modules, the launcher and variables of the network. Put "export NAME=value"
 #? endif
 # there, too. To change a setting of env.sh for one job, write it before the command:
-# LAUNCHER=srun sbatch …
+# LAUNCHER=srun bash slurm/submit_multinode.sh …
 # The rules for port, stop request and requeue are functions in slurm/lib.sh.
 #
 # Before the walltime is over, this script asks the program to save and to end: it creates the file

@@ -2,7 +2,7 @@
 
     python training/train_horovod.py                                             one process
     mpirun -np 2 --bind-to none python training/train_horovod.py                 two
-    LAUNCHER=mpirun-ranks sbatch slurm/submit_multinode.sh training/train_horovod.py    one per GPU of the job
+    LAUNCHER=mpirun-ranks bash slurm/submit_multinode.sh training/train_horovod.py    one per GPU of the job
 
 slurm/build_horovod.sh builds Horovod. Same flags, files and losses as train_ddp.py; either continues the other's
 checkpoint. The learning rate is not multiplied by the ranks, as is often done: the batch does not grow with them.
