@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 def did_you_mean(value: object, names: Iterable[object]) -> str:
     """Return " (did you mean NAME?)" with one or two names like a value; '' if none is like it."""
-    near = difflib.get_close_matches(str(value), [str(name) for name in names], n=2, cutoff=0.5)
+    near = difflib.get_close_matches(str(value), [str(name) for name in names], n=2)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

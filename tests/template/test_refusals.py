@@ -172,9 +172,9 @@ def test_all_faults_are_told_at_once_and_nothing_is_written(tmp_path):
 
 
 def test_an_unknown_site_is_refused_in_one_line(tmp_path):
-    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="claridn")
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="claridon")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: site 'claridn' is not known (did you mean clariden?)")
+    assert done.stderr.startswith("Error: site 'claridon' is not known (did you mean clariden?)")
     assert len(done.stderr.splitlines()) == 1
 
 
