@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP_ARGS ?= $(shell $(PYTHON) tests/torch_index.py)
 PYTEST_ARGS ?=
 # Files in the order of tests/conftest.py, the longest first.
-PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := .venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, newer Debians with their Slurm.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+from functools import cache
 from itertools import product
 from pathlib import Path
 
+from cookiecutter import generate, hooks
 from cookiecutter.environment import StrictEnvironment
+from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter as write
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,6 +40,23 @@ def compile_once(environment, *words, compile_anew=StrictEnvironment.compile):
 
 
 StrictEnvironment.compile = compile_once
+generate.is_binary = cache(generate.is_binary)  # of a file's name in the template
+
+
+def run_in_this_process(script_path: str, cwd: Path | str = ".") -> None:
+    """Stand in for cookiecutter's run_script: to start a Python takes longer than all that a hook does."""
+    before = Path.cwd()
+    os.chdir(cwd)
+    try:
+        runpy.run_path(script_path, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise FailedHookException(f"Hook script failed (exit status: {end.code})") from end
+    finally:
+        os.chdir(before)
+
+
+hooks.run_script = run_in_this_process
 
 
 def cookiecutter(*arguments: object, home: Path, **answers: object) -> subprocess.CompletedProcess:
