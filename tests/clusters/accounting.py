@@ -81,7 +81,7 @@ start_slurmdbd() {
     local pid
     MYSQL_UNIX_PORT=$1 setpriv --pdeathsig=KILL slurmdbd -D &
     pid=$!
-    until (: <"/dev/tcp/$2/$3") 2>/dev/null; do kill -0 $pid || return 1; sleep 0.02; done
+    until (: <"/dev/tcp/$2/$3") 2>/dev/null; do kill -0 $pid || return 1; sleep 0.1; done
 }
 
 # load_accounts FILE: what the cluster is called, and that it has GPUs, slurmdbd learns from a controller alone. So one

@@ -1,7 +1,7 @@
 """For a site's facts a real Slurm controller that is declared like that site, to ask what it thinks of a job.
 
     with Controllers(tmp_path) as controllers:
-        controllers.start("mn5", site_facts("mn5"))
+        controllers.announce("mn5", site_facts("mn5"))
         done = controllers["mn5"].test_only("--qos=acc_debug", "--nodes=9", script)
 
 There are no nodes behind it, so nothing runs: `sbatch --test-only` says whether a job could. What a site enforces, this
@@ -97,6 +97,8 @@ function slurm_job_modify(job, record, partitions, user)
 end
 """
 
+# Controllers that start while a site's tests run. All at once would keep two cores busy for minutes.
+AHEAD = 3
 # Both scripts end, and with them all that they started, when the tests do, in whatever way.
 BASE_SCRIPT = """
 set -eu
@@ -115,7 +117,7 @@ start_slurmdbd "$PWD/../mysql.sock" "$ADDRESS" "$SLURMDBD_PORT"
 load_accounts accounts
 setpriv --pdeathsig=KILL slurmctld -c -D &
 pid=$!
-until (: <"/dev/tcp/$ADDRESS/$SLURMCTLD_PORT") 2>/dev/null; do kill -0 $pid; sleep 0.02; done
+until (: <"/dev/tcp/$ADDRESS/$SLURMCTLD_PORT") 2>/dev/null; do kill -0 $pid; sleep 0.1; done
 : >ready
 wait
 """
@@ -139,6 +141,7 @@ class Controllers:
         except OSError:
             self.address, self.listen = "127.0.0.1", ""
         self._processes: list[subprocess.Popen] = []
+        self._facts: dict[str, dict] = {}
         self._controllers: dict[str, Controller] = {}
 
     def __enter__(self) -> Controllers:
@@ -172,12 +175,17 @@ class Controllers:
         self._processes.append(process)
         return process
 
-    def start(self, name: str, facts: dict) -> None:
-        """Start a site's controller, and do not wait for it."""
-        self._controllers[name] = Controller(self, f"site{len(self._controllers)}", facts)
+    def announce(self, name: str, facts: dict) -> None:
+        """Name a site that will be asked for, in the order of the tests."""
+        self._facts[name] = facts
 
     def __getitem__(self, name: str) -> Controller:
-        """Return a site's controller as soon as it answers."""
+        """Return a site's controller as soon as it answers; those announced after it start meanwhile."""
+        names = list(self._facts)
+        first = names.index(name)
+        for coming in names[first : first + 1 + AHEAD]:
+            if coming not in self._controllers:
+                self._controllers[coming] = Controller(self, f"site{names.index(coming)}", self._facts[coming])
         self._controllers[name].wait()
         return self._controllers[name]
 

@@ -103,14 +103,14 @@ def site(request, made_up, monkeypatch):
 
 @pytest.fixture(scope="module")
 def controllers(request, made_up, tmp_path_factory):
-    """A controller for each site that tests of this run ask for; all are started at once, since they mostly wait."""
+    """A controller for each site that tests of this run ask for."""
     if reason := missing():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)  # in CI, a run without it would prove nothing
     asked = {item.callspec.params["site"] for item in request.session.items if "controller" in item.fixturenames}
     with Controllers(tmp_path_factory.mktemp("sites")) as controllers:
         for name in sorted(asked, key=SITES.index):
             name = str(made_up) if name == "made-up" else name  # noqa: PLW2901
-            controllers.start(name, site_facts(name))
+            controllers.announce(name, site_facts(name))
         yield controllers
 
 
