@@ -14,6 +14,7 @@ import pytest
 from baking import REPOSITORY, bake
 from needs import needs_namespaces
 from runai_cluster import RunaiCluster
+from slurm_cluster import PATH
 from test_runai import Site
 from two_nodes import ANSWERS, PYTHON_ON_CPUS
 from waiting import FOREVER, PATIENCE, wait_for
@@ -82,7 +83,8 @@ def test_a_failure_is_named_and_does_not_stop_the_others(projects):
         said = scaling(project, "2", "3", "--name", "bad", code=1, **settings)
     finally:
         program.write_text(text)
-    assert said.splitlines()[-1] == "benchmark/scaling.sh: failed with 2 nodes, see above; call it again for these"
+    end = "failed with these numbers of nodes: 2. See above, then call it again with --name bad"
+    assert said.splitlines()[-1] == f"benchmark/scaling.sh: {end}"
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -188,19 +190,35 @@ def test_on_slurm_in_a_chain(slurm):
 
 
 def test_on_slurm_behind_a_job_that_waits(slurm):
-    """Of a chain that was submitted before, the last job that is left is what new ones wait for."""
-    cluster, _ = slurm
+    """New jobs wait for all that are left of an earlier call, whichever numbers of nodes are named now."""
+    cluster, project = slurm
     with occupied(cluster):
         waiting = re.search(r"job (\d+)", submit(slurm, "--name", "behind", "2", *TINY).stdout)[1]
-        said = submit(slurm, "--name", "behind", "2", "1", *TINY).stdout
-        assert f"nodes 2: job {waiting} waits or runs" in said
+        said = submit(slurm, "--name", "behind", "1", *TINY).stdout
         last = re.search(r"nodes 1: job (\d+)", said)[1]
         assert dependency(cluster, last).startswith(f"afterany:{waiting}")
+        assert f"nodes 2: job {waiting} waits or runs" in submit(slurm, "--name", "behind", "2", *TINY).stdout
+        (project / "benchmark/results/behind/nodes-1.job").write_text("99999\n")  # which Slurm does not know
+        again = re.search(r"nodes 1: job (\d+)", submit(slurm, "--name", "behind", "1", *TINY).stdout)[1]
+        assert dependency(cluster, again).startswith(f"afterany:{waiting}") and again > last
         free = re.search(r"nodes 1: job (\d+)", submit(slurm, "--parallel", "--name", "free", "2", "1", *TINY).stdout)[
             1
         ]
         assert dependency(cluster, free) == "(null)"
         cluster.run("scancel", "--state=PENDING", f"--user={cluster.user}")
+
+
+def test_on_slurm_nothing_is_submitted_while_squeue_does_not_answer(slurm, tmp_path):
+    """The job may still run, and a second one would write the same file."""
+    project = slurm[1]
+    job = project / "benchmark/results/silent/nodes-1.job"
+    job.parent.mkdir(parents=True)
+    job.write_text("5\n")
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    done = submit(slurm, "--name", "silent", "1", *TINY, check=False, PATH=f"{tmp_path}:{PATH}")
+    assert done.returncode == 2 and "squeue does not say whether job 5 still waits or runs: slurm_load" in done.stderr
+    assert sorted(path.name for path in job.parent.iterdir()) == ["nodes-1.job"] and job.read_text() == "5\n"
 
 
 def test_on_slurm_what_is_refused_is_named(slurm):
@@ -209,7 +227,7 @@ def test_on_slurm_what_is_refused_is_named(slurm):
     done = submit(slurm, "--name", "large", "999", "1", *TINY, check=False)
     assert done.returncode == 1
     job = re.search(r"nodes 1: job (\d+)", done.stdout)[1]
-    assert "failed with 999 nodes, see above" in done.stderr and "sbatch: error" in done.stderr
+    assert "failed with these numbers of nodes: 999. See above" in done.stderr and "sbatch: error" in done.stderr
     assert cluster.wait(int(job)).state == "COMPLETED"
 
 

@@ -32,7 +32,12 @@ def bash(code, **environment):
 @pytest.mark.parametrize(
     ("header", "typed", "given"),
     [
-        ("--gpus-per-node=4  # GPUs", "--gres=gpu:2 --nodes=2", "--gpus-per-node=2 --nodes=2"),
+        ("--gpus-per-node=4  # GPUs", "--gres=gpu:2 --nodes=2", "--nodes=2 --gpus-per-node=2"),
+        ("--nodes=2 --gpus-per-node=4", "--gres=gpu:2", "--gpus-per-node=2"),
+        ("--nodes=2  # not --gpus-per-node", "--gres=gpu:2", "--gres=gpu:2"),
+        ("--gpus-per-node=4", "--gres=gpu:2,nvme:1", "--gpus-per-node=2 --gres=nvme:1"),
+        ("--gpus-per-node=4", "--gres=nvme:1,gpu:a:1,gpu:b:2", "--gpus-per-node=a:1,b:2 --gres=nvme:1"),
+        ("--gpus-per-node=4", "--gres", "--gres"),
         ("--gpus-per-node=4", "--nodes 2 --gres gpu:a100:2", "--nodes 2 --gpus-per-node=a100:2"),
         ("--gpus-per-node=4", "--gres=gpu", "--gpus-per-node=1"),
         ("--gpus-per-node=4", "--gpus-per-node 2", "--gpus-per-node=2"),
@@ -41,6 +46,8 @@ def bash(code, **environment):
         ("--gres=gpu:a100:4", "--gpus-per-node=2", "--gres=gpu:2"),
         ("--gres gpu:4", "--gpus-per-node a100:2", "--gres=gpu:a100:2"),
         ("--gres=gpu:4", "--gres=gpu:2", "--gres=gpu:2"),
+        ("--gres=gpu:4", "--gpus-per-node=a:1,b:2", "--gres=gpu:a:1,gpu:b:2"),
+        ("--gres=nvme:1,gpu:4", "--gres=nvme:1 --gpus-per-node=2", "--gres=gpu:2,nvme:1"),
         ("--gres=nvme:1", "--gpus-per-node=2", "--gpus-per-node=2"),
     ],
 )
@@ -237,6 +244,16 @@ def test_what_the_allocation_has(steps):
     assert steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20").stdout == "20 cores, gpus=4, 4\n"
     assert steps(code, record="   Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
     assert steps(code, fails=9, **given).stdout == "80 cores, gpus=unknown, 4\n"
+
+
+@pytest.mark.parametrize(("running", "written", "told"), [("-m", "", 1), ("x.py", "", 0), ("-m", "save 0", 0)])
+def test_a_program_that_tells_of_its_steps(steps, tmp_path, running, written, told):
+    """It has done so in an earlier attempt, if only of a save that took no second; or stop.py lies beside it."""
+    (tmp_path / "stop.py").touch()
+    code = f"""cd '{tmp_path}' && PROJECT_DIR={tmp_path} SLURM_JOB_ID=9 running={running}
+    mkdir -p logs/9.0 && echo '{written}' >logs/9.0/times
+    read_times; tells_of_steps; echo $? ${{took[save]:-none}}"""
+    assert steps(code).stdout == f"{told} {written.removeprefix('save ') or 'none'}\n"
 
 
 def test_a_job_that_saved_says_so_where_slurm_does_not_answer(steps, tmp_path):

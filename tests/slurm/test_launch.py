@@ -106,9 +106,11 @@ ELSEWHERE = {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}
     ],
 )
 def test_alone(call, environment):
-    arguments, _, _ = call(environment, "x.py")
+    arguments, _, done = call(environment, "x.py")
     assert "--standalone" in arguments
     assert options_of(arguments)["nnodes"] == "1"
+    said = "no srun or mpirun started this, so it uses this node alone, of the 9 of the job" in done.stderr
+    assert said == (environment is STRAY)
 
 
 def test_c10d_says_who_hosts_and_how_each_node_is_called(call):

@@ -427,6 +427,8 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     assert "python3 has no torch: see RUNTIME, MODULES, PYTHON in env.sh" in refused("pi/pi.py", env=bare)
     assert "no program '-m'" in refused("-m")
     assert "MAX_REQUEUES='no': expected a whole number" in refused("pi/pi.py", env={"MAX_REQUEUES": "no"})
+    said = refused("pi/pi.py", env={"CPU_RANKS_PER_NODE": "0"})
+    assert "CPU_RANKS_PER_NODE='0': expected a whole number of ranks on each node without GPUs" in said
     assert "LAUNCHER='horovod' is not known" in refused("pi/pi.py", env={"LAUNCHER": "horovod"})
     assert "options for sbatch end with --" in refused("--nodes=2", "pi/pi.py")
     assert "inside a job it is too late for options" in refused(

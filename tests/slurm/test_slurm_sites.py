@@ -124,7 +124,7 @@ def stand_in_for_torch(folder):
     folder.mkdir()
     with zipfile.ZipFile(folder / "torch-0.0.1-py3-none-any.whl", "w") as wheel:
         wheel.writestr(
-            "torch/__init__.py", "__version__ = '0.0.1'\nclass cuda:\n    device_count = staticmethod(lambda: 0)\n"
+            "torch/__init__.py", "__version__ = '0.0.1'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
         )
         wheel.writestr("torch-0.0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 0.0.1\n")
         wheel.writestr("torch-0.0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -151,13 +151,18 @@ def test_build_venv(cluster, offline):
     old.chmod(0o755)
     refused = build(PYTHON=str(old))
     assert refused.returncode == 2 and "Python 3.6.8 is too old, 3.10 is needed" in refused.stderr
+    bare = offline.parent / "python-without-venv"  # as Debian's, without the package python3-venv
+    bare.write_text(f'#!/bin/bash\n[[ $2 != *ensurepip* ]] || exit 1\nexec {sys.executable} "$@"\n')
+    bare.chmod(0o755)
+    refused = build(PYTHON=str(bare))
+    assert refused.returncode == 2 and "python-without-venv cannot make virtual environments" in refused.stderr
     (offline / "requirements.txt").write_text("torch==0.0.1\n")
     job = cluster.wait(int(build().stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert f"ready: {offline}/.venv" in job.output
     (offline / ".venv/.unfinished").touch()  # as while it is being built
     early = cluster.run("bash", "slurm/submit_multinode.sh", "pi/pi.py", cwd=offline, check=False)
-    assert early.returncode == 2 and "is still being built" in early.stderr
+    assert early.returncode == 2 and "is still being built; wait for the end of the job" in early.stderr
     again = build()
     assert again.returncode == 2 and "exists already; remove it first" in again.stderr
 

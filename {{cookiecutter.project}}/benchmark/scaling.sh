@@ -10,8 +10,8 @@
 #? if kind == "slurm"
 #   bash benchmark/scaling.sh --parallel 1 2 4 8        all jobs at once: where they share links, they disturb each other
 #
-# Otherwise each job waits for the end of the one before, however that ends. Called again, it submits what is missing: not
-# where the JSON file is there, nor where the job still waits or runs. What jobs print lies beside the JSON files.
+# Without --parallel each job waits until the one before has ended, even if that failed. Called again with the same NAME,
+# it skips each number of nodes that has a JSON file, or a job that waits or runs. What jobs print lies beside the files.
 #? if limit
 #
 # {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time, those that wait included. To submit more, name another queue:
@@ -20,11 +20,11 @@
 #? elif kind == "runai"
 #
 # All jobs are submitted at once, as Run:ai cannot let one wait for another: where they share links, they disturb each
-# other. Call it with one number at a time to avoid that. Called again, it submits what is missing: not where the JSON
-# file is there, nor where the job still waits or runs. Pods write to their copy of the project, which is best this one.
+# other. Call it with one number at a time to avoid that. Called again with the same NAME, it skips each number of nodes
+# that has a JSON file, or a job that waits or runs. Pods write to their copy of the project, which is best this one.
 #? else
 #
-# One after the other, all on this machine. Called again, it runs what is missing: not where the JSON file is there.
+# One after the other, all on this machine. Called again with the same NAME, it skips each number that has a JSON file.
 #? endif
 # Settings: env.sh.
 
@@ -40,18 +40,25 @@ die() {
 # Whether job $1 has not come to its end.
 unfinished() {
     #? if kind == "slurm"
-    [[ -n $(squeue --noheader --jobs="$1" --states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING 2>/dev/null) ]]
+    local states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING said
+    said=$(squeue --noheader --format=%i --jobs="$1" --states=$states 2>&1) || [[ $said == *"Invalid job id"* ]] ||
+        die "squeue does not say whether job $1 still waits or runs: $said"
+    grep -qx "$1" <<<"$said"
     #? else
     local row
     row=$(grep -wF -e "$1" <<<"$jobs") && ! grep -qwiE 'completed|succeeded|failed|stopped|deleting|terminating' <<<"$row"
     #? endif
 }
 
-# Submits a job; prints its number or name.
+#? if kind == "slurm"
+# Submits a job; prints its number.
+#? else
+# Submits a job; prints its name.
+#? endif
 submit() {
     #? if kind == "slurm"
-    bash slurm/submit_multinode.sh --parsable --nodes="$nodes" --output="$PWD/$base-%j.out" "${after[@]}" -- \
-        benchmark/all_reduce.py "${flags[@]}" --json "$PWD/$base.json" | sed '$!d; s/;.*//' # the name of a cluster
+    bash slurm/submit_multinode.sh --parsable --nodes="$nodes" --output="$PWD/$base-%j.out" ${before:+"--dependency=afterany$before"} -- \
+        benchmark/all_reduce.py "${flags[@]}" --json "$PWD/$base.json" | sed '$!d; s/;.*//' # NUMBER;CLUSTER
     #? else
     local said # pods start in the project's folder, whatever its name there
     said=$(NNODES=$nodes bash runai/submit_multinode.sh benchmark/all_reduce.py ${flags[@]+"${flags[@]}"} --json "$base.json") || return
@@ -61,7 +68,7 @@ submit() {
 
 #? endif
 #? if kind == "slurm"
-name=$(date +%F) counts=() flags=() failed=() chain=1 after=()
+name=$(date +%F) counts=() flags=() failed=() chain=1 before=''
 #? else
 name=$(date +%F) counts=() flags=() failed=()
 #? endif
@@ -98,6 +105,13 @@ if compgen -G "$folder/*.job" >/dev/null; then # set +u: env.sh may read what is
     jobs=$(set +u && export PROJECT_DIR=$PWD && source runai/lib.sh benchmark/scaling.sh && list_jobs) || exit
 fi
 #? endif
+#? if kind == "slurm"
+for file in "$folder"/*.job; do # new jobs wait for all that were submitted before
+    if [[ -n $chain && -f $file ]] && job=$(<"$file") && unfinished "$job"; then
+        before+=:$job
+    fi
+done
+#? endif
 for nodes in "${counts[@]}"; do
     base=$folder/nodes-$nodes
     #? if kind == "local"
@@ -118,12 +132,12 @@ for nodes in "${counts[@]}"; do
     #? endif
     elif job=$(submit) && [[ -n $job ]]; then
         echo "nodes $nodes: job $(tee "$base.job" <<<"$job")"
+        #? if kind == "slurm"
+        [[ -z $chain ]] || before=:$job
+        #? endif
     else
         failed+=("$nodes") && continue
     fi
-    #? if kind == "slurm"
-    [[ -z $chain ]] || after=(--dependency="afterany:$job")
-    #? endif
     #? if limit
     room=$((room - 1))
     #? endif
@@ -133,9 +147,9 @@ echo "report, in $PWD: python3 benchmark/report.py {{ "benchmark/published.csv "
 #? if limit
 ((${#held[@]} == 0)) ||
     echo "nodes ${held[*]}: not submitted, as {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time;" \
-        "call this again when one has ended, or name another queue, {{ variable }}=NAME" >&2
+        "call this again with --name $name when one has ended, or name another queue, {{ variable }}=NAME" >&2
 #? endif
-((${#failed[@]} == 0)) || { echo "benchmark/scaling.sh: failed with ${failed[*]} nodes, see above; call it again for these" >&2 && exit 1; }
+((${#failed[@]} == 0)) || { echo "benchmark/scaling.sh: failed with these numbers of nodes: ${failed[*]}. See above, then call it again with --name $name" >&2 && exit 1; }
 #? if limit
 ((${#held[@]} == 0)) # the exit code
 #? endif

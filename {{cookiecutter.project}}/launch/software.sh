@@ -35,9 +35,9 @@
 #   CONTAINER_FOLDERS      the folders that the container mounts, for slurm/preflight.sh
 #? endif
 #? elif slurm
-#   set_up_software     loads MODULES, then activates the virtual environment if RUNTIME says so
+#   set_up_software     loads MODULES, then activates the virtual environment if RUNTIME=venv
 #? else
-#   set_up_software     activates the virtual environment if RUNTIME says so
+#   set_up_software     activates the virtual environment if RUNTIME=venv
 #? endif
 #
 #? if container
@@ -81,7 +81,8 @@ set_up_software() {
 missing() { echo "env.sh: $*" >&2 && return 2; }
 
 #? if slurm
-# Loads MODULES, without the modules that a login shell may have loaded.
+# Unloads the modules that a login shell may have loaded, then loads MODULES. Without MODULES all
+# stays as it is.
 load_modules() {
     ((${#MODULES[@]})) || return 0
     #? call module_lines("before", cookiecutter, indent="    ")
@@ -154,9 +155,11 @@ activate_venv() {
     [[ -d $VENV/bin ]] ||
         missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return
     #? elif slurm
-    [[ -d $VENV/bin && ! -e $VENV/.unfinished ]] ||
-        missing "no virtual environment at $VENV, or it is still being built; build it with" \
-            "'bash slurm/build_venv.sh'" || return
+    [[ ! -e $VENV/.unfinished ]] ||
+        missing "the virtual environment at $VENV is still being built; wait for the end of the" \
+            "job build-venv. If squeue has no such job, remove $VENV and build it again" || return
+    [[ -d $VENV/bin ]] ||
+        missing "no virtual environment at $VENV; build it with 'bash slurm/build_venv.sh'" || return
     #? else
     [[ -d $VENV/bin ]] ||
         missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or" \

@@ -34,7 +34,7 @@
 #                        c10d: torch orders the nodes by address, and needs a second, random port
 #   RDZV_TIMEOUT         seconds that several nodes wait for each other   (600)
 #   NODE_ADDR            c10d: the name at which other nodes reach this one
-#                        (its name in Slurm or its hostname, then MASTER_ADDR_SUFFIX)
+#                        (its name in Slurm, else its hostname; MASTER_ADDR_SUFFIX is appended)
 #   MASTER_ADDR_SUFFIX   c10d: ending of a node's name in the network of the ranks   (none)
 #   RUN_DIR              folder for each rank's log and each node's error file
 #   PYTHON               the interpreter                         (python3)
@@ -80,8 +80,8 @@ main() {
 
 # ---- this node's place in the run ---------------------------------------------------------------
 
-# Sets nodes, node_rank and endpoint. An empty endpoint lets torchrun choose a free port on this
-# node, which then has to be the only one.
+# Sets nodes, node_rank and endpoint. The endpoint may be empty on one node alone, where torchrun
+# chooses a free port itself.
 find_this_node() {
     nodes=1 node_rank=0
     address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
@@ -94,6 +94,10 @@ find_this_node() {
     #? if kind == "runai"
     elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
         nodes=$WORLD_SIZE node_rank=$RANK
+    #? elif kind == "slurm"
+    elif ((${SLURM_JOB_NUM_NODES:-1} > 1)); then
+        echo "launch/torchrun.sh: no srun or mpirun started this, so it uses this node alone, of the" \
+            "$SLURM_JOB_NUM_NODES of the job" >&2
     #? endif
     fi
     endpoint=''
@@ -116,7 +120,8 @@ read_mpirun() {
     node_rank=$OMPI_COMM_WORLD_RANK
 }
 
-# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation.
+# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation, which may
+# be larger.
 read_srun() {
     [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
         die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s)," \
@@ -208,7 +213,7 @@ choose_rendezvous() {
     if ((node_rank == 0)); then
         is_host=1
     fi
-    # read_timeout: so long a node tries to reach the store, whose node may be the last to start.
+    # read_timeout: how long a node tries to reach the store, whose own node may start last.
     options+=(--rdzv-conf="is_host=$is_host,join_timeout=$timeout,read_timeout=$timeout")
     options+=(--local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}")
 }
@@ -222,7 +227,7 @@ choose_output() {
     export PYTHONUNBUFFERED=1
     if [[ -n ${RUN_DIR:-} ]]; then
         local folder=$RUN_DIR/node$node_rank-$host
-        # torchrun makes the folder too late for an early failure, which belongs into error.json.
+        # torchrun may write an early failure to error.json before it makes the folder.
         mkdir -p "$folder"
         options+=(--log-dir="$folder")
         export TORCHELASTIC_ERROR_FILE=$folder/error.json
@@ -231,12 +236,12 @@ choose_output() {
 
 # Adds how often torchrun looks after its processes, and sets how long they may take to end.
 choose_intervals() {
-    # --tee costs a tenth of a second when a run ends. Looking every 30 ms, not every 100, makes up
-    # for part of it, and notices a failure sooner.
+    # torchrun looks every 100 ms by default. Every 30 ms it notices the end or a failure sooner, and
+    # so makes up for part of the tenth of a second that --tee costs.
     local interval=0.03
-    # Node 0 hosts the store. If node 0 ends too early, another node that still asks the store
-    # prints a harmless trace, "Error waiting on exit barrier". It did so in 9 of 53 runs with 30 ms
-    # on node 0, and in 1 of 40 with 100 ms (https://github.com/pytorch/pytorch/issues/69520).
+    # Node 0 hosts the store and ends later, with 100 ms. Else other nodes that still ask the store
+    # print a harmless trace, "Error waiting on exit barrier": in 9 of 53 runs with 30 ms on node 0,
+    # and in 1 of 40 with 100 ms (https://github.com/pytorch/pytorch/issues/69520).
     if ((nodes > 1 && node_rank == 0)); then
         interval=0.1
     fi

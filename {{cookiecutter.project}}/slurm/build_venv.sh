@@ -39,6 +39,7 @@
 #? for option, why in own_resources(job, own_queue, builds=true)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
+#SBATCH {{ pad("--no-requeue") }} # a second attempt would meet the folder of the first
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
 
 # Refuses what would fail after hours in the queue, and sets up the Python that the environment is
@@ -75,6 +76,11 @@ prepare() {
         die "$("$PYTHON" --version) is too old, 3.9 is needed;" \
             "name a module in MODULES of env.sh, or set PYTHON"
     #? endif
+    #? if packages != "wheelhouse"
+    "$PYTHON" -c 'import ensurepip, venv' ||
+        die "$PYTHON cannot make virtual environments, see above;" \
+            "name a module in MODULES of env.sh, or set PYTHON"
+    #? endif
 }
 
 # In the job this file is a copy in a spool folder, and its first argument is the project.
@@ -90,12 +96,13 @@ export RUNTIME=venv # MODULES of env.sh may depend on it
 
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
     (prepare) || exit # in a shell of its own: the job reads env.sh itself
-    submit_build "${BASH_SOURCE[0]}" "$@"
+    submit_build "${BASH_SOURCE[0]}" "$@" # ends this script
 fi
 
 prepare
 set -euo pipefail
-trap '[[ ! -e $VENV/.unfinished ]] || rm -rf "$VENV"' EXIT # half an environment would pass for a whole one
+# Half an environment would pass for a whole one. bin goes first, as Slurm may end this job meanwhile.
+trap '[[ ! -e $VENV/.unfinished ]] || rm -rf "$VENV/bin" "$VENV"' EXIT
 mkdir -p "$VENV" && touch "$VENV/.unfinished"
 #? if packages == "wheelhouse"
 virtualenv --no-download --python="$PYTHON" "$VENV"
@@ -123,7 +130,8 @@ fi
     die "pip took a torch that is not for AMD GPUs; name its index in PIP_EXTRA_INDEX_URL of env.sh"
 #? endif
 "$VENV/bin/python" -c \
-    'import torch; print("torch", torch.__version__, "sees", torch.cuda.device_count(), "GPU(s) here")' ||
+    'import torch; gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+print("torch", torch.__version__, "sees", gpus, "GPU(s) here")' ||
     die "the new environment cannot import torch, see above: does requirements.txt name torch?"
 rm "$VENV/.unfinished"
 echo "ready: $VENV"

@@ -8,7 +8,8 @@
 #? set once_per_node = site.launchers | select("in", ["torchrun", "spawn", "mpirun"]) | join('" | "')
 #? set once_per_rank = site.launchers | select("in", ["srun", "mpirun-ranks"]) | join('" | "')
 # The steps of slurm/submit_multinode.sh as functions, in the order in which it takes them. From
-# look_at_allocation on they run under set -euo pipefail. All scripts of slurm/ use the first group.
+# look_at_allocation on they run under set -euo pipefail; env.sh and modules, which are read before,
+# may not bear it. All scripts of slurm/ use the first group.
 # launch/program.sh adds die, say, find_program and others, which its first lines list.
 #
 # A script reads this file with its own name, which stands in front of its messages:
@@ -131,8 +132,9 @@ set_up_run() {
     check_settings
 }
 
-# Refuses settings that cannot work. Sets wrapper, the script that becomes the launcher, and tasks,
-# how often srun starts it on each node: 1, or the word "ranks" for once per rank.
+# Refuses settings that cannot work. Sets wrapper, the script that srun or mpirun starts on the nodes
+# and that becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the word
+# "ranks" for once per rank, as their number is not known yet.
 check_settings() {
     type -P srun >/dev/null ||
         die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
@@ -155,6 +157,9 @@ check_settings() {
     #? endif
     [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
         die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
+    [[ ${CPU_RANKS_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
+        die "CPU_RANKS_PER_NODE='$CPU_RANKS_PER_NODE': expected a whole number of ranks on each" \
+            "node without GPUs"
     [[ $MAX_REQUEUES =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
     refuse_program_with_own_ranks
@@ -202,28 +207,37 @@ check_submission() {
     (set_up_run) || exit # in a shell of its own: the job loads its modules itself
 }
 
-# Replaces --gres=gpu:N among the options of sbatch by --gpus-per-node=N, or the reverse, so that it
-# replaces the option of the #SBATCH lines. With both options, Slurm 26.05 refuses the job, and older
-# versions may give it the GPUs of the #SBATCH lines. Argument: the script with these lines.
+# Spells the GPUs among sbatch's options as the #SBATCH lines do: --gpus-per-node=N or --gres=gpu:N.
+# An option replaces a line only if both are spelled alike. With both spellings Slurm 26.05 refuses
+# the job, and older versions may give it the GPUs of the line. Argument: the script with the lines.
 match_gpu_option() {
-    local header options=()
-    header=$(grep -oE '^#SBATCH +--(gpus-per-node|gres[= ]gpu)' "$1" | head -n 1) || true
+    local header item items wanted=() gres=() options=()
+    header=$(grep -oE '^#SBATCH [^#]*--(gpus-per-node|gres[= ][^# ]*gpu)' "$1" | head -n 1)
+    [[ -n $header ]] || return 0
     set -- "${sbatch_options[@]}"
     while (($#)); do
-        case $1 in
-            --gres | --gpus-per-node) # the value is the next word
-                set -- "$1=${2:-}" "${@:3}"
-                ;;
-        esac
-        if [[ $header == *--gpus-per-node && $1 =~ ^--gres=gpu(:([^,]+))?$ ]]; then
-            options+=("--gpus-per-node=${BASH_REMATCH[2]:-1}")
-        elif [[ $header == *gpu && $1 == --gpus-per-node=?* ]]; then
-            options+=("--gres=gpu:${1#*=}")
-        else
-            options+=("$1")
+        if [[ $1 == --gres || $1 == --gpus-per-node ]] && (($# > 1)); then
+            set -- "$1=$2" "${@:3}" # the value was the next word
         fi
+        case $1 in
+            --gpus-per-node=?*) IFS=, read -ra wanted <<<"${1#*=}" ;;
+            --gres=?*) IFS=, read -ra gres <<<"${1#*=}" ;;
+            *) options+=("$1") ;;
+        esac
         shift
     done
+    items=("${wanted[@]/#/gpu:}" "${gres[@]}") # as --gres has them
+    wanted=() gres=()
+    for item in "${items[@]}"; do
+        case $header:$item in
+            *--gpus-per-node:gpu) wanted+=(1) ;;
+            *--gpus-per-node:gpu:*) wanted+=("${item#gpu:}") ;;
+            *) gres+=("$item") ;;
+        esac
+    done
+    local IFS=, # between the words of "${gres[*]}"
+    ((${#wanted[@]} == 0)) || options+=("--gpus-per-node=${wanted[*]}")
+    ((${#gres[@]} == 0)) || options+=("--gres=${gres[*]}")
     sbatch_options=("${options[@]}")
 }
 
@@ -323,9 +337,9 @@ set_rendezvous_endpoint() {
     export MASTER_PORT
 }
 
-# Prints a port that is free on this machine: the first node, or where salloc was called. It follows
-# from the numbers of job and attempt. So two jobs on one node hardly try the same port, and a
-# requeued job does not meet its old ranks.
+# Prints a port that is free on this machine: the first node, or where salloc was called. The search
+# starts at a port that follows from the numbers of job and attempt. So two jobs on one node rarely
+# try the same port, and a requeued job does not meet its old ranks.
 free_port() {
     local first count port try
     read -r first count < <(port_range)
@@ -368,8 +382,8 @@ in_use() { grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") " /proc/net/tcp /
 
 # Arranges that the program saves before the time limit, in two ways. Slurm warns this script
 # (--signal), which creates STOP_FILE. And programs stop by themselves at STOP_TIME, as a site may
-# not send the warning and a shell gets none. Exports STOP_TIME and START_TIME [seconds since 1970].
-# Sets left, the seconds from now to the end of the job.
+# not send the warning and a shell gets none. Exports STOP_TIME and START_TIME, when this script
+# started [seconds since 1970]. Sets left, the seconds from now to the end of the job.
 arrange_stop_request() {
     local now end reserve
     printf -v now '%(%s)T' -1
@@ -387,7 +401,7 @@ arrange_stop_request() {
     fi
 }
 
-# Sets end, when Slurm ends this job [seconds since 1970]: in a year if it has no time limit, or none
+# Sets the caller's end, when Slurm ends this job [seconds since 1970]: in a year if it has no time limit, or none
 # that is known.
 find_end_of_job() {
     local text
@@ -401,7 +415,7 @@ find_end_of_job() {
     end=$(date -d "${text:-unknown}" +%s 2>/dev/null || date -d "1 year" +%s)
 }
 
-# Sets reserve, how many seconds before the end of the job the program has to stop.
+# Sets the caller's reserve, how many seconds before the end of the job the program has to stop.
 choose_reserve() {
     local measured
     # Without a measurement: 30 s of a short job, 150 s of a long one, a twentieth of the time in
@@ -436,12 +450,13 @@ read_times() {
         [[ -r $file ]] || continue
         while read -r name seconds; do
             [[ $name =~ ^(start|look|save)$ && $seconds =~ ^(0|[1-9][0-9]{0,5})$ ]] || continue
-            ((seconds <= ${took[$name]:-0})) || took[$name]=$seconds
+            ((seconds < ${took[$name]:-0})) || took[$name]=$seconds
         done <"$file"
     done
 }
 
-# Slurm's warning came, or STOP_TIME: asks the program to save and to end.
+# Asks the program to save and to end. Called when Slurm's warning comes, and after an early one
+# again at STOP_TIME.
 # shellcheck disable=SC2329 # called by the trap
 on_warning() {
     # If the walltime is short, Slurm warns soon after the start: in the first half of the time, or
@@ -625,7 +640,7 @@ requeue_or_explain() {
 wants_requeue() {
     local code=$1 record=$2
     [[ -e $REQUEUE_FILE ]] || return
-    case $record in
+    case $record in # the first line that matches counts
         # A preemption. Slurm may not signal this script, and torchrun then ends with exit code 1.
         # Slurm requeues a job by itself only if it still runs when its grace time is over.
         *JobState=RUNNING*PreemptTime=[0-9]*) return 0 ;;
@@ -672,7 +687,9 @@ ask_for_requeue() {
 
 # Whether the program writes its steps to TIMES_FILE: an earlier attempt has done so, or stop.py
 # lies beside the program.
-tells_of_steps() { ((${#took[@]})) || [[ -f $(dirname -- "$running")/stop.py ]]; }
+tells_of_steps() {
+    ((${#took[@]})) || [[ $running != -m && -f $(dirname -- "$running")/stop.py ]]
+}
 
 #? if site.expedited_requeue
 # Prints what Slurm does with a job of --requeue=expedite that ends with another exit code than 0.
