@@ -113,7 +113,7 @@ def module_lines(place: str, answers, caller, indent="") -> str:
     """Return the site's lines before or after `module load`, for a call block."""
     written = []
     for entry in site_facts(answers["site"])["module_lines"][place]:
-        if entry["line"].startswith("source "):
+        if re.search(r"(^|\s)source ", entry["line"]):
             written.append("# shellcheck source=/dev/null")
         written.append(f"{entry['line']} # {entry['why']}")
     return caller() + "".join(f"{indent}{line}\n" for line in written)
