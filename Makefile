@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP_ARGS ?= $(shell $(PYTHON) tests/torch_index.py)
 PYTEST_ARGS ?=
 # Files in the order of tests/conftest.py, the longest first.
-PYTEST := .venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
 TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, newer Debians with their Slurm.
@@ -45,7 +45,7 @@ lint: .venv/ready ## ruff, shellcheck, actionlint: the template is clean as it s
 	PATH="$(BIN):$$PATH" $(BIN)/actionlint
 
 bakes: .venv/ready ## write every allowed combination of answers; refuse the wrong ones
-	$(PYTEST) tests/template/test_bake.py tests/template/test_refusals.py $(PYTEST_ARGS)
+	$(PYTEST) -m "drill or not drill" tests/template/test_bake.py tests/template/test_refusals.py $(PYTEST_ARGS)
 
 dates: .venv/ready ## fail if the facts about a site were checked more than a year ago
 	$(BIN)/python -B -m cluster_options dates

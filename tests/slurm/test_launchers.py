@@ -121,7 +121,8 @@ def test_a_site_that_counts_all_gpus_of_a_node(cluster, project, tmp_path):
             assert found == [f"{rank}|4|6|host|" for rank in range(4)], (launcher, job.output)
 
 
-@pytest.mark.parametrize("gpu_option", ["--gres=gpu:", pytest.param("--gpus-per-node=", marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("gpu_option", ["--gres=gpu:", "--gpus-per-node="])
 def test_half_the_gpus_of_nodes_that_are_given_whole(cluster, tmp_path, gpu_option):
     """As MareNostrum 5 gives them to jobs on several: the batch script sees four GPUs, a step the two of the header."""
     needs_namespaces(cluster)

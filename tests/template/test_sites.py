@@ -126,11 +126,15 @@ every_site = pytest.mark.parametrize("site", SITES, indirect=True)
 # ---- what is written is accepted -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("launchers", ["one", pytest.param("all", marks=pytest.mark.drill)])
 @every_site
-def test_what_is_written_is_accepted(site, controller, scripts, table):
-    """Each script of each combination, and the interactive shell of slurm/interactive.sh and of the README."""
+def test_what_is_written_is_accepted(site, controller, scripts, table, launchers):
+    """Each script of each combination, and the interactive shell of slurm/interactive.sh and of the README.
+
+    One launcher is enough for every day, as a launcher leaves no trace in the options of Slurm.
+    """
     facts = site_facts(site)
-    seen = {}  # what was asked before: headers repeat, since a launcher leaves no trace in them
+    seen = {}  # what was asked before: headers repeat
     count, refused = Counter(), []
 
     def accepted(words, script=None, taken=()):
@@ -142,6 +146,8 @@ def test_what_is_written_is_accepted(site, controller, scripts, table):
                 refused.append(f"{script.name if script else 'interactive'} {' '.join(words)}\n    {seen[key].strip()}")
 
     for answers in every_choice(site, facts):
+        if launchers == "one" and answers["launcher"] != facts["launchers"][0]:
+            continue
         project = scripts(**answers)
         for script in scripts_of(project):
             header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
