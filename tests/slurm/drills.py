@@ -5,7 +5,9 @@ and mended, and Drill, a run with what is measured of it.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -229,6 +231,10 @@ class Drill:
         parents = {number for number, _ in spawned}
         return [number for number, parent in spawned if parent in parents][rank % 2]
 
+    def warn(self):
+        """Send what Slurm sends before the time limit: USR1 to the batch script."""
+        self.cluster.run("scancel", "--signal=USR1", "--batch", str(self.job))
+
     def await_restart(self, within, attempts=2):
         """Wait until the job runs again; return the seconds since it was broken."""
         end = time.monotonic() + BUSY * within
@@ -362,3 +368,56 @@ def cause(output):
     said = re.search(r"^cause: .*$", "\n".join(output.splitlines()[-45:]), re.MULTILINE)
     assert said, output
     return said[0]
+
+
+# ---- drills of this and of the newest Slurm --------------------------------------------------------------------------
+
+
+def warned_early(drill, name, **how):
+    """The run saves, is requeued and goes on."""
+    drill.submit(**how)
+    drill.reach()
+    drill.start_clock()
+    drill.warn()
+    drill.assert_requeued(name)
+
+
+def rank_killed(drill, name, *options, **how):
+    """The job fails soon, and names the rank."""
+    drill.submit(*options, **how)
+    drill.reach()
+    drill.start_clock()
+    os.kill(drill.rank(3), signal.SIGKILL)
+    job, seconds = drill.await_failure(within=30)
+    said = first_failure(job.output, rank=3, node="node2")
+    drill.row(name, job, seconds, message=said, lost=drill.resume())
+
+
+def cancelled(drill, name):
+    """The run saves, and is not put back into the queue."""
+    drill.submit()
+    drill.reach()
+    drill.start_clock()
+    drill.cluster.run("scancel", str(drill.job))
+    job, seconds = drill.await_end(within=30)
+    drill.assert_cancelled(job)
+    lost = drill.resume()
+    assert lost == 0, job.output
+    drill.row(name, job, seconds, lost=lost)
+
+
+def launcher_stays_until_the_time_limit(drill, name):
+    """The program saves when it was asked to, and stays until Slurm ends the job, which is requeued all the same."""
+    (drill.folder / "tells.py").write_text(TELLS)
+    for attempt in "01":
+        (drill.folder / f"start.{attempt}").touch()  # neither has to wait
+    options, how = ["--nodes=1", "--time=1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
+    drill.submit(*options, program="tells.py", LINGER="1", **how)
+    wait_for(lambda: "saved" in drill.output, "the save")
+    (drill.folder / "enough").touch()
+    drill.start_clock()
+    seconds = drill.await_restart(within=120)
+    job, _ = drill.await_end()
+    assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
+    assert "DUE TO TIME LIMIT" in job.output, job.output
+    drill.row(name, job, seconds, until="running again", lost=0, compare=False)

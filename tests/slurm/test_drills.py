@@ -26,12 +26,16 @@ from drills import (
     TELLS,
     Drill,
     breakable,
+    cancelled,
     cause,
     cluster,
     drill,
     first_failure,
+    launcher_stays_until_the_time_limit,
     project,
+    rank_killed,
     reference,
+    warned_early,
 )
 from needs import needs_namespaces
 from slurm_cluster import PATH
@@ -48,14 +52,7 @@ pytestmark = pytest.mark.drill
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_is_killed(drill, launcher):
-    drill.submit(LAUNCHER=launcher)
-    drill.reach()
-    drill.start_clock()
-    os.kill(drill.rank(3), signal.SIGKILL)
-    job, seconds = drill.await_failure(within=30)
-    said = first_failure(job.output, rank=3, node="node2")
-    lost = drill.resume()
-    drill.row(f"`kill -9` of a rank, {launcher}", job, seconds, message=said, lost=lost)
+    rank_killed(drill, f"`kill -9` of a rank, {launcher}", LAUNCHER=launcher)
 
 
 def test_a_torchrun_is_killed(drill):
@@ -111,12 +108,8 @@ def test_a_rank_hangs(drill):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_early_warning(drill, cluster, launcher):
-    drill.submit(LAUNCHER=launcher)
-    drill.reach()
-    drill.start_clock()
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    drill.assert_requeued(f"early warning, {launcher}")
+def test_early_warning(drill, launcher):
+    warned_early(drill, f"early warning, {launcher}", LAUNCHER=launcher)
 
 
 def test_early_warning_under_apptainer(containers, sif, tmp_path, tmp_path_factory, record_property, reference):
@@ -127,11 +120,7 @@ def test_early_warning_under_apptainer(containers, sif, tmp_path, tmp_path_facto
     binds = "".join(f"    {path!s}\n" for path in (sys.prefix, *python_folders()))
     settings.write_text(settings.read_text().replace("BINDS=(\n", f"BINDS=(\n{binds}"))
     drill = Drill(containers, project, tmp_path, reference, record_property)
-    drill.submit()
-    drill.reach()
-    drill.start_clock()
-    containers.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    drill.assert_requeued("early warning, torchrun in Apptainer, Slurm 24.11")
+    warned_early(drill, "early warning, torchrun in Apptainer, Slurm 24.11")
 
 
 def test_slurm_s_own_early_warning(drill, cluster, project):
@@ -163,23 +152,14 @@ def test_time_limit(drill, cluster, late):
     drill.assert_requeued("time limit of a minute" + (", reached at the first step" if late else ""))
 
 
-def test_scancel(drill, cluster):
-    """It saves, and is not put back into the queue."""
-    drill.submit()
-    drill.reach()
-    drill.start_clock()
-    cluster.run("scancel", str(drill.job))
-    job, seconds = drill.await_end(within=30)
-    drill.assert_cancelled(job)
-    lost = drill.resume()
-    assert lost == 0, job.output
-    drill.row("`scancel`", job, seconds, lost=lost)
+def test_scancel(drill):
+    cancelled(drill, "`scancel`")
 
 
 def test_scancel_while_it_saves(drill, cluster):
     drill.submit(SLOW_DISK="2", LAUNCHER="spawn")
     drill.reach()
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.warn()
     wait_for((drill.folder / "saving").exists, "saving")
     drill.start_clock()
     cluster.run("scancel", str(drill.job))
@@ -224,7 +204,7 @@ def test_a_requeue_that_ends_scontrol(drill, cluster):
     how = {"LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PATH": f"{scontrol.parent}:{PATH}"}
     drill.submit("--nodes=1", program="tells.py", **how)
     wait_for((drill.project / f"logs/{drill.job}.0/times").exists, "the first step")
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.warn()
     wait_for(lambda: "saved" in drill.output, "the save")
     (drill.folder / "enough").touch()
     drill.await_restart(within=60)
@@ -236,12 +216,12 @@ def test_a_requeue_that_ends_scontrol(drill, cluster):
 def test_requeues_are_counted(drill, cluster):
     drill.submit(MAX_REQUEUES="1", SLOW_ATTEMPTS="2", LAUNCHER="spawn")
     drill.reach()
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.warn()
     drill.start_clock()
     drill.await_restart(within=60)
     drill.reach(drill.step() + 15)
     drill.start_clock()
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.warn()
     job, seconds = drill.await_end()
     said = re.search("saved.*MAX_REQUEUES.*", job.output.split("meeting at")[2])
     assert said, job.output
@@ -277,7 +257,7 @@ def test_a_program_of_ones_own(drill, cluster):
     count = drill.folder / "count"
     wait_for(lambda: count.exists() and int(count.read_text() or 0) >= 10)
     drill.start_clock()
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.warn()
     seconds = drill.await_restart(within=60)
     job, _ = drill.await_end()
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
@@ -304,21 +284,7 @@ def test_a_short_walltime(drill, cluster):
 
 
 def test_a_launcher_that_does_not_end_before_the_time_limit(drill):
-    """The program has saved, and Slurm ends all: the job goes on."""
-    (drill.folder / "tells.py").write_text(TELLS)
-    for attempt in "01":
-        (drill.folder / f"start.{attempt}").touch()
-    options, how = ["--nodes=1", "--time=1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
-    drill.submit(*options, program="tells.py", LINGER="1", **how)
-    wait_for(lambda: "saved" in drill.output, "the end of the walltime")
-    (drill.folder / "enough").touch()
-    drill.start_clock()
-    seconds = drill.await_restart(within=120)
-    job, _ = drill.await_end()
-    assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 2), job.output
-    drill.row(
-        "time limit of a minute, the launcher does not end", job, seconds, until="running again", lost=0, compare=False
-    )
+    launcher_stays_until_the_time_limit(drill, "time limit of a minute, the launcher does not end")
 
 
 def test_a_warning_before_the_first_step_can_be_made(drill, cluster):
@@ -334,7 +300,7 @@ def test_a_warning_before_the_first_step_can_be_made(drill, cluster):
     shown = cluster.run("scontrol", "show", "job", str(drill.job)).stdout
     start, end = (datetime.fromisoformat(re.search(rf"{name}Time=(\S+)", shown)[1]) for name in ("Start", "End"))
     wait_for(lambda: datetime.now() > start + timedelta(seconds=33), "half of the time")
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+    drill.warn()
     said = wait_for(lambda: re.search(r"warned early: .* asked to save at (\S+)", drill.output), "the warning")
     assert said[1] == f"{end - timedelta(seconds=13):%T}"
     (drill.folder / "start.0").touch()
@@ -354,7 +320,7 @@ def test_a_start_that_takes_longer_than_the_time_limit(attempt, drill, cluster):
     drill.submit(*options, program="tells.py", **how)
     if attempt == 1:
         wait_for((drill.project / f"logs/{drill.job}.0/times").exists, "the first step")
-        cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
+        drill.warn()
     wait_for(lambda: drill.attempts == attempt + 1, "the start")
     drill.start_clock()
     cluster.run("scontrol", "update", f"JobId={drill.job}", "TimeLimit=1")

@@ -1,64 +1,78 @@
-"""What the newest Slurm does otherwise, on a real one: stop signals, requeues, expedited requeues, arrays, segments.
+"""What Slurm 26.05 (fixture debian14) does otherwise than the Slurm of most tests, on a real one.
 
-Where a task fails, 26.05 sends the others CONT and TERM, and KILL only after KillWait (CHANGELOG/slurm-26.05.md). The
-launchers and the jobs of an ordinary day run there too, where the tests of the other files name the fixture cluster26.
+Stop signals: where a task fails, it sends the others CONT and TERM, and KILL only after KillWait
+(CHANGELOG/slurm-26.05.md). Expedited requeues: a job that fails does not end. If a node's Epilog fails too, Slurm
+starts the job again on other nodes; else it holds the job. Arrays and segments: as before, or so these tests say.
+
+Launchers and ordinary jobs run there too, where the tests of other files name the fixture cluster26.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 
 import pytest
 from baking import REPOSITORY, bake, page
-from drills import OWN_PROGRAM, TELLS, Drill, first_failure, reference
+from drills import (
+    TELLS,
+    Drill,
+    cancelled,
+    launcher_stays_until_the_time_limit,
+    rank_killed,
+    reference,  # of the fixtures breakable and project below
+    warned_early,
+)
 from needs import cluster_of, needs_namespaces
+from slurm_cluster import Nodes
 from submitting import python_environment
 from two_nodes import ANSWERS
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from cluster_options.runtimes import LAUNCHERS
 
+pytestmark = pytest.mark.drill
+
 # ---- requeues and stop signals ---------------------------------------------------------------------------------------
 
-# As a site checks a node after a job: this one finds node NAME ill if there is a file ill.NAME.
+# A site's check of a node after a job: it fails on node NAME while a file ill.NAME lies beside it.
 EPILOG = """\
 #!/bin/sh
 read -r name </proc/sys/kernel/hostname
 test ! -e "$(dirname "$0")/ill.$name"
 """
-HELD = "Reason=job_requeued_in_held_state"
 
 
 @pytest.fixture(scope="session")
 def breakable(debian14, tmp_path_factory):
-    """Three nodes of a cluster that allows expedited requeues."""
+    """Three nodes, of which the third is a spare. Slurm allows expedited requeues."""
     folder = tmp_path_factory.mktemp("slurm") / "x"
     folder.mkdir()
     epilog = folder / "epilog.sh"
     epilog.write_text(EPILOG)
     epilog.chmod(0o755)
-    conf = f"SlurmctldParameters=enable_expedited_requeue\nEpilog={epilog}\nKillWait=30"
-    cluster = cluster_of(debian14, folder, nodes=3, extra_conf=conf)
+    # With this KillWait, a test whose job ends at all has not waited for KILL.
+    conf = f"SlurmctldParameters=enable_expedited_requeue\nEpilog={epilog}\nKillWait={2 * PATIENCE}"
+    cluster = cluster_of(debian14, folder, nodes=[Nodes(2), Nodes(1, more="Weight=9")], extra_conf=conf)
     needs_namespaces(cluster)
     with cluster:
+        assert cluster.version >= "26.05"
         yield cluster
 
 
 @pytest.fixture
 def cluster(breakable):
+    """The cluster, whole again after each test."""
     yield breakable
     breakable.run("scancel", "--user", breakable.user)
     for path in breakable.directory.glob("ill.*"):
         path.unlink()
-        breakable.run("scontrol", "update", f"NodeName={path.suffix[1:]}", "State=RESUME")
+        breakable.run("scontrol", "update", f"NodeName={path.suffix[1:]}", "State=RESUME", check=False)  # if drained
     breakable.wait_for_nodes()
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    """A project for a site that says so."""
+    """A project for a site with `expedited_requeue: true`."""
     folder = tmp_path_factory.mktemp("a b")
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
     (folder / "site.yaml").write_text(f"{text}expedited_requeue: true\n")
@@ -80,82 +94,54 @@ def record(cluster, job):
     return cluster.run("scontrol", "show", "job", str(job)).stdout
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_early_warning(drill, cluster, launcher):
-    drill.submit(LAUNCHER=launcher)
-    drill.reach()
-    drill.start_clock()
+    warned_early(drill, f"early warning, {launcher}, Slurm 26.05", LAUNCHER=launcher)
     assert "ExpeditedRequeue=Yes" in record(cluster, drill.job)
-    cluster.run("scancel", "--signal=USR1", "--batch", str(drill.job))
-    drill.assert_requeued(f"early warning, {launcher}, Slurm 26.05")
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_is_killed(drill, launcher):
-    """The others are told to end, which the training takes for a stop request: the job ends no later for that."""
-    drill.submit("--no-requeue", LAUNCHER=launcher)
-    drill.reach()
-    drill.start_clock()
-    os.kill(drill.rank(3), signal.SIGKILL)
-    job, seconds = drill.await_failure(within=30)
-    said = first_failure(job.output, rank=3, node="node2")
-    lost = drill.resume()
-    drill.row(f"`kill -9` of a rank, {launcher}, Slurm 26.05", job, seconds, message=said, lost=lost)
+    """Slurm sends the other ranks TERM, which the training takes for a stop request. The job does not wait for KILL."""
+    rank_killed(drill, f"`kill -9` of a rank, {launcher}, Slurm 26.05", "--no-requeue", LAUNCHER=launcher)
 
 
-@pytest.mark.drill
-def test_scancel(drill, cluster):
-    drill.submit()
-    drill.reach()
-    drill.start_clock()
-    cluster.run("scancel", str(drill.job))
-    job, seconds = drill.await_end(within=30)
-    drill.assert_cancelled(job)
-    lost = drill.resume()
-    assert lost == 0, job.output
-    drill.row("`scancel`, Slurm 26.05", job, seconds, lost=lost)
+def test_scancel(drill):
+    cancelled(drill, "`scancel`, Slurm 26.05")
 
 
-@pytest.mark.drill
 def test_a_launcher_that_does_not_end_before_the_time_limit(short):
-    """The program has saved, and Slurm ends all: the job goes on at once."""
-    (short.folder / "tells.py").write_text(TELLS)
-    for attempt in "01":
-        (short.folder / f"start.{attempt}").touch()
-    short.submit("--nodes=1", "--time=1", program="tells.py", LINGER="1", LAUNCHER="srun", NPROC_PER_NODE="1")
-    wait_for(lambda: "saved" in short.output, "the end of the walltime")
-    (short.folder / "enough").touch()
-    short.start_clock()
-    seconds = short.await_restart(within=120)
-    job, _ = short.await_end()
-    assert (job.state, job.exit_code, short.attempts) == ("COMPLETED", 0, 2), job.output
-    name = "time limit of a minute, the launcher does not end, Slurm 26.05"
-    short.row(name, job, seconds, until="running again", lost=0, compare=False)
+    launcher_stays_until_the_time_limit(short, "time limit of a minute, the launcher does not end, Slurm 26.05")
 
 
-@pytest.mark.drill
 def test_one_job_of_an_array_is_requeued(short, cluster):
-    """The others go on, and each has its index."""
-    (short.folder / "own.py").write_text("import os, sys\nos.chdir(sys.argv[1])\n" + OWN_PROGRAM)
+    """The other goes on. slurm/submit_multinode.sh puts the index of each for %a."""
+    begins = "stop = Stop(0)\nopen('runs', 'w').close()\n"
+    tells = TELLS.replace("stop = Stop(0)\n", begins)
+    assert begins in tells
+    (short.folder / "own.py").write_text(f"import os, sys\nos.chdir(sys.argv[1])\n{tells}")
     for index in "12":
         (short.folder / index).mkdir()
+        for attempt in "01":
+            (short.folder / index / f"start.{attempt}").touch()
     options = ["--array=1-2", "--nodes=1", "--gpus-per-node=1", "--exclusive=user", "--mem=1G", "--output=%a.out"]
     words = [*options, short.project / "slurm/submit_multinode.sh", "own.py", "%a"]
     how = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1")
     array = cluster.sbatch(*words, cwd=short.folder, env=how)
-    outputs = [short.folder / f"{index}.out" for index in "12"]
-    wait_for(lambda: all(path.exists() and "starts at" in path.read_text() for path in outputs), "both jobs")
+    wait_for(lambda: all((short.folder / index / "runs").exists() for index in "12"), "both jobs")
     cluster.run("scancel", "--signal=USR1", "--batch", f"{array}_1")
+    first, second = (short.folder / f"{index}.out" for index in "12")
+    wait_for(lambda: first.read_text().count("meeting at") == 2, first.read_text)
+    for index in "12":
+        (short.folder / index / "enough").touch()
     states = re.compile(r"ArrayTaskId=(\d).*?JobState=(\w+).*?Restarts=(\d)", re.S)
 
     def ended():
         shown = states.findall(record(cluster, array))
-        return shown if {state for _, state, _ in shown} == {"COMPLETED"} else None
+        return shown if {state for _, state, _ in shown} <= {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"} else None
 
     assert sorted(wait_for(ended, "both ends")) == [("1", "COMPLETED", "1"), ("2", "COMPLETED", "0")]
-    assert [(short.folder / index / "count").read_text() for index in "12"] == ["100", "100"]
+    assert "saved" in first.read_text() and "saved" not in second.read_text()
 
 
 # Fails in its first attempt, and says on which nodes it runs.
@@ -167,29 +153,36 @@ if os.environ["RESTART_COUNT"] == "0":
 """
 
 
-@pytest.mark.drill
-def test_a_program_that_fails_on_healthy_nodes_is_held(short, cluster):
-    """Its output and the doctor say so, and either of the two commands goes on."""
+COMMANDS = [("scontrol release {job}", "COMPLETED"), ("scancel {job}", "CANCELLED")]
+
+
+@pytest.mark.parametrize(("command", "state"), COMMANDS)
+def test_a_program_that_fails_on_healthy_nodes_is_held(short, cluster, command, state):
+    """The output says so, and each of the two commands that it names does what it says."""
     (short.folder / "own.py").write_text(FAILS)
-    how = {"program": "own.py", "LAUNCHER": "srun"}
-    for command, state in (("release", "COMPLETED"), ("scancel", "CANCELLED")):
-        job = short.submit(**how)
-        wait_for(lambda: HELD in record(cluster, short.job), "the hold")
-        line = rf"Slurm now holds this job: 'scontrol release {job}' runs it again, 'scancel {job}' ends it"
-        assert line in short.output and "on purpose" in short.output, short.output
-        assert "JobState=REQUEUE_HOLD" in record(cluster, job)
-        doctor = cluster.run("python3", short.project / "slurm/doctor.py", str(job), cwd=short.folder, check=False)
-        assert "on purpose" in doctor.stdout and "has not ended" not in doctor.stdout, doctor.stdout
-        cluster.run(*(["scontrol", "release"] if command == "release" else ["scancel"]), str(job))
-        assert cluster.wait(job).state == state
-    held = page(short.project, "it-does-not-work")
-    assert "`job requeued in held state`" in held and "`scontrol release JOBID` runs it again" in held
-    job = short.submit("--no-requeue", **how)
-    done = cluster.wait(job)
+    job = short.submit(program="own.py", LAUNCHER="srun")
+    held = r"JobState=REQUEUE_HOLD Reason=job_requeued_in_held_state"
+    wait_for(lambda: held in record(cluster, job), "the hold")
+    line = f"Slurm now holds this job: 'scontrol release {job}' runs it again, 'scancel {job}' ends it"
+    assert line in short.output and "on purpose" in short.output, short.output
+    assert f"'{command.format(job=job)}'" in line
+    doctor = cluster.run("python3", short.project / "slurm/doctor.py", str(job), cwd=short.folder, check=False)
+    assert "on purpose" in doctor.stdout and "has not ended" not in doctor.stdout, doctor.stdout
+    cluster.run(*command.format(job=job).split())
+    assert cluster.wait(job).state == state
+
+
+def test_a_hold_is_explained(short):
+    table = page(short.project, "it-does-not-work")
+    assert "`job requeued in held state`" in table and "`scontrol release JOBID` runs it again" in table
+
+
+def test_a_program_that_fails_ends_without_requeue(short, cluster):
+    (short.folder / "own.py").write_text(FAILS)
+    done = cluster.wait(short.submit("--no-requeue", program="own.py", LAUNCHER="srun"))
     assert done.state == "FAILED" and "Slurm now holds" not in done.output, done.output
 
 
-@pytest.mark.drill
 def test_a_program_that_fails_on_a_faulty_node_starts_again_on_others(short, cluster):
     """The node's Epilog finds it ill, and nobody has to do anything."""
     (short.folder / "own.py").write_text(FAILS)
@@ -205,31 +198,33 @@ def test_a_program_that_fails_on_a_faulty_node_starts_again_on_others(short, clu
 RACKS = "BlockName=rack1 Nodes=node[1-4]\nBlockName=rack2 Nodes=node[5-8]\nBlockSizes=4\n"
 
 
-@pytest.mark.parametrize("debian", ["debian13", pytest.param("debian14", marks=pytest.mark.drill)])
+@pytest.mark.parametrize("debian", ["debian13", "debian14"])
 def test_segments_of_a_block_topology(debian, request, tmp_path):
-    """Slurm takes the segment that the project asks for, with each number of nodes that it lets pass."""
+    """Slurm takes the segment that the project asks for, with each number of nodes that its script accepts."""
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
     (tmp_path / "site.yaml").write_text(text.replace("node:\n", "node:\n  segment: 4\n"))
     project = bake(tmp_path / "project", **{**ANSWERS, "site": tmp_path / "site.yaml", "nodes": "8"})
     script = project / "slurm/submit_multinode.sh"
-    assert "#SBATCH --segment=4 " in script.read_text()
+    assert re.search(r"^#SBATCH --segment=4 +#", script.read_text(), re.MULTILINE)
     (tmp_path / "c/etc").mkdir(parents=True)
     (tmp_path / "c/etc/topology.conf").write_text(RACKS)
     conf = "TopologyPlugin=topology/block"
     with cluster_of(request.getfixturevalue(debian), tmp_path / "c", nodes=8, extra_conf=conf) as racks:
 
-        def submit(*options, command=("bash",), end=("--", "check/ranks.py"), **environment):
-            words = [*command, script, "--test-only", *options, *end]
-            return racks.run(*words, cwd=project, env=python_environment(**environment), check=False)
+        def submit(*options, **environment):
+            """A job that is held; return what Slurm takes for its segment, or what is said against it."""
+            words = ["bash", script, "--hold", "--parsable", *options, "--", "check/ranks.py"]
+            done = racks.run(*words, cwd=project, env=python_environment(**environment), check=False)
+            if done.returncode:
+                return done.stderr
+            shown = racks.run("scontrol", "show", "job", done.stdout.strip()).stdout
+            return re.search(r"SegmentSize=(\d+)", shown)[1]
 
-        taken = ([], ["--nodes=8"], ["--nodes=4"], ["--nodes=2"], ["--nodes=1"], ["--nodes=6", "--segment=3"])
-        for options in taken:
-            done = submit(*options)
-            assert done.returncode == 0 and " to start at " in done.stderr, (options, done.stderr)
-        assert submit("--nodes=6", SBATCH_SEGMENT_SIZE="2").returncode == (0 if racks.version >= "25" else 1)
-        refused = submit("--nodes=6")
-        assert refused.returncode == 2 and "needs a multiple of 4 here; use 4 or 8, or add" in refused.stderr
-        # sbatch alone is told by Slurm
+        assert [submit(), submit("--nodes=8"), submit("--nodes=4")] == ["4", "4", "4"]
+        assert [submit("--nodes=2"), submit("--nodes=1"), submit("--nodes=6", "--segment=3")] == ["2", "1", "3"]
+        assert submit("--nodes=8", SBATCH_SEGMENT_SIZE="2") == "2"
+        assert "needs a multiple of 4 here; use 4 or 8, or add" in submit("--nodes=6")
+        # Submitted by sbatch itself, it is Slurm that refuses, in words of its version.
         said = racks.run("sbatch", "--nodes=6", script, cwd=project, env=python_environment(), check=False).stderr
         known = re.search("does not fit the job size|Requested topology configuration is not available", said)
         assert known and f"{known[0]}`" in page(project, "it-does-not-work"), said
