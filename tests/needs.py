@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,6 +30,10 @@ def needs_namespaces(cluster) -> None:
 
 def cluster_of(root: Path, folder: Path, **options) -> Cluster:
     """Return a cluster with the Slurm of another Debian, and with this Python; skip the test where there is none."""
+    if sys.base_prefix != "/usr":  # else python3 is among python_folders()
+        python = root / "usr/local/bin/python3"
+        with suppress(FileExistsError):  # of an earlier run, or of one beside this one
+            python.symlink_to(sys.executable)
     try:
         return Cluster(folder, root=root, bind=[REPOSITORY, Path(sys.prefix), *python_folders()], **options)
     except ClusterError as error:

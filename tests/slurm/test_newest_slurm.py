@@ -212,17 +212,21 @@ def test_segments_of_a_block_topology(debian, request, tmp_path):
     with cluster_of(request.getfixturevalue(debian), tmp_path / "c", nodes=8, extra_conf=conf) as racks:
 
         def submit(*options, **environment):
-            """A job that is held; return what Slurm takes for its segment, or what is said against it."""
+            """Submit a job that is held; return what Slurm takes for its segment, or what is said against it."""
             words = ["bash", script, "--hold", "--parsable", *options, "--", "check/ranks.py"]
             done = racks.run(*words, cwd=project, env=python_environment(**environment), check=False)
             if done.returncode:
                 return done.stderr
             shown = racks.run("scontrol", "show", "job", done.stdout.strip()).stdout
-            return re.search(r"SegmentSize=(\d+)", shown)[1]
+            return (re.search(r"SegmentSize=(\d+)", shown) or ["", "accepted"])[1]
 
-        assert [submit(), submit("--nodes=8"), submit("--nodes=4")] == ["4", "4", "4"]
-        assert [submit("--nodes=2"), submit("--nodes=1"), submit("--nodes=6", "--segment=3")] == ["2", "1", "3"]
-        assert submit("--nodes=8", SBATCH_SEGMENT_SIZE="2") == "2"
+        taken = [(), ("--nodes=8",), ("--nodes=4",), ("--nodes=2",), ("--nodes=1",), ("--nodes=6", "--segment=3")]
+        segments = ["4", "4", "4", "2", "1", "3"]
+        if racks.version < "25":  # which does not show them
+            segments = ["accepted"] * len(taken)
+        assert [submit(*options) for options in taken] == segments
+        if racks.version >= "25":
+            assert submit("--nodes=8", SBATCH_SEGMENT_SIZE="2") == "2"
         assert "needs a multiple of 4 here; use 4 or 8, or add" in submit("--nodes=6")
         # Submitted by sbatch itself, it is Slurm that refuses, in words of its version.
         said = racks.run("sbatch", "--nodes=6", script, cwd=project, env=python_environment(), check=False).stderr
