@@ -238,8 +238,10 @@ class Drill:
     def await_restart(self, within, attempts=2):
         """Wait until the job runs again; return the seconds since it was broken."""
         end = time.monotonic() + BUSY * within
-        while self.attempts < attempts:
+        while True:
             shown = self.cluster.run("scontrol", "show", "job", str(self.job)).stdout
+            if self.attempts >= attempts:  # looked at last, as the job may end in between
+                break
             state = re.search(r"JobState=(\S+)", shown)[1]
             assert time.monotonic() < end and state not in {"COMPLETED", "FAILED", "CANCELLED"}, shown + self.output
             self.reached = max(self.reached, self.step())

@@ -41,7 +41,8 @@ die() {
 unfinished() {
     #? if kind == "slurm"
     local states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING said
-    said=$(squeue --noheader --format=%i --jobs="$1" --states=$states 2>&1) || [[ $said == *"Invalid job id"* ]] ||
+    said=$(squeue --noheader --format=%i --jobs="$1" --states=$states 2>&1) ||
+        [[ $said == *"Invalid job id"* ]] || # it ended a while ago
         die "squeue does not say whether job $1 still waits or runs: $said"
     grep -qx "$1" <<<"$said"
     #? else
@@ -57,7 +58,8 @@ unfinished() {
 #? endif
 submit() {
     #? if kind == "slurm"
-    bash slurm/submit_multinode.sh --parsable --nodes="$nodes" --output="$PWD/$base-%j.out" ${before:+"--dependency=afterany$before"} -- \
+    bash slurm/submit_multinode.sh --parsable --nodes="$nodes" --output="$PWD/$base-%j.out" \
+        ${before:+"--dependency=afterany$before"} -- \
         benchmark/all_reduce.py "${flags[@]}" --json "$PWD/$base.json" | sed '$!d; s/;.*//' # NUMBER;CLUSTER
     #? else
     local said # pods start in the project's folder, whatever its name there
@@ -149,7 +151,10 @@ echo "report, in $PWD: python3 benchmark/report.py {{ "benchmark/published.csv "
     echo "nodes ${held[*]}: not submitted, as {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time;" \
         "call this again with --name $name when one has ended, or name another queue, {{ variable }}=NAME" >&2
 #? endif
-((${#failed[@]} == 0)) || { echo "benchmark/scaling.sh: failed with these numbers of nodes: ${failed[*]}. See above, then call it again with --name $name" >&2 && exit 1; }
+if ((${#failed[@]})); then
+    echo "benchmark/scaling.sh: failed with these numbers of nodes: ${failed[*]}. See above, then call it again with --name $name" >&2
+    exit 1
+fi
 #? if limit
 ((${#held[@]} == 0)) # the exit code
 #? endif

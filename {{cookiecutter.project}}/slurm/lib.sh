@@ -401,8 +401,8 @@ arrange_stop_request() {
     fi
 }
 
-# Sets the caller's end, when Slurm ends this job [seconds since 1970]: in a year if it has no time limit, or none
-# that is known.
+# Sets the caller's variable end, when Slurm ends this job [seconds since 1970]: in a year if it has
+# no time limit, or none that is known.
 find_end_of_job() {
     local text
     if [[ -n ${SLURM_JOB_END_TIME:-} ]]; then # Slurm 23.02 or later
@@ -415,7 +415,8 @@ find_end_of_job() {
     end=$(date -d "${text:-unknown}" +%s 2>/dev/null || date -d "1 year" +%s)
 }
 
-# Sets the caller's reserve, how many seconds before the end of the job the program has to stop.
+# Sets the caller's variable reserve: how many seconds before the end of the job the program has to
+# stop.
 choose_reserve() {
     local measured
     # Without a measurement: 30 s of a short job, 150 s of a long one, a twentieth of the time in
