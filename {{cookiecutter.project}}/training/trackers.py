@@ -193,6 +193,7 @@ class WandB:
         if caught.error:
             self.mode, why = "offline", caught.error
             with Caught() as caught_offline:
+                self.wandb.teardown()  # else wandb 0.31 says that the run's id is in use (2026-11-23)
                 self.run = self.begin(args)
             self.trouble = caught_offline.error
 

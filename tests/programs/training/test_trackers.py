@@ -491,6 +491,9 @@ def test_other_ranks_do_not_wait_beyond_their_timeout(timeout, modules, monkeypa
             waits.append(settings.init_timeout)
             raise TimeoutError
 
+        def teardown(self):
+            pass
+
     def answers(_, seconds):
         waits.append(seconds)
         return True
