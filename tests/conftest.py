@@ -24,7 +24,14 @@ LONGEST = (
     "test_bake",
     "test_sites",
 )
-LONGEST += ("test_slurm_cluster", "test_benchmark", "test_updates", "test_contributing", "test_training_losses")
+LONGEST += (
+    "test_slurm_cluster",
+    "test_benchmark",
+    "test_updates",
+    "test_contributing",
+    "test_training_losses",
+    "test_stacks",
+)
 LONGEST += ("test_training_learning", "test_training_checkpoints", "test_training_refusals")
 
 

@@ -48,7 +48,7 @@ def call(tmp_path):
     python.chmod(0o755)
 
     def run(environment, *arguments, wrapper=WRAPPER):
-        clean = {"PATH": os.environ["PATH"], "PYTHON": str(python), **environment}
+        clean = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "PYTHON": str(python), **environment}
         done = subprocess.run(
             [wrapper, *arguments], env=clean, capture_output=True, text=True, check=False, cwd=tmp_path
         )
@@ -305,7 +305,13 @@ def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
     _, seen, _ = call({**TASK, "RUN_DIR": str(tmp_path / "a b")}, "x.py", wrapper=RANK)
     assert seen["TORCHELASTIC_ERROR_FILE"] == f"{tmp_path}/a b/node2-n3/1/error.json"
     (tmp_path / "fails.py").write_text("1 / 0\n")
-    environment = {**ELSEWHERE, "RUN_DIR": str(tmp_path), "PATH": os.environ["PATH"], "PYTHON": sys.executable}
+    environment = {
+        **ELSEWHERE,
+        "RUN_DIR": str(tmp_path),
+        "PATH": os.environ["PATH"],
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHON": sys.executable,
+    }
     done = subprocess.run([RANK, tmp_path / "fails.py"], env=environment, capture_output=True, text=True, check=False)
     logs = list(tmp_path.glob("node0-*/0/stderr.log"))
     assert done.returncode == 1
@@ -355,7 +361,13 @@ print("half a line", end="", file=sys.stderr)
 
 
 def spawn(environment, *arguments, cwd, **options):
-    clean = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "LAUNCHER": "spawn", "TMPDIR": str(cwd)}
+    clean = {
+        "PATH": os.environ["PATH"],
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHON": sys.executable,
+        "LAUNCHER": "spawn",
+        "TMPDIR": str(cwd),
+    }
     command, clean = [WRAPPER, *arguments], clean | environment
     return subprocess.run(command, env=clean, cwd=cwd, capture_output=True, text=True, check=False, **options)
 
@@ -409,7 +421,13 @@ def test_spawn_hands_signals_on(number, code, tmp_path):
         "import signal, sys, time\nsignal.signal(signal.SIGUSR1, lambda *_: (time.sleep(0.5), sys.exit(5)))\n"
         f"print('waiting', flush=True)\ntime.sleep({FOREVER})\n"
     )
-    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "LAUNCHER": "spawn", "NPROC_PER_NODE": "2"}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHON": sys.executable,
+        "LAUNCHER": "spawn",
+        "NPROC_PER_NODE": "2",
+    }
     environment["TMPDIR"] = str(tmp_path)
     with subprocess.Popen([WRAPPER, program], env=environment, stdout=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline(), process.stdout.readline()]

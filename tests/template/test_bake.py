@@ -27,6 +27,8 @@ COMMON = {
     "launch/count_gpus.sh",
     "launch/program.sh",
     "launch/torchrun.sh",
+    *(f"launch/stacks/{name}" for name in ("collect.sh", "group.py")),
+    *(f"launch/stacks/python/{name}.py" for name in ("rank_stacks", "sitecustomize")),
     "check/ranks.py",
     "check/hello.py",
     "pi/pi.py",
@@ -43,17 +45,17 @@ COMMON = {
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }
-PAGES = ("your-own-program", "how-a-run-starts", "it-does-not-work", "updating")
+PAGES = ("your-own-program", "how-a-run-starts", "it-does-not-work", "it-hangs", "updating")
 SLURM_PAGES = (*PAGES, "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
 RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma")
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
-SLURM |= {"slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
+SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
 SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES}
-RUNAI = {f"runai/{name}.sh" for name in ("submit_multinode", "interactive", "lib", "pod", "pod_lib")}
+RUNAI = {f"runai/{name}.sh" for name in ("submit_multinode", "interactive", "lib", "pod", "pod_lib", "stacks")}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/Dockerfile", "container/requirements.txt"}
 RUNAI |= {"benchmark/README.md", *(f"runai/docs/{name}.md" for name in RUNAI_PAGES)}
-LOCAL = COMMON - {"benchmark/slow_nodes.py"} | {"local/submit.sh", "local/lib.sh"}
+LOCAL = COMMON - {"benchmark/slow_nodes.py"} | {"local/submit.sh", "local/lib.sh", "local/stacks.sh"}
 LOCAL |= {f"local/docs/{name}.md" for name in PAGES}
 FILES = {"local": LOCAL, "slurm": SLURM, "runai": RUNAI}
 HOROVOD = {"slurm/build_horovod.sh", "slurm/docs/horovod.md", "training/train_horovod.py"}

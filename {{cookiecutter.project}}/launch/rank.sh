@@ -33,6 +33,7 @@ main() {
     # Lightning, Accelerate and others look for this variable of torchrun. Where it is set, they
     # read the variables above and leave Slurm's alone.
     export TORCHELASTIC_RUN_ID=${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$MASTER_PORT
+    export PYTHONPATH="$here/stacks/python${PYTHONPATH:+:$PYTHONPATH}" # the rank tells where it is
     export PYTHONUNBUFFERED=1 # Python would keep lines back, as it writes into a pipe
     if [[ -n ${RUN_DIR:-} ]]; then
         keep_messages "$RUN_DIR/node$GROUP_RANK-$host/$LOCAL_RANK"
@@ -128,6 +129,7 @@ die() {
 }
 
 host=${SLURMD_NODENAME:-$(hostname)}
+here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
 # shellcheck source=/dev/null
-source "$(dirname "${BASH_SOURCE[0]}")/count_gpus.sh"
+source "$here/count_gpus.sh"
 main "$@"

@@ -23,6 +23,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+import rank_stacks  # in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.run import parse_args
@@ -74,6 +75,7 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         os.environ["RANK"] = str(first_rank + local_rank)
         os.environ["LOCAL_RANK"] = str(local_rank)
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
+        rank_stacks.start()
         # NumPy 1 loads numpy.random together with torch. Unseeded, all ranks of a node would draw the same numbers.
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()

@@ -53,8 +53,9 @@ main() {
     (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
-    # torchrun would read each option that is not on its command line from PET_*.
-    unset "${!PET_@}"
+    # torchrun would read each option that is not on its command line from PET_*. It is no rank
+    # itself, and gives its processes theirs.
+    unset "${!PET_@}" RANK
     check_settings
     set_threads
 
@@ -74,6 +75,7 @@ main() {
         torchrun=("$here/spawn.py")
     fi
     #? endif
+    export PYTHONPATH=$here/stacks/python${PYTHONPATH:+:$PYTHONPATH} # the ranks tell where they are
     # Without -- torchrun takes the program's --max for an abbreviation of its own --max-restarts.
     exec "$PYTHON" "${torchrun[@]}" "${options[@]}" -- "$@"
 }
@@ -296,6 +298,7 @@ case ${BASH_SOURCE[0]} in # the folder of this file, without the process that di
     */*) here=${BASH_SOURCE[0]%/*} ;;
     *) here=. ;;
 esac
+[[ $here == /* ]] || here=$PWD/$here
 # shellcheck source=/dev/null
 source "$here/count_gpus.sh"
 main "$@"

@@ -89,6 +89,11 @@ PREFLIGHT="${PREFLIGHT:-1}"
 # How often the submit script requeues a job whose program saved because the walltime was nearly
 # over. 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
+# Seconds without a line of output after which a job whose ranks do not move counts as stuck: several
+# times the longest silence of a healthy run (slurm/docs/it-hangs.md). 0: never.
+STALL_TIMEOUT="${STALL_TIMEOUT:-0}"
+# What then becomes of the job: end, or requeue, at most MAX_REQUEUES times.
+STALL_ACTION="${STALL_ACTION:-end}"
 
 # ---- network and libraries -----------------------------------------------------------------------
 #? if not (site.partitions or site.qos)

@@ -249,26 +249,24 @@ build_command() {
     add_command_of_pods "${@:2}"
 }
 
+# Sets job_commands, which differ for jobs of one pod and of several.
+choose_job_commands() {
+    case $RUNAI_CLI:$NNODES in
+        v1:*) job_commands="runai" ;;
+        v2:1) job_commands="runai training standard" ;;
+        v2:*) job_commands="runai training pytorch" ;;
+    esac
+}
+
 # The command, which differs for one pod and for several, with the job's name, image and number of
 # pods.
 start_command() {
+    choose_job_commands
     case $RUNAI_CLI:$NNODES in
-        v1:1)
-            job_commands="runai"
-            runai_command=(runai submit --name "$1")
-            ;;
-        v1:*)
-            job_commands="runai"
-            runai_command=(runai submit-dist pytorch --name "$1")
-            ;;
-        v2:1)
-            job_commands="runai training standard"
-            runai_command=(runai training standard submit "$1")
-            ;;
-        v2:*)
-            job_commands="runai training pytorch"
-            runai_command=(runai training pytorch submit "$1")
-            ;;
+        v1:1) runai_command=(runai submit --name "$1") ;;
+        v1:*) runai_command=(runai submit-dist pytorch --name "$1") ;;
+        v2:1) runai_command=(runai training standard submit "$1") ;;
+        v2:*) runai_command=(runai training pytorch submit "$1") ;;
     esac
     runai_command+=(--project "$RUNAI_PROJECT" --image "$IMAGE")
     # The first pod, the master, is no worker. Running: once the master has ended, the operator ends
@@ -477,16 +475,23 @@ delete_job() {
     exec runai workload delete "$1" -y -p "$RUNAI_PROJECT"
 }
 
+# Prints the names of the pods of a job on several nodes. Argument: the job's name.
+pods_of() {
+    local worker pods="$1-master-0"
+    for ((worker = 0; worker < NNODES - 1; worker++)); do
+        pods+=" $1-worker-$worker"
+    done
+    echo "$pods"
+}
+
 # Prints how to enter each pod, and how to run a program in all of them. Argument: the job's name.
 print_how_to_enter() {
-    local pod worker pods="$1-master-0" command="bash $POD_PROJECT_DIR/runai/pod.sh check/ranks.py"
+    local pod pods command="bash $POD_PROJECT_DIR/runai/pod.sh check/ranks.py"
     if ((NNODES == 1)); then
         echo "In the shell:  $command"
         return
     fi
-    for ((worker = 0; worker < NNODES - 1; worker++)); do
-        pods+=" $1-worker-$worker"
-    done
+    pods=$(pods_of "$1")
     echo "To open a shell in each pod:"
     for pod in $pods; do
         echo "  $job_commands bash $1 -p $RUNAI_PROJECT --pod $pod"

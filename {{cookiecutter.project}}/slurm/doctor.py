@@ -53,6 +53,8 @@ def main():
     first = first_failure(failures, logs, ranks_ended_by_srun(logs, output))
 
     lines = output or log_lines(logs, first.failed)  # the output alone is enough: it holds the stderr of all ranks
+    if places_of_stuck_ranks(lines):
+        return show(places_of_stuck_ranks(lines), code=0)
     hits = find_hits(lines, job)
     mark_what_first_said(hits, first, lines)
     causes, others = weigh(hits, first, has_output=bool(output))
@@ -101,6 +103,17 @@ class Cause(NamedTuple):
 #   LAUNCHER_NOISE   a launcher or a library prints it, and it is no part of a rank's error message
 #   SLURM_SAYS       Slurm or the kernel prints it, and it counts beside a rank's own error
 CAUSES = (
+    Cause(
+        name="stuck",
+        strength=TELLS_WHY,
+        patterns=(r"stuck: nothing was printed for \d+ s",),
+        says="the ranks waited for something that never came (STALL_TIMEOUT)",
+        fix="Look at where each rank was, below: one that stands alone kept the others waiting.",
+        source="slurm/lib.sh of this project (2026-11-23)",
+        examples=(
+            "2026-11-23 16:00:00 stuck: nothing was printed for 600 s (STALL_TIMEOUT), and no rank moves: see above",
+        ),
+    ),
     Cause(
         name="project",
         strength=TELLS_WHY,
@@ -798,6 +811,7 @@ CAUSES = (
 
 # Lines that stand in good runs too, and so prove nothing.
 HARMLESS_LINES = (
+    r"--numa-binding is left out|so it uses this node alone",  # launch/torchrun.sh goes on
     r"Address family not supported",  # c10d tries IPv6 first
     r"IPv6 network addresses of",  # c10d tries IPv6 first; antgroup/animate-x #15, OFA-Sys/OFA #307 (2026-11-22)
     r"failed to shutdown the rendezvous",
@@ -813,6 +827,8 @@ HARMLESS_LINES = (
     r"\bRetrying\b|thrown while requesting|entering retry loop",  # huggingface_hub, urllib3, wandb (2026-11-22)
 )
 HARMLESS = re.compile("|".join(HARMLESS_LINES))
+# How lines of launch/stacks/group.py begin.
+PLACE = re.compile(r"(?:ranks?|other process of ranks?) [\d,-]+(?: on |: )| {4}another thread")
 OWN_REPORT = re.compile(  # how lines of a report of this program begin
     r"(?:cause|proof|fix|may also matter|first failure|who waited for it|who lost it): |no cause known to doctor"
     r"|the program ended with exit code \d+; "
@@ -1834,6 +1850,17 @@ def weigh(hits, first, has_output):
     names, proofs = {hit.cause.name for hit in causes}, [hit.line for hit in causes]
     others = (hit for hit in hits if hit.strong and hit.cause.name not in names and hit.line not in proofs)
     return causes, strongest(others)
+
+
+def places_of_stuck_ranks(lines):
+    """Return the report on a job that slurm/lib.sh has ended, as no rank moved; [] if it has not."""
+    for at, line in enumerate(lines):
+        if re.search(cause_named("stuck").patterns[0], line.text):
+            start = at
+            while start and PLACE.match(lines[start - 1].text):
+                start -= 1
+            return cause_lines([Hit(cause_named("stuck"), line)], []) + [place.quoted for place in lines[start:at]]
+    return []
 
 
 def strongest(hits):

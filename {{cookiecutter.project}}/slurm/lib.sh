@@ -162,6 +162,10 @@ check_settings() {
             "node without GPUs"
     [[ $MAX_REQUEUES =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
+    [[ $STALL_TIMEOUT == 0 || $STALL_TIMEOUT =~ ^[1-9][0-9]+$ ]] ||
+        die "STALL_TIMEOUT='$STALL_TIMEOUT': expected seconds, 10 or more; 0: no job counts as stuck"
+    [[ $STALL_ACTION == end || $STALL_ACTION == requeue ]] ||
+        die "STALL_ACTION='$STALL_ACTION': expected end or requeue"
     refuse_program_with_own_ranks
     [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
     make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
@@ -317,11 +321,12 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1; }
 
 # Makes the folder of this attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (0, 1, …
 # after a requeue), and the files by which this script and the program talk: STOP_FILE,
-# REQUEUE_FILE, TIMES_FILE.
+# REQUEUE_FILE, TIMES_FILE, HEARTBEAT_FILE.
 make_run_folder() {
     export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
     export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
     export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
+    export HEARTBEAT_FILE="$RUN_DIR/heartbeat"
     mkdir -p "$RUN_DIR"
     ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest" || true # two jobs may start at once
     rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" # of an earlier run in this allocation
@@ -589,21 +594,114 @@ launch() {
 }
 
 # Runs a command in the background, because bash handles no signal while it waits for a command in
-# the foreground. A signal ends `wait`, hence the loop. The last `wait` returns the command's exit
-# code.
+# the foreground. A signal ends `wait`, hence the loop. Where something has to be looked at meanwhile,
+# it sleeps for a second at a time. Returns the command's exit code, or STUCK_CODE if end_if_stuck has
+# ended it.
 # shellcheck disable=SC2329 # called in batch jobs
 wait_and_hear_signals() {
     "$@" &
     local command=$!
+    stuck='' next_look=0
     while kill -0 "$command" 2>/dev/null; do
-        if [[ $warning == early ]]; then
+        if [[ $warning == early ]] || watches_for_stall; then
             sleep 1
-            (($(date +%s) < STOP_TIME)) || on_warning
+            [[ $warning != early ]] || (($(date +%s) < STOP_TIME)) || on_warning
+            ! watches_for_stall || end_if_stuck "$command"
         else
             wait "$command" || true
         fi
     done
+    [[ -z $stuck ]] || return "$STUCK_CODE"
     wait "$command"
+}
+
+# ---- a job that is stuck -------------------------------------------------------------------------
+
+STUCK_CODE=124 # as that of the command timeout
+
+# Whether to look if the job is stuck: not any more once the program was asked to save, or to end.
+# shellcheck disable=SC2329 # called in batch jobs
+watches_for_stall() {
+    [[ $STALL_TIMEOUT != 0 && $warning != passed-on && -z $cancelled && -z $stuck ]]
+}
+
+# Ends the ranks if the job has printed nothing for STALL_TIMEOUT seconds, nor written to a file of
+# RUN_DIR, and no rank moves. Sets stuck, and next_look, before which nothing is looked at. Argument:
+# the process that started the ranks.
+# shellcheck disable=SC2329 # called in batch jobs
+end_if_stuck() {
+    local now last places before=${looked:-0}
+    printf -v now '%(%s)T' -1
+    looked=$now
+    if ((next_look == 0 || now > before + 60)); then # this launch has just begun, or was suspended
+        next_look=$((now + STALL_TIMEOUT))
+    fi
+    ((now >= next_look)) || return 0
+    last=$(last_output)
+    if ((now < last + STALL_TIMEOUT)); then
+        next_look=$((last + STALL_TIMEOUT))
+        return
+    fi
+    if ! ranks_stand_still || (($(last_output) > last)); then
+        printf -v looked '%(%s)T' -1
+        next_look=$((looked + STALL_TIMEOUT))
+        return
+    fi
+    stuck=1
+    sed '/^$/,$d' <<<"$places" # without the whole stacks
+    say "stuck: nothing was printed for $STALL_TIMEOUT s (STALL_TIMEOUT), and no rank moves:" \
+        "see above where each of them is"
+    kill_ranks "$1"
+    echo "$places" >"$RUN_DIR/stacks.txt"
+}
+
+# Whether all ranks are at the same place at five looks. Sets the caller's variable places. Where a
+# node or a rank does not answer, nobody knows: then they do not stand still.
+# shellcheck disable=SC2329 # called in batch jobs
+ranks_stand_still() {
+    local look again
+    places=$(where_ranks_are) || return
+    for ((look = 2; look <= 5; look++)); do
+        sleep $((STALL_TIMEOUT < 60 ? 1 : 10))
+        again=$(where_ranks_are) && [[ $again == "$places" ]] || return
+    done
+}
+
+# Ends the ranks with KILL, as they may be stopped, or not listen. Asks Slurm step by step, because
+# with the number of the job this script would end, too. Argument: the process that started them.
+# shellcheck disable=SC2329 # called in batch jobs
+kill_ranks() {
+    local try
+    for ((try = 0; try < 6; try++)); do
+        squeue --noheader --steps --jobs="$batch" --format=%i | grep -E '[.][0-9]+$' |
+            xargs -r -n 1 scancel --signal=KILL
+        sleep 5
+        kill -0 "$1" 2>/dev/null || return 0
+    done
+    pkill -KILL -P "$1" # of mpirun on one node, the ranks
+    kill -KILL "$1" 2>/dev/null
+}
+
+# Prints when the job wrote its newest line: to its output, or to a file of RUN_DIR [seconds since
+# 1970]; 0 if never.
+# shellcheck disable=SC2329 # called in batch jobs
+last_output() {
+    local times
+    times=$(find -L "/proc/$$/fd/1" "/proc/$$/fd/2" "$RUN_DIR" -type f -printf '%T@\n' 2>/dev/null)
+    sort -n <<<"${times:-0}" | sed -n '$s/[.].*//;$p'
+}
+
+# Prints where each rank is, as slurm/stacks.sh does, and below an empty line their whole stacks.
+# Fails if a node or a rank does not answer.
+# shellcheck disable=SC2329 # called in batch jobs
+where_ranks_are() {
+    local answers interpreter
+    answers=$(timeout --kill-after=10 60 srun --overlap --nodes=${#hosts[@]} \
+        --ntasks=${#hosts[@]} --ntasks-per-node=1 --cpus-per-task=1 --label --input=none \
+        --export=ALL "$PROJECT_DIR/launch/stacks/collect.sh" "SLURM_JOB_ID=$SLURM_JOB_ID" \
+        2>/dev/null) || return
+    interpreter=$(type -P python3) || interpreter=$PYTHON
+    "$interpreter" "$PROJECT_DIR/launch/stacks/group.py" --stacks <<<"$answers" 2>/dev/null
 }
 
 # ---- requeue, or explain the failure -------------------------------------------------------------
@@ -612,6 +710,10 @@ wait_and_hear_signals() {
 # the exit code.
 requeue_or_explain() {
     local code=$1 limit record=''
+    if [[ -n ${stuck:-} && -z $cancelled ]]; then
+        requeue_or_explain_stall
+        return
+    fi
     # Slurm's record says why a job ends.
     if [[ -n $batch && (-e $REQUEUE_FILE || -n $cancelled) ]]; then
         record=$(job_record "$batch") || true
@@ -633,6 +735,15 @@ requeue_or_explain() {
         #? if site.expedited_requeue
         tell_of_hold
         #? endif
+    fi
+}
+
+# Requeues a job that was stuck, if STALL_ACTION says so, or says why the run ended.
+requeue_or_explain_stall() {
+    if [[ $STALL_ACTION == requeue ]] && ((RESTART_COUNT < MAX_REQUEUES)) && ask_for_requeue; then
+        say "back into the queue as attempt $((RESTART_COUNT + 1))"
+    else
+        explain_failure "$STUCK_CODE"
     fi
 }
 
