@@ -421,8 +421,9 @@ def test_a_run_that_failed_is_started_anew(tmp_path):
         job = site.run(site.program(counts), RETRIES="1")
         assert job.state == "Failed" and 3 in job.exit_codes.values()
         attempts = [output.count("attempt") for output in job.outputs.values()]
-        # The operator counts the restarts of both together: how many there are depends on which fails first.
-        assert sum(attempts) in (4, 5) and min(attempts) >= 2
+        # The operator counts the restarts of both together. How many there are depends on which fails first, and a
+        # pod that starts late may find them used up.
+        assert sum(attempts) in (4, 5) and min(attempts) >= 1
         (log,) = (site.project / "logs").glob(f"{site.name()}.*/pod1.log")
         assert log.read_text().count("attempt") == attempts[1]
 
