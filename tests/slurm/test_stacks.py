@@ -252,6 +252,19 @@ def test_a_rank_without_sitecustomize_is_named_and_lives(tmp_path):
         rank.wait()
 
 
+def test_a_rank_that_the_signal_would_end_is_not_asked(tmp_path):
+    """A program may have put the default action back."""
+    program = "import signal, time; signal.signal(60, signal.SIG_DFL); print(1); time.sleep(1000)"
+    rank = started(program, tmp_path, RANK="0", RUN=str(tmp_path))
+    try:
+        said = collect(f"RUN={tmp_path}").stdout
+        assert said.startswith("== rank=0 ") and "File" not in said, said
+        assert rank.poll() is None
+    finally:
+        rank.kill()
+        rank.wait()
+
+
 def test_the_sitecustomize_of_others_is_run_too(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_site = 'here'\n")
     path = f"{TEMPLATE / 'launch/stacks/python'}:{tmp_path}"
