@@ -41,18 +41,24 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print what the drills measured as a table, and write it to the file that DRILLS_FILE names."""
+    """Print what the drills measured as tables, and write them to the files that DRILLS_FILE and HANGS_FILE name."""
     passed = terminalreporter.stats.get("passed", [])
     reports = sorted((r for r in passed if r.when == "call"), key=lambda report: report.location[:2])
-    rows = [value for report in reports for name, value in report.user_properties if name == "drill"]
-    if not rows:
-        return
+    for kind in ("drill", "hang"):
+        rows = [value for report in reports for name, value in report.user_properties if name == kind]
+        if rows:
+            write_table(terminalreporter, rows, f"{kind}s")
+
+
+def write_table(terminalreporter, rows, title):
+    """Print rows, dictionaries with the same keys, as a table; write it to the file that TITLE_FILE names."""
     lines = [" | ".join(["", *rows[0], ""]).strip(), "|---" * len(rows[0]) + "|"]
     lines += [" | ".join(["", *(str(cell).replace("|", "\\|") for cell in row.values()), ""]).strip() for row in rows]
-    terminalreporter.section("drills")
+    terminalreporter.section(title)
     terminalreporter.write_line("\n".join(lines))
-    if os.environ.get("DRILLS_FILE"):
-        Path(os.environ["DRILLS_FILE"]).write_text("\n".join(lines) + "\n")
+    file = os.environ.get(f"{title.upper()}_FILE")
+    if file:
+        Path(file).write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture(scope="session")

@@ -155,6 +155,12 @@ HEALTHY = {
     "does not answer": "import signal, time\nsignal.signal(60, lambda *_: 0)\nfor i in range(32):\n    time.sleep(1)\n",
     "prints": "import time\nfor i in range(8):\n    print(i, flush=True)\n    time.sleep(4)\n",
     "moves": "import time\n" + 32 * "time.sleep(1)\n",
+    "adds up": """\
+import time, torch, torch.distributed
+torch.distributed.init_process_group("gloo")
+for i in range(64):
+    torch.distributed.all_reduce(torch.ones(1)); time.sleep(0.5)
+""",
     "touches": "import os, time\nfor i in range(8):\n    open(os.environ['HEARTBEAT_FILE'], 'w')\n    time.sleep(4)\n",
 }
 
@@ -207,18 +213,20 @@ def test_wrong_settings_are_refused(cluster, project, tmp_path):
 # ---- launch/stacks/ by itself ----------------------------------------------------------------------------------------
 
 
-def started(program, folder, **environment):
+def started(program, folder, stdin=None, **environment):
     """A process that has read launch/stacks/sitecustomize.py; it has printed a line."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TEMPLATE / "launch/stacks/python"), **environment}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # in the template's folder
-    process = subprocess.Popen([sys.executable, "-uc", program], env=environment, cwd=folder, stdout=subprocess.PIPE)
+    command, pipe = [sys.executable, "-uc", program], subprocess.PIPE
+    process = subprocess.Popen(command, env=environment, cwd=folder, stdin=stdin, stdout=pipe)
     process.stdout.readline()
     return process
 
 
-def collect(*words):
+def collect(*words, **environment):
     command = ["bash", TEMPLATE / "launch/stacks/collect.sh", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def test_only_ranks_of_the_run_are_asked(tmp_path):
@@ -250,6 +258,36 @@ def test_a_rank_without_sitecustomize_is_named_and_lives(tmp_path):
     finally:
         rank.kill()
         rank.wait()
+
+
+def test_py_spy_sees_ranks_that_do_not_answer(tmp_path):
+    """One that is stopped, and one without sitecustomize."""
+    tools = Path(sys.executable).parent
+    waits = (
+        "import os, signal, sys\nprint(1, flush=True)\nos.kill(os.getpid(), signal.SIGSTOP) if {} else os.read(0, 1)"
+    )
+    ranks = []
+    for rank, path in enumerate((str(TEMPLATE / "launch/stacks/python"), "")):
+        (tmp_path / f"own{rank}.py").write_text(waits.format(rank == 0))
+        program = f"import runpy; runpy.run_path({str(tmp_path / f'own{rank}.py')!r})"
+        environment = {"RANK": str(rank), "WORLD_SIZE": "2", "RUN": str(tmp_path), "PYTHONPATH": path}
+        ranks.append(started(program, tmp_path, stdin=subprocess.PIPE, **environment))
+    try:
+        dump = [tools / "py-spy", "dump", "--pid", str(ranks[1].pid)]
+        if subprocess.run(dump, capture_output=True, check=False).returncode:
+            pytest.skip("py-spy may not read other processes here")
+        wait_for(lambda: Path(f"/proc/{ranks[0].pid}/stat").read_text().split()[2] == "T", "the stop")
+        said = collect(f"RUN={tmp_path}", PATH=f"{tools}:{os.environ['PATH']}").stdout
+        done = subprocess.run([sys.executable, GROUP], input=said, capture_output=True, text=True, check=False)
+        assert re.fullmatch(
+            r"rank 0 on \S+: stopped by a signal: \S+/own0.py:3 in <module>\n"
+            r"rank 1 on \S+: \S+/own1.py:3 in <module>\n",
+            done.stdout,
+        ), done.stdout + said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def test_a_rank_that_the_signal_would_end_is_not_asked(tmp_path):

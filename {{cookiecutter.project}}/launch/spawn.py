@@ -82,6 +82,7 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         run_program(args)
     except (Exception, KeyboardInterrupt) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal, and passed on
+        sys.last_value = error  # as Python does, for what atexit has registered
         sys.excepthook(type(error), error, error.__traceback__)
         # torch.multiprocessing would take a KeyboardInterrupt for a good end.
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from error

@@ -53,13 +53,16 @@ def main():
     first = first_failure(failures, logs, ranks_ended_by_srun(logs, output))
 
     lines = output or log_lines(logs, first.failed)  # the output alone is enough: it holds the stderr of all ranks
-    if places_of_stuck_ranks(lines):
-        return show(places_of_stuck_ranks(lines), code=0)
     hits = find_hits(lines, job)
+    stuck = [hit for hit in hits if hit.cause.name == "stuck"][:1]
+    mismatch = [hit for hit in hits if hit.cause.name == "different tensors"]
+    places = places_of_ranks(job.run, lines, logs) if stuck or mismatch or first.way in ("waited", "peer") else []
+    if stuck:
+        return show(cause_lines(stuck, [], places) + without_verdicts(places), code=0)
     mark_what_first_said(hits, first, lines)
     causes, others = weigh(hits, first, has_output=bool(output))
 
-    answer = cause_lines(causes, others) + failure_lines(first, causes, lines, job)
+    answer = cause_lines(causes, others, places) + failure_lines(first, causes, lines, job, places)
     return show(answer, code=0 if causes else 1)
 
 
@@ -111,7 +114,7 @@ CAUSES = (
         fix="Look at where each rank was, below: one that stands alone kept the others waiting.",
         source="slurm/lib.sh of this project (2026-11-23)",
         examples=(
-            "2026-11-23 16:00:00 stuck: nothing was printed for 600 s (STALL_TIMEOUT), and no rank moves: see above",
+            "2026-11-23 16:00:00 stuck: nothing was printed for 600 s (STALL_TIMEOUT), and no rank moves; where each",
         ),
     ),
     Cause(
@@ -424,6 +427,18 @@ CAUSES = (
         examples=("terminate called without an active exception",),
     ),
     Cause(
+        name="different tensors",
+        strength=TELLS_WHY,
+        patterns=(r"Received data size doesn't", r"Is there a distributed collective mismatch"),
+        says="ranks called different collectives at the same time, or with tensors of different shapes or types",
+        fix="Let all ranks call the same collectives, in the same order, with tensors of the same shape and type.",
+        source="torch 2.13, gloo: all_reduce of 1024 and of 7 numbers (2026-11-23)",
+        examples=(
+            "what(): [enforce fail at pair.cc:456] preamble.length <= op.nbytes. 512 vs 4. Received data size doesn't",
+            "match expected size. Is there a distributed collective mismatch in your code?",
+        ),
+    ),
+    Cause(
         name="refused by Slurm",
         strength=TELLS_WHY,
         patterns=(
@@ -708,8 +723,8 @@ CAUSES = (
             r"Monitored barrier",
         ),
         says="ranks waited in vain for one that hung, or was busy",
-        fix="If the rank was busy, raise --timeout (in a program of your own: timeout of init_process_group). If it had"
-        " returned, correct the program: all ranks need the same number of steps.",
+        fix="If the rank was stuck, see where. If it was slow, raise --timeout (in a program of your own: timeout of"
+        " init_process_group). If it had returned, correct the program: all ranks need the same number of steps.",
         source="torch 2.13; hiyouga/LlamaFactory #7396 #8549, xdit-project/xDiT #147 (2026-11-22)",
         examples=(
             "RuntimeError: Rank 2 failed to pass monitoredBarrier in 8000 ms",
@@ -827,10 +842,17 @@ HARMLESS_LINES = (
     r"\bRetrying\b|thrown while requesting|entering retry loop",  # huggingface_hub, urllib3, wandb (2026-11-22)
 )
 HARMLESS = re.compile("|".join(HARMLESS_LINES))
-# How lines of launch/stacks/group.py begin.
-PLACE = re.compile(r"(?:ranks?|other process of ranks?) [\d,-]+(?: on |: )| {4}another thread")
+# Lines of launch/stacks/group.py: where ranks were, and who kept the others waiting.
+PLACE = re.compile(r"(?:ranks?|other process of ranks?) [\d,-]+(?: on [^:]+)?: | {4}another thread")
+VERDICT = re.compile(
+    r"ranks? [\d,-]+(?: on \S+| on \d+ nodes)? ha(?:s|ve) (?:not entered|told nothing|no process|left no record)"
+    r"|ranks disagree: |all ranks have entered "
+)
+ASKED = re.compile(r"[\d-]+ [\d:]+ .*where each of them (?:is|was):$")  # slurm/lib.sh, in the line before
+WAITS = ("stuck", "waited in vain", "lost another rank", "returned early", "process group")  # causes that say no more
 OWN_REPORT = re.compile(  # how lines of a report of this program begin
-    r"(?:cause|proof|fix|may also matter|first failure|who waited for it|who lost it): |no cause known to doctor"
+    r"(?:cause|proof|fix|may also matter|first failure|who (?:waited for it|lost it|complained|noticed it)): "
+    r"|no cause known to doctor|where each rank was:$"
     r"|the program ended with exit code \d+; "
 )
 # What Slurm or the kernel says: it counts also where a rank has spoken for itself.
@@ -1598,6 +1620,39 @@ def unlabelled_wait(report, failures):
     return last_of(failure for failure in failures if failure.way == "waited" and not failure.who)
 
 
+def places_of_ranks(run, lines, logs):
+    """Return where the ranks were, and who kept the others waiting, as launch/stacks/group.py says it; [] if unknown.
+
+    slurm/lib.sh asks the ranks when one has waited in vain, or none moves. Else they may have left something in RUN_DIR
+    when they failed.
+    """
+    asked = f"{run}/stacks.txt"
+    if run and os.path.isfile(asked):
+        told = read_end(asked, OUTPUT_BYTES)  # below an empty line are whole stacks
+    else:
+        begin = next((at + 1 for at, line in enumerate(lines) if ASKED.match(line.text)), None)
+        told = [line.text for line in lines[begin:]] if begin else []
+    end = next((at for at, line in enumerate(told) if not PLACE.match(line) and not VERDICT.match(line)), len(told))
+    told = told[:end]
+    if not any(map(VERDICT.match, told)) and glob.glob(f"{glob.escape(run)}/*-rank-*"):
+        reader = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "launch/stacks/group.py")
+        left = answer_of(sys.executable, reader, run).splitlines()
+        told += [line for line in left if VERDICT.match(line) or not told]
+    return [with_host(line, logs) for line in told]
+
+
+def with_host(line, logs):
+    """Return a line of these with the host of a rank whose process is gone, if its log tells which."""
+    gone = re.match(r"rank (\d+)(?= has |: )", line)
+    host = next((log.host for log in logs if gone and log.rank == int(gone.group(1))), "")
+    return line.replace(gone.group(0), f"{gone.group(0)} on {host}", 1) if host else line
+
+
+def without_verdicts(places):
+    """Return only where the ranks were."""
+    return [line for line in places if not VERDICT.match(line)]
+
+
 def last_of(failures):
     """Return the last one, or None."""
     return next(iter(list(failures)[::-1]), None)
@@ -1852,17 +1907,6 @@ def weigh(hits, first, has_output):
     return causes, strongest(others)
 
 
-def places_of_stuck_ranks(lines):
-    """Return the report on a job that slurm/lib.sh has ended, as no rank moved; [] if it has not."""
-    for at, line in enumerate(lines):
-        if re.search(cause_named("stuck").patterns[0], line.text):
-            start = at
-            while start and PLACE.match(lines[start - 1].text):
-                start -= 1
-            return cause_lines([Hit(cause_named("stuck"), line)], []) + [place.quoted for place in lines[start:at]]
-    return []
-
-
 def strongest(hits):
     """Return the best three, one per cause and per line. A sign of a silent rank counts where nothing says more."""
     chosen = []
@@ -1896,22 +1940,27 @@ def cause_named(name):
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 
-def cause_lines(causes, others):
-    """Return the causes, each with its proof and its fix."""
+def cause_lines(causes, others, places=()):
+    """Return the causes, each with its proof and its fix; of ranks that waited, which one they waited for, if known."""
     lines = []
     for hit in [*causes, *others]:
         line, says = hit.line, hit.cause.says or hit.line.text[:PROOF_WIDTH]
+        fix = hit.cause.fix
+        verdict = next(filter(VERDICT.match, places), "")
+        disagree = verdict.startswith("ranks disagree")
+        if verdict and (hit.cause.name in WAITS or (disagree and hit.cause.name == "different tensors")):
+            says, fix = verdict, cause_named("different tensors").fix if disagree else fix
         if hit in causes:
             lines.append(f"cause: {says}")
             lines.append(f"proof: {line.place}: {(line.label + line.text)[:PROOF_WIDTH]}")
-            lines.append(f"fix: {hit.cause.fix}")
+            lines.append(f"fix: {fix}")
         else:
             lines.append(f"may also matter: {says} ({line.place}: {line.quoted[:120]})")
     return lines
 
 
-def failure_lines(first, causes, lines, job):
-    """Return who failed first, and what that rank said last."""
+def failure_lines(first, causes, lines, job, places=()):
+    """Return who failed first, and what that rank said last; places: where the ranks were, if that is known."""
     failed, hung, report_lines = first.failed, first.hung, []
     if not causes and first.way not in ("error", "exited"):
         state = f" ({job.state})" if job.state else ""
@@ -1924,19 +1973,20 @@ def failure_lines(first, causes, lines, job):
     if first.way == "none":
         return report_lines + ([] if causes else [line.quoted for line in lines[-10:]])
 
-    if hung:
+    if places:
+        report_lines += ["where each rank was:", *without_verdicts(places)]
+    elif hung:
         how = "hung, or ended without a traceback" if first.way == "waited" else "ended without an error"
         if hung.words and first.way == "peer":
             how = "ended without a traceback; its last lines:"
         suspects = [f"{suspect.who} ({suspect.place})" for suspect in [hung, *first.or_one_of]]
         more = f" or one of {len(suspects) - 4} more" if len(suspects) > 4 else ""
         report_lines.append(f"first failure: {' or '.join(suspects[:4])}{more} {how}")
-    if failed is not hung:
-        what = "first failure"
-        if hung:
-            what = "who waited for it" if first.way == "waited" else "who lost it"
+    if failed is not hung or places:
         report = f"; {failed.report.line.text.strip()}" if failed.only_reported else ""
-        report_lines.append(f"{what}: {failed.who + ' ' if failed.who else ''}({failed.place}){report}")
+        report_lines.append(
+            f"{role_of(first, causes, places)}: {failed.who + ' ' if failed.who else ''}({failed.place}){report}"
+        )
     if first.way == "error" and not causes:
         report_lines[-1] += ": the program failed by itself; its own words:"
     words = quoted_words(failed)
@@ -1947,6 +1997,17 @@ def failure_lines(first, causes, lines, job):
         elif not causes:
             report_lines.append(f"the program ended with exit code {failed.report.code}, and printed nothing")
     return report_lines + words
+
+
+def role_of(first, causes, places):
+    """Return what the rank is whose words are shown: the first one to fail, or one that suffers from another."""
+    if any(hit.cause.name == "different tensors" for hit in causes):
+        return "who noticed it"
+    if first.failed is first.hung or not (first.hung or places):
+        return "first failure"
+    if places:
+        return "who complained"
+    return "who waited for it" if first.way == "waited" else "who lost it"
 
 
 def quoted_words(failure):

@@ -321,15 +321,16 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1; }
 
 # Makes the folder of this attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (0, 1, …
 # after a requeue), and the files by which this script and the program talk: STOP_FILE,
-# REQUEUE_FILE, TIMES_FILE, HEARTBEAT_FILE.
+# REQUEUE_FILE, TIMES_FILE, HEARTBEAT_FILE, TIMEOUT_FILE.
 make_run_folder() {
     export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
     export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
     export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
-    export HEARTBEAT_FILE="$RUN_DIR/heartbeat"
+    export HEARTBEAT_FILE="$RUN_DIR/heartbeat" TIMEOUT_FILE="$RUN_DIR/timeout"
     mkdir -p "$RUN_DIR"
     ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest" || true # two jobs may start at once
-    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" # of an earlier run in this allocation
+    # Of an earlier run in this allocation.
+    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" "$TIMEOUT_FILE" "$RUN_DIR/stacks.txt"
 }
 
 # ---- rendezvous endpoint -------------------------------------------------------------------------
@@ -588,9 +589,16 @@ gpus_of_a_step() {
 
 # Runs a program on all nodes. Arguments: the program and its arguments. Returns its exit code.
 launch() {
+    local code=0 watcher
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
-    ${batch:+wait_and_hear_signals} "${step[@]}" "${CONTAINER_EXEC[@]}" "${wrapper[@]}" "$@"
+    answer_timeout &
+    watcher=$!
+    disown "$watcher" # or bash would tell of its end
+    ${batch:+wait_and_hear_signals} "${step[@]}" "${CONTAINER_EXEC[@]}" "${wrapper[@]}" "$@" ||
+        code=$?
+    kill "$watcher" 2>/dev/null || true
+    return "$code"
 }
 
 # Runs a command in the background, because bash handles no signal while it waits for a command in
@@ -613,6 +621,38 @@ wait_and_hear_signals() {
     done
     [[ -z $stuck ]] || return "$STUCK_CODE"
     wait "$command"
+}
+
+# ---- where the ranks are -------------------------------------------------------------------------
+
+# Waits until a collective of a rank fails, as it times out. Then it asks all ranks at which line they
+# are, before the launcher ends them. With gloo that rank creates TIMEOUT_FILE, and waits a minute
+# for stacks.txt (launch/stacks/python/rank_collectives.py). With NCCL torch writes nccl-rank-RANK,
+# and the ranks live on for a minute (torch 2.13, ProcessGroupNCCL.cpp).
+answer_timeout() {
+    local places
+    trap '' USR1 # the warning before the walltime is over, which is for this script alone
+    while sleep 1 &>/dev/null && kill -0 $$ 2>/dev/null; do # as long as this script lives
+        [[ ! -e $RUN_DIR/stacks.txt ]] || continue
+        [[ -e $TIMEOUT_FILE ]] || compgen -G "$RUN_DIR/nccl-rank-*" >/dev/null || continue
+        places=$(where_ranks_are) || true
+        [[ -z $places ]] ||
+            say "a rank has waited in vain; where each of them was:"$'\n'"${places%%$'\n\n'*}"
+        echo "$places" >"$RUN_DIR/stacks"
+        mv "$RUN_DIR/stacks" "$RUN_DIR/stacks.txt" # at once, as ranks wait for it
+    done
+}
+
+# Prints at which line each rank is, as slurm/stacks.sh does, and below an empty line their whole
+# stacks. Fails if a node does not answer, or a rank that runs or sleeps.
+where_ranks_are() {
+    local answers interpreter
+    answers=$(timeout --kill-after=10 60 srun --overlap --nodes=${#hosts[@]} \
+        --ntasks=${#hosts[@]} --ntasks-per-node=1 --cpus-per-task=1 --label --input=none \
+        --export=ALL "$PROJECT_DIR/launch/stacks/collect.sh" "SLURM_JOB_ID=$SLURM_JOB_ID" \
+        2>/dev/null) || return
+    interpreter=$(type -P python3) || interpreter=$PYTHON
+    "$interpreter" "$PROJECT_DIR/launch/stacks/group.py" --stacks <<<"$answers" 2>/dev/null
 }
 
 # ---- a job that is stuck -------------------------------------------------------------------------
@@ -642,15 +682,15 @@ end_if_stuck() {
         next_look=$((last + STALL_TIMEOUT))
         return
     fi
-    if ! ranks_stand_still || (($(last_output) > last)); then
+    if ! ranks_stand_still || (($(last_output) > last)) || ! watches_for_stall ||
+        ! kill -0 "$1" 2>/dev/null; then # it has printed, was asked to end, or has ended meanwhile
         printf -v looked '%(%s)T' -1
         next_look=$((looked + STALL_TIMEOUT))
         return
     fi
     stuck=1
-    sed '/^$/,$d' <<<"$places" # without the whole stacks
-    say "stuck: nothing was printed for $STALL_TIMEOUT s (STALL_TIMEOUT), and no rank moves:" \
-        "see above where each of them is"
+    say "stuck: nothing was printed for $STALL_TIMEOUT s (STALL_TIMEOUT), and no rank moves;" \
+        "where each of them is:"$'\n'"${places%%$'\n\n'*}"
     kill_ranks "$1"
     echo "$places" >"$RUN_DIR/stacks.txt"
 }
@@ -662,6 +702,7 @@ ranks_stand_still() {
     local look again
     places=$(where_ranks_are) || return
     for ((look = 2; look <= 5; look++)); do
+        watches_for_stall || return
         sleep $((STALL_TIMEOUT < 60 ? 1 : 10))
         again=$(where_ranks_are) && [[ $again == "$places" ]] || return
     done
@@ -689,19 +730,6 @@ last_output() {
     local times
     times=$(find -L "/proc/$$/fd/1" "/proc/$$/fd/2" "$RUN_DIR" -type f -printf '%T@\n' 2>/dev/null)
     sort -n <<<"${times:-0}" | sed -n '$s/[.].*//;$p'
-}
-
-# Prints where each rank is, as slurm/stacks.sh does, and below an empty line their whole stacks.
-# Fails if a node or a rank does not answer.
-# shellcheck disable=SC2329 # called in batch jobs
-where_ranks_are() {
-    local answers interpreter
-    answers=$(timeout --kill-after=10 60 srun --overlap --nodes=${#hosts[@]} \
-        --ntasks=${#hosts[@]} --ntasks-per-node=1 --cpus-per-task=1 --label --input=none \
-        --export=ALL "$PROJECT_DIR/launch/stacks/collect.sh" "SLURM_JOB_ID=$SLURM_JOB_ID" \
-        2>/dev/null) || return
-    interpreter=$(type -P python3) || interpreter=$PYTHON
-    "$interpreter" "$PROJECT_DIR/launch/stacks/group.py" --stacks <<<"$answers" 2>/dev/null
 }
 
 # ---- requeue, or explain the failure -------------------------------------------------------------

@@ -1,23 +1,30 @@
 """Says in words where the ranks of a run are. It reads what launch/stacks/collect.sh prints on each node.
 
-    srun --label launch/stacks/collect.sh SLURM_JOB_ID=4711 | python3 launch/stacks/group.py
+    srun --ntasks-per-node=1 --label launch/stacks/collect.sh SLURM_JOB_ID=4711 | python3 launch/stacks/group.py
+    python3 launch/stacks/group.py logs/4711.0        what ranks have left there when they failed
 
-Ranks at the same place are one line. The lines of the fewest ranks come last: those that wait are usually many, and
-they usually wait for a single rank. With --stacks, the whole stack of each rank's main thread follows below an empty
-line. Exit code 0: all ranks that were found have answered; 1: one runs or sleeps without an answer, or there is none.
-Python 3.6 is enough.
+Ranks at the same place are one line, and the smallest groups of ranks come last: most ranks usually wait for a single
+one. Then come processes that ranks have started, and last a line for each group of ranks that waits in a collective,
+which names the rank that is missing (collectives.py). With --stacks, the whole stack of each rank's main thread follows
+below an empty line. Exit code 1: no rank was found, or one that runs or sleeps has not answered. Python 3.6 is enough.
 """
 
+import io
+import json
 import os
 import re
 import sys
 
-# srun puts the number of a node before each line, as "2: ", because lines of several nodes arrive mixed.
+from collectives import named, numbered, oldest_unfinished, ranges, verdicts
+from records import left_by_ranks, rank_collectives
+
+# srun puts the number of its task before each line, here of a node, as "2: ": lines of several nodes arrive mixed.
 LABEL = re.compile(r"(?: *(\d+): )?(.*)", re.DOTALL)
-FACTS = re.compile(r"== rank=(\d+) of=(\d*) host=(\S*) pid=(\d+) parent=(\d*) state=(\S?) wchan=(\S+) name=(.*)")
+FACTS = re.compile(r"== rank=(\d+) of=(\d*) host=(\S*) pid=(\d+) parent=(\d*) state=(\S) wchan=(\S*) name=(.*)")
 THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*most recent call first")
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-# Code that nobody of the project has written.
+COLLECTIVE = re.compile(r"collective (\{.*\})$")
+# Files that are not the user's code.
 LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<(?!stdin)|/torchinductor_|/launch/(?:spawn\.py|stacks/)"
 )
@@ -29,21 +36,25 @@ STATES.update({"R": "running", "S": "sleeping"})
 
 def main():
     """Print the lines."""
-    processes = read(sys.stdin)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--stacks"]
+    if arguments and not os.path.isdir(arguments[0]):
+        sys.exit(f"'{arguments[0]}': expected the folder of a run, as logs/4711.0")
+    answers = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+    processes = read(left_by_ranks(arguments[0]) if arguments else answers)
     if not processes:
         sys.exit("no rank was found: have they started, and through the scripts in launch/?")
-    print(*describe(processes), sep="\n")
-    if "--stacks" in sys.argv:
-        print(*whole_stacks(processes), sep="\n")
-    if any(not process.threads and process.state in "RS" for process in processes):
-        sys.exit(1)
+    lines = describe(processes) + (whole_stacks(processes) if "--stacks" in sys.argv else [])
+    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    sys.exit(1 if any(not process.threads and process.state in ("R", "S") for process in processes) else 0)
 
 
 class Process:
     """A process of a rank: the rank itself, or one that it has started.
 
     threads: stacks, each a list of frames (file, line, function), the innermost first. main_thread: the one of them
-    that has taken the signal. The kernel prefers a process's main thread.
+    that has handled the signal, which the kernel gives to the main thread if it can; if the rank has failed, the stack
+    of its failure. collectives: its newest, as rank_collectives.lines_of() makes them. told: the backends of which it
+    has told all of these.
     """
 
     def __init__(self, rank, world_size, host, pid, parent, state, wchan, name):
@@ -51,75 +62,128 @@ class Process:
         self.rank, self.world_size = int(rank), int(world_size or 0)
         self.host, self.pid, self.parent = host, int(pid), int(parent or 0)
         self.state, self.wchan, self.name = state, wchan, name
-        self.threads, self.main_thread = [], []
+        self.threads, self.main_thread, self.has_failed = [], [], False
+        self.collectives, self.told, self.is_torn = [], set(), False
+
+    def add(self, line):
+        """Take a line of its answer; one that is torn is left out."""
+        thread, frame, call = THREAD.match(line), FRAME.match(line), COLLECTIVE.match(line)
+        if thread:
+            self.threads.append([])
+            if thread.group(1) == "Current thread":
+                self.main_thread = self.threads[-1]
+        elif line.strip() == "failed":
+            self.has_failed, self.main_thread = True, []
+            self.threads.append(self.main_thread)
+        elif self.threads and frame:
+            self.threads[-1].append((frame.group(1), int(frame.group(2)), frame.group(3)))
+        elif call:
+            try:
+                self.collectives.append(json.loads(call.group(1)))
+            except ValueError:
+                self.is_torn = True
+        elif line.startswith("collective "):
+            self.is_torn = True
+        elif line.startswith(rank_collectives.END) and not self.is_torn:
+            self.told.update(line[len(rank_collectives.END) :].split())
 
 
 def read(lines):
     """Return the processes that the lines describe."""
-    processes, newest = [], {}  # the newest of each node
+    processes, current = [], {}  # the process of each node to which its lines belong
     for text in lines:
         node, line = LABEL.match(text).groups()
-        facts, thread, frame = FACTS.match(line), THREAD.match(line), FRAME.match(line)
-        process = newest.get(node)
-        if facts:
-            newest[node] = Process(*facts.groups())
-            processes.append(newest[node])
-        elif process and thread:
-            process.threads.append([])
-            if thread[1] == "Current thread":
-                process.main_thread = process.threads[-1]
-        elif process and process.threads and frame:
-            process.threads[-1].append((frame[1], int(frame[2]), frame[3]))
-    return processes
+        if line.startswith("== "):
+            facts = FACTS.match(line)  # without a state the process has just ended
+            current[node] = Process(*facts.groups()) if facts else None
+            processes += [current[node]] if facts else []
+        elif current.get(node):
+            current[node].add(line)
+    return merged(processes)
+
+
+def merged(processes):
+    """Return the processes, with one for what a rank has left in several files."""
+    kept, of_files = [], {}
+    for process in processes:
+        first = of_files.setdefault(process.rank, process) if process.state == "X" else process
+        if first is process:
+            kept.append(process)
+        else:
+            first.collectives += process.collectives
+            first.told |= process.told
+            first.world_size = max(first.world_size, process.world_size)
+    return kept
 
 
 def describe(processes):
-    """Return lines: the ranks, those at the same place together; those without a process; then what ranks started."""
-    ranks, others = {}, []  # of the processes of a rank, the one that the others come from
+    """Return lines: the ranks; those without a process; what ranks have started; who keeps whom waiting."""
+    ranks, others = {}, []  # of the processes of a rank, the one that has started the others
     known = {(process.host, process.pid) for process in processes}
-    for process in sorted(processes, key=lambda process: ((process.host, process.parent) in known, process.pid)):
-        if process.rank in ranks:
-            others.append(process)
-        else:
+
+    def order(process):
+        return (process.host, process.parent) in known, not process.told, process.pid
+
+    for process in sorted(processes, key=order):
+        first = ranks.setdefault(process.rank, process)
+        if first.threads and process.told and not first.told:  # first is a wrapper, which has started the rank
             ranks[process.rank] = process
-    lines = grouped(ranks.values(), "rank")
-    missing = set(range(max(process.world_size for process in processes))) - set(ranks)
+            others.append(first)
+        elif first is not process:
+            others.append(process)
+    lines = grouped(ranks.values(), "")
+    world_size = max(process.world_size for process in processes)
+    missing, live = set(range(world_size)) - set(ranks), any(process.state != "X" for process in processes)
     if missing:
-        plural = "s" if len(missing) > 1 else ""
-        lines.append(f"rank{plural} {ranges(missing)}: no process was found")
-    return lines + grouped(others, "other process of rank")
+        lines.append(f"{named(missing)}: {'no process was found' if live else 'left no record'}")
+    lines += grouped(others, "other process of ")
+    calls_of = {rank: process.collectives for rank, process in ranks.items()}
+    told = {rank: process.told for rank, process in ranks.items()}
+    hosts = {rank: process.host for rank, process in ranks.items()}
+    return lines + verdicts(calls_of, told, hosts, world_size, live)
 
 
 def whole_stacks(processes):
-    """Return, for each process, an empty line, its rank, and the stack of its main thread, innermost frame first."""
+    """Return, for each process, an empty line, its rank, the stack of its main thread, and its newest collective."""
     lines = []
     for process in sorted(processes, key=lambda process: (process.rank, process.pid)):
         lines += ["", f"rank {process.rank}, process {process.pid} on {process.host}"]
         lines += [f"    {file}:{line} in {function}" for file, line, function in process.main_thread]
+        if process.collectives:
+            newest = max(process.collectives, key=lambda call: call["since"])
+            lines.append(f"    newest collective: {numbered(newest)}")
     return lines
 
 
 def grouped(processes, kind):
-    """Return the lines for processes of a kind, the largest group first."""
+    """Return the lines for processes of a kind, which stands before the ranks, the largest group first."""
     groups = {}
     for process in sorted(processes, key=lambda process: process.rank):
         groups.setdefault(place(process), []).append(process)
     lines = []
     for words, members in sorted(groups.items(), key=lambda group: -len(group[1])):
         ranks = {process.rank for process in members}
-        hosts = sorted({process.host for process in members})
-        where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes"
+        who = kind + named(ranks, {process.rank: process.host for process in members})
         if len(members) > len(ranks):
-            where += f" ({len(members)} processes)"
-        plural = "s" if len(ranks) > 1 else ""
-        lines += [f"{kind}{plural} {ranges(ranks)} on {where}: {words}", *other_threads(members, ranks)]
+            who += f" ({len(members)} processes)"
+        lines += [f"{who}: {words}", *other_threads(members, ranks)]
     return lines
 
 
 def place(process):
     """Return in words where a process is, by its main thread."""
     if process.threads:
-        return in_words(process.main_thread)
+        stopped = process.state in (
+            "T",
+            "t",
+            "D",
+        )  # such a process cannot answer itself, but py-spy may read its stacks
+        state = f"{STATES[process.state]}: " if stopped else ""
+        return state + ("failed in " if process.has_failed else "") + in_words(process.main_thread)
+    if process.collectives:  # of what NCCL's recorder has written
+        call = oldest_unfinished(process.collectives) or max(process.collectives, key=lambda call: call["since"])
+        where = in_words(call["frames"]) if call["frames"] else numbered(call)
+        return ("last seen in " if call["finished"] else "waited in ") + where
     wchan = f", in {process.wchan}" if process.wchan != "0" else ""
     return f"no answer: {STATES.get(process.state, 'ended')} (state {process.state or '?'}{wchan})"
 
@@ -141,34 +205,29 @@ def is_own(frame):
 
 
 def in_words(stack):
-    """Return 'fit() in all_reduce(), called from train.py:41 in step()' of a stack, or the like."""
+    """Return words for a stack, as 'fit() in all_reduce(), called from train.py:41 in run()'.
+
+    So line 41 of train.py, in its function run(), has called fit() of a library, which is now in all_reduce().
+    """
     if not stack:
-        return "no Python code"
+        return "no Python code, as it starts or ends"
     own = next((number for number, frame in enumerate(stack) if is_own(frame)), None)
     file, line, function = stack[own or 0]
     at = f"{short(file)}:{line} in {function}" + ("" if function.startswith("<") else "()")
     if not own:  # the innermost frame, or there is no code of the project
         return at
     called = [frame[2] for frame in stack[:own] if frame[2] not in WRAPPERS] or [stack[0][2]]
-    inside = f" in {called[0]}()" if called[0] != called[-1] else ""  # fit() may be anywhere, in all_reduce() it is not
+    inside = f" in {called[0]}()" if called[0] != called[-1] else ""  # where in that function it is
     return f"{called[-1]}(){inside}, called from {at}"
 
 
 def short(path):
     """Return a path as seen from the current folder, if it lies below."""
-    from_here = os.path.relpath(path)
+    try:
+        from_here = os.path.relpath(path)
+    except (OSError, ValueError):  # the folder was deleted, or the path is empty
+        return path
     return path if from_here.startswith("..") else from_here
-
-
-def ranges(numbers):
-    """Return numbers as 0-3,7."""
-    parts = []
-    for number in sorted(set(numbers)):
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 if __name__ == "__main__":

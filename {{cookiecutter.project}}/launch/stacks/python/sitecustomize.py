@@ -24,6 +24,7 @@ if os.environ.get("RANK", "").isdigit():
         import rank_stacks
 
         rank_stacks.start()
-    except (ImportError, OSError, RuntimeError, ValueError) as error:  # no run may fail for this
-        sys.stderr.write(f"launch/stacks: {error!r}\n")
+    except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        # The run goes on.
+        sys.stderr.write(f"launch/stacks: this rank may not be able to say where it is: {error!r}\n")
 run_the_next_one()
