@@ -28,7 +28,7 @@ def verdicts_on(calls_of, world_size=4):
         answers += f"== rank={rank} of={world_size} host=n{rank // 2} pid=7 parent=1 state=S wchan=0 name=python3\n"
         answers += "".join(f"collective {json.dumps(each)}\n" for each in calls) + "end of collectives of gloo\n"
     done = subprocess.run(
-        [sys.executable, GROUP], input=answers, env={"TZ": "UTC"}, capture_output=True, text=True, check=False
+        [sys.executable, "-B", GROUP], input=answers, env={"TZ": "UTC"}, capture_output=True, text=True, check=False
     )
     return [line for line in done.stdout.splitlines() if VERDICT.search(line)]
 
@@ -116,7 +116,7 @@ def test_a_torn_answer_proves_nothing():
         answers += f"== rank={rank} of=3 host=n pid={rank} parent=1 state=S wchan=0 name=python3\n"
         line = f"collective {json.dumps(call(5))}\n"
         answers += (line[:50] + "\n" + line[50:] if rank == 1 else line) + "end of collectives of gloo\n"
-    done = subprocess.run([sys.executable, GROUP], input=answers, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-B", GROUP], input=answers, capture_output=True, text=True, check=False)
     assert "\nrank 1 on n has told nothing, and ranks 0,2 have waited in all_reduce number 5" in done.stdout, (
         done.stdout
     )
@@ -169,7 +169,7 @@ def test_what_nccl_has_written_is_read(tmp_path):
         )
     (tmp_path / "nccl-rank-3").write_bytes(pickle.dumps(os.getcwd, protocol=2))
     (tmp_path / "nccl-rank-4").write_bytes(pickle.dumps({"entries": []}, protocol=2)[:-2])
-    command = [sys.executable, GROUP, tmp_path]
+    command = [sys.executable, "-B", GROUP, tmp_path]
     done = subprocess.run(command, env={"TZ": "UTC"}, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [
         "ranks 0,2: waited in all_reduce(), called from /p/train.py:41 in step()",

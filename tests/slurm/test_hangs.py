@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from baking import bake
 from container_root import python_folders
+from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
 from needs import needs_namespaces
 from submitting import ANSWERS, cluster, project
 from two_nodes import ENVIRONMENT
@@ -232,3 +233,23 @@ def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
     assert_found_while_it_hangs(containers, project, job, tmp_path, way)
     job = containers.wait(job)
     assert_doctor_names_it(containers, project, job, tmp_path, way.verdict, way.at_timeout, way.line)
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+@pytest.mark.parametrize("runtime", [name for name in RUNTIMES if name not in ("none", "venv", "apptainer")])
+def test_in_every_container(container_cluster, runtime, launcher, everywhere, surroundings, tmp_path):
+    """The stand-ins for the runtimes make the namespaces that the real ones make; the ranks are asked from outside."""
+    cluster = container_cluster
+    needs_namespaces(cluster)
+    project = bake(tmp_path / "my_projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**SETTINGS, **surroundings(runtime, project, tmp_path, cluster), "LAUNCHER": launcher}
+    if (project / "slurm/build_container.sh").exists():
+        build_image(cluster, project, environment)
+    here = tmp_path / "here"
+    here.mkdir()
+    way = WAYS["sleeps"]
+    job = submitted(cluster, project, here, "sleeps", 15, **environment)
+    assert_found_while_it_hangs(cluster, project, job, here, way)
+    job = cluster.wait(job)
+    assert_doctor_names_it(cluster, project, job, here, way.verdict, way.at_timeout, way.line)

@@ -251,7 +251,7 @@ def test_a_rank_without_sitecustomize_is_named_and_lives(tmp_path):
     rank = started("import time; print(1); time.sleep(1000)", tmp_path, RANK="3", PYTHONPATH="", RUN=str(tmp_path))
     try:
         said = collect(f"RUN={tmp_path}").stdout
-        done = subprocess.run([sys.executable, GROUP], input=said, capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-B", GROUP], input=said, capture_output=True, text=True, check=False)
         assert re.fullmatch(r"rank 3 on \S+: no answer: sleeping \(state S.*\)\n", done.stdout), done.stdout
         assert done.returncode == 1  # nobody knows where it is
         assert rank.poll() is None
@@ -278,7 +278,7 @@ def test_py_spy_sees_ranks_that_do_not_answer(tmp_path):
             pytest.skip("py-spy may not read other processes here")
         wait_for(lambda: Path(f"/proc/{ranks[0].pid}/stat").read_text().split()[2] == "T", "the stop")
         said = collect(f"RUN={tmp_path}", PATH=f"{tools}:{os.environ['PATH']}").stdout
-        done = subprocess.run([sys.executable, GROUP], input=said, capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-B", GROUP], input=said, capture_output=True, text=True, check=False)
         assert re.fullmatch(
             r"rank 0 on \S+: stopped by a signal: \S+/own0.py:3 in <module>\n"
             r"rank 1 on \S+: \S+/own1.py:3 in <module>\n",
@@ -345,7 +345,7 @@ def grouped(*answers):
         for answer in answers
     ]
     mixed = "\n".join(line for each in zip(*lines) for line in each)
-    return subprocess.run([sys.executable, GROUP], input=mixed, capture_output=True, text=True, check=True).stdout
+    return subprocess.run([sys.executable, "-B", GROUP], input=mixed, capture_output=True, text=True, check=True).stdout
 
 
 def test_ranks_are_grouped_by_where_their_main_thread_is():

@@ -27,7 +27,7 @@ COMMON = {
     "launch/count_gpus.sh",
     "launch/program.sh",
     "launch/torchrun.sh",
-    *(f"launch/stacks/{name}" for name in ("collect.sh", "group.py", "collectives.py")),
+    *(f"launch/stacks/{name}" for name in ("collect.sh", "group.py", "collectives.py", "records.py")),
     *(f"launch/stacks/python/{name}.py" for name in ("rank_collectives", "rank_stacks", "sitecustomize")),
     "check/ranks.py",
     "check/hello.py",

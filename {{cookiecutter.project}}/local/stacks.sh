@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Prints where each rank of a run on this machine is at this moment: file, line and function.
+# Prints where each rank of a run on this machine is at this moment, by file, line and function, and
+# which rank keeps the others waiting in a collective.
 #
 #   bash local/stacks.sh            the newest run
 #   bash local/stacks.sh logs/RUN   another one
 #
-# Ranks at the same place are one line. In a run that hangs, many ranks often wait in a collective,
-# and one is somewhere else: that one is printed last. The run itself goes on, and does not notice.
-# Call it twice: ranks that have not moved in between may be stuck.
+# Ranks at the same place are one line. The run itself goes on. Call it twice: a rank that has not
+# moved in between may be stuck. local/docs/it-hangs.md explains each line.
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Prints where each rank of a running job is at this moment: file, line and function.
+# Prints where each rank of a running job is at this moment, by file, line and function, and which
+# rank keeps the others waiting in a collective.
 #
 #   bash slurm/stacks.sh JOBID
 #
-# Ranks at the same place are one line. In a job that hangs, many ranks often wait in a collective,
-# and one is somewhere else: that one is printed last. The job itself goes on, and does not notice.
-# Call it twice: ranks that have not moved in between may be stuck. A rank that cannot answer is
-# shown with the state of its process.
+# Ranks at the same place are one line. The job itself goes on. Call it twice: a rank that has not
+# moved in between may be stuck. A rank that cannot answer is shown with the state of its process.
+# slurm/docs/it-hangs.md explains each line.
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
