@@ -1,6 +1,6 @@
 """What does it cost that ranks can say where they are (slurm/docs/it-hangs.md)? And how long until they have said it?
 
-    python perf/hangs.py [--rounds 30]
+    python perf/hangs.py [--rounds 45]
 
 A step of training, in three ways that take turns: ranks that know nothing of it, whose flight recorder is off (bare);
 ranks with the recorder (recorder); ranks with the recorder, the signals and the thread of launch/stacks/ (ours). Each
@@ -67,7 +67,7 @@ SLEEPS = "import os, time\nopen(f'here-{os.environ[\"RANK\"]}', 'w').close()\nti
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What it costs that ranks can say where they are.")
-    parser.add_argument("--rounds", type=int, default=30, help=f"turns of each way, {STEPS} steps each (default: 30)")
+    parser.add_argument("--rounds", type=int, default=45, help=f"turns of each way, {STEPS} steps each (default: 45)")
     rounds = parser.parse_args().rounds
     if rounds < 1:
         parser.error(f"--rounds {rounds}: expected at least 1")
