@@ -1,4 +1,4 @@
-"""Ranks that wait for ever, each in its own way: the program of test_stacks.py."""
+"""Ranks that wait for ever, each in its own way: the program of test_stacks.py. hanging.py has more ways."""
 
 import itertools
 import os

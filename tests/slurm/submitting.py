@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from baking import bake
+from container_root import python_folders
 from needs import needs_namespaces
 from two_nodes import ANSWERS, PYTHON_ON_CPUS
 
@@ -29,6 +32,15 @@ THIS_AND_NEWER = ["cluster", *(pytest.param(name, marks=pytest.mark.drill) for n
 def project(tmp_path_factory):
     """A project, in a folder with a space in its name."""
     return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+
+
+def apptainer_project(tmp_path_factory, sif):
+    """Return a project whose ranks run in an image that sees this Python."""
+    project = bake(tmp_path_factory.mktemp("a b") / "apptainer", **ANSWERS, runtime="apptainer", image=sif)
+    settings = project / "env.sh"
+    binds = "".join(f"    {path!s}\n" for path in (sys.prefix, *python_folders()))
+    settings.write_text(settings.read_text().replace("BINDS=(\n", f"BINDS=(\n{binds}"))
+    return project
 
 
 @pytest.fixture

@@ -7,20 +7,17 @@ each launcher. Most of this are drills, and make the table of docs.
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from baking import bake
-from container_root import python_folders
 from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
 from needs import needs_namespaces
-from submitting import ANSWERS, cluster, project
+from submitting import apptainer_project, cluster, project
 from two_nodes import ENVIRONMENT
 from waiting import wait_for
 
-PROGRAM = Path(__file__).with_name("hanging.py")
-SOURCE = PROGRAM.read_text().splitlines()
+PROGRAMS = [Path(__file__).with_name(name) for name in ("hanging.py", "stuck.py")]
 LAUNCHERS = ["torchrun", "srun", "mpirun-ranks"]
 SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
 LATE = r"rank 1 on node1 has not entered all_reduce number 4, in which ranks 0,2-3 have waited since [\d:]+"
@@ -40,25 +37,25 @@ class Way:
 
 
 WAYS = {
-    "sleeps": Way("sleeps", LATE, r"hanging.py:(\d+) in sleeps\(\)", "time.sleep("),
+    "sleeps": Way("sleeps", LATE, r"stuck.py:(\d+) in sleeps\(\)", "time.sleep("),
     "reads_from_a_pipe_that_nobody_fills": Way(
         "reads from a pipe that nobody fills",
         LATE,
-        r"hanging.py:(\d+) in reads_from_a_pipe_that_nobody_fills\(\)",
+        r"stuck.py:(\d+) in reads_from_a_pipe_that_nobody_fills\(\)",
         "os.read(",
     ),
     "is_stopped": Way("is stopped (`kill -STOP`)", MUTE, r"no answer: stopped by a signal \(state T.*\)"),
-    "spins_in_c": Way("computes in C for ever", MUTE, r"hanging.py:(\d+) in spins_in_c\(\)", "all("),
+    "spins_in_c": Way("computes in C for ever", MUTE, r"stuck.py:(\d+) in spins_in_c\(\)", "all("),
     "waits_for_a_data_loader": Way(
         "waits for a data-loader worker that sleeps",
         LATE,
-        r"__next__\(\) in \w+\(\), called from hanging.py:(\d+) in waits_for_a_data_loader\(\)",
+        r"__next__\(\) in \w+\(\), called from stuck.py:(\d+) in waits_for_a_data_loader\(\)",
         "next(iter(",
     ),
     "waits_for_threads_that_wait_for_each_other": Way(
         "and one of its threads wait for each other's lock",
         LATE,
-        r"hanging.py:(\d+) in wants_a_lock\(\)",
+        r"stuck.py:(\d+) in wants_a_lock\(\)",
         "with second",
     ),
     "skips_a_collective": Way(
@@ -79,15 +76,17 @@ WAYS = {
 
 
 def submitted(cluster, project, folder, way, timeout, **environment):
-    (folder / "hanging.py").write_text(PROGRAM.read_text())
+    for program in PROGRAMS:
+        (folder / program.name).write_text(program.read_text())
     words = [project / "slurm/submit_multinode.sh", "hanging.py", way, str(timeout)]
     return cluster.sbatch("--nodes=2", *words, cwd=folder, env={**SETTINGS, **environment})
 
 
 def has_line(pattern, text, line):
-    """Whether a line of the text fits, and stands for this line of hanging.py."""
+    """Whether a line of the text fits, and stands for this line of one of the programs."""
     found = re.search(f"^{pattern}$", text, re.MULTILINE)
-    return found and (not line or line in SOURCE[int(found[1]) - 1])
+    sources = [program.read_text().splitlines() for program in PROGRAMS if found and program.name in found[0]]
+    return found and (not line or line in sources[0][int(found[1]) - 1])
 
 
 def assert_found_while_it_hangs(cluster, project, job, folder, way):
@@ -224,10 +223,7 @@ def test_a_rank_that_waits_itself_is_not_blamed(cluster, project, tmp_path, laun
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
     needs_namespaces(containers)
-    project = bake(tmp_path_factory.mktemp("a b") / "apptainer", **ANSWERS, runtime="apptainer", image=sif)
-    settings = project / "env.sh"
-    binds = "".join(f"    {path!s}\n" for path in (sys.prefix, *python_folders()))
-    settings.write_text(settings.read_text().replace("BINDS=(\n", f"BINDS=(\n{binds}"))
+    project = apptainer_project(tmp_path_factory, sif)
     way = WAYS["skips_a_collective"]
     job = submitted(containers, project, tmp_path, "skips_a_collective", 15, LAUNCHER=launcher)
     assert_found_while_it_hangs(containers, project, job, tmp_path, way)

@@ -13,10 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import TEMPLATE, bake
-from container_root import python_folders
+from baking import TEMPLATE
 from needs import needs_namespaces
-from submitting import ANSWERS, cluster, project
+from submitting import apptainer_project, cluster, project
 from two_nodes import ENVIRONMENT
 from waiting import PATIENCE, wait_for
 
@@ -87,10 +86,7 @@ def test_each_rank_is_found(cluster, project, tmp_path, launcher):
 def test_each_rank_is_found_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
     """The stacks are read from outside of the container."""
     needs_namespaces(containers)
-    project = bake(tmp_path_factory.mktemp("a b") / "apptainer", **ANSWERS, runtime="apptainer", image=sif)
-    settings = project / "env.sh"
-    binds = "".join(f"    {path!s}\n" for path in (sys.prefix, *python_folders()))
-    settings.write_text(settings.read_text().replace("BINDS=(\n", f"BINDS=(\n{binds}"))
+    project = apptainer_project(tmp_path_factory, sif)
     assert_each_rank_is_found(containers, project, tmp_path, LAUNCHER=launcher)
 
 

@@ -15,9 +15,12 @@ SAME_TENSORS = {"all_reduce", "broadcast", "reduce", "reduce_scatter", "reduce_s
 def verdicts(calls_of, told, hosts, world_size, live=True):
     """Return a sentence for each group of ranks that waits. Those come last whose missing ranks wait in another group.
 
-    calls_of: of each rank its newest collectives, as rank_collectives.lines_of() makes them, in the order of the calls.
-    told: of each rank the backends of which it has told all of them. hosts: of each rank that has a process its host.
-    live: a rank without a process has ended; else it has only left no record.
+    The first three have an entry for each rank.
+    calls_of: its newest collectives, as rank_collectives.lines_of() makes them, in the order of the calls.
+    told: the backends, as gloo, of which these are complete.
+    hosts: its host, if it has a process.
+    live: whether the ranks were asked while they ran. Else they have left records, and one without is not known to have
+        ended.
     """
     found, waiting = [], {}
     for group in sorted({call["group"] for calls in calls_of.values() for call in calls}):

@@ -51,10 +51,11 @@ def main():
 class Process:
     """A process of a rank: the rank itself, or one that it has started.
 
-    threads: stacks, each a list of frames (file, line, function), the innermost first. main_thread: the one of them
-    that has handled the signal, which the kernel gives to the main thread if it can; if the rank has failed, the stack
-    of its failure. collectives: its newest, as rank_collectives.lines_of() makes them. told: the backends of which it
-    has told all of these.
+    threads: stacks, each a list of frames (file, line, function), the innermost first.
+    main_thread: one of them. The kernel gives the signal to the main thread if it can. A rank that has failed tells the
+        stack of its failure.
+    collectives: the newest, as rank_collectives.lines_of() makes them.
+    told: the backends, as gloo, of which these are complete.
     """
 
     def __init__(self, rank, world_size, host, pid, parent, state, wchan, name):

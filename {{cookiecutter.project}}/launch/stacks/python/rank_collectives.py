@@ -5,9 +5,10 @@ number is the same on all ranks. So a rank that skipped one, or called another o
 
   collective {"group": "gloo 0", "number": 12, "kind": "all_reduce", "tensors": "[1024] float32", "finished": false, …}
 
-prepare() runs when the rank starts (rank_stacks.py); answer() in a thread of the rank, when it is asked; and
-tell_of_failure() when the rank ends. lines_of() also reads what NCCL's recorder has written to a file (../records.py),
-and runs with Python 3.6.
+  prepare()           runs when the rank starts (rank_stacks.py)
+  answer()            in a thread of the rank, when it is asked
+  tell_of_failure()   when the rank ends
+  lines_of()          also for what NCCL's recorder has written to a file (../records.py), with Python 3.6
 
 The recorder is there for NCCL, and since torch 2.8 for gloo (pytorch/pytorch #152563; read 2026-11-23). NCCL's is not
 read while a rank runs: it asks the GPU for events, which a program that captures a CUDA graph may not survive.
