@@ -159,6 +159,16 @@ def nccl_entry(number, state, **more):
     }
 
 
+class MakesFolder:
+    """A pickle of it makes a folder as soon as it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
 def test_what_nccl_has_written_is_read(tmp_path):
     """torch writes such a file per rank when a collective times out. A torn one, or one that runs code, is no harm."""
     for rank, states in enumerate((["completed", "started"], ["completed"], ["completed", "scheduled"])):
@@ -167,7 +177,7 @@ def test_what_nccl_has_written_is_read(tmp_path):
         (tmp_path / f"nccl-rank-{rank}").write_bytes(
             pickle.dumps({"entries": entries, "pg_config": groups}, protocol=2)
         )
-    (tmp_path / "nccl-rank-3").write_bytes(pickle.dumps(os.getcwd, protocol=2))
+    (tmp_path / "nccl-rank-3").write_bytes(pickle.dumps(MakesFolder(str(tmp_path / "made")), protocol=2))
     (tmp_path / "nccl-rank-4").write_bytes(pickle.dumps({"entries": []}, protocol=2)[:-2])
     command = [sys.executable, "-B", GROUP, tmp_path]
     done = subprocess.run(command, env={"TZ": "UTC"}, capture_output=True, text=True, check=False)
@@ -177,6 +187,7 @@ def test_what_nccl_has_written_is_read(tmp_path):
         "ranks 3-4: left no record",
         "rank 1 has not entered all_reduce number 2, in which ranks 0,2 have waited since 00:00:00",
     ], done.stderr
+    assert not (tmp_path / "made").exists()
 
 
 def variables_of(tmp_path, version, **environment):
