@@ -59,6 +59,7 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 	$(BIN)/python perf/ddp_step.py
 	$(BIN)/python perf/all_reduce.py
 	$(BIN)/python perf/hangs.py
+	$(BIN)/python perf/spares.py
 
 sites: .venv/ready ## write the table of README.md from sites/
 	@mkdir -p build
@@ -77,10 +78,12 @@ schema: .venv/ready ## write sites/schema.json, for editors, from cluster_option
 	$(BIN)/python -B -m cluster_options schema >build/schema.json
 	mv build/schema.json sites/schema.json
 
-drills: .venv/ready packages ## break jobs in all the ways of tests/slurm/test_drills.py and test_hangs.py; write the tables of README.md
+drills: .venv/ready packages ## break jobs in all the ways of tests/slurm/test_{drills,spares,hangs}.py; write the tables of README.md
 	@mkdir -p build
 	DRILLS_FILE="$(CURDIR)/build/drills.md" .venv/bin/pytest -m drill tests/slurm/test_drills.py
 	sed -i -e '/<!-- make drills -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make drills -->/r build/drills.md' README.md
+	SPARES_FILE="$(CURDIR)/build/spares.md" .venv/bin/pytest -m drill tests/slurm/test_spares.py
+	sed -i -e '/<!-- make spares -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make spares -->/r build/spares.md' README.md
 	HANGS_FILE="$(CURDIR)/build/hangs.md" .venv/bin/pytest -m "drill or not drill" tests/slurm/test_hangs.py
 	sed -i -e '/<!-- make hangs -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make hangs -->/r build/hangs.md' README.md
 

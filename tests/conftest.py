@@ -41,10 +41,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print what the drills measured as tables, and write them to the files that DRILLS_FILE and HANGS_FILE name."""
+    """Print what the drills measured as tables, and write them to the files that DRILLS_FILE and its like name."""
     passed = terminalreporter.stats.get("passed", [])
     reports = sorted((r for r in passed if r.when == "call"), key=lambda report: report.location[:2])
-    for kind in ("drill", "hang"):
+    for kind in ("drill", "hang", "spare"):
         rows = [value for report in reports for name, value in report.user_properties if name == kind]
         if rows:
             write_table(terminalreporter, rows, f"{kind}s")

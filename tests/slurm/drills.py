@@ -35,9 +35,13 @@ import os, runpy, sys, time
 training = os.environ["PROJECT_DIR"] + "/training"
 sys.path.insert(0, training)
 import schedule
-slow = int(os.environ.get("SLURM_RESTART_COUNT", 0)) < int(os.environ.get("SLOW_ATTEMPTS", 1))
+slow = int(os.environ.get("RESTART_COUNT", 0)) < int(os.environ.get("SLOW_ATTEMPTS", 1))
 seconds = float(os.environ.get("PAUSE", "0.06")) if slow else 0
 def set_learning_rate(*arguments, set_learning_rate=schedule.set_learning_rate):
+    if os.environ["RANK"] == "3" and os.environ.get("ABORT_AT") == str(arguments[1]):
+        os.abort()
+    if os.environ["RANK"] == "3" and os.environ.get("RAISE_AT") == str(arguments[1]):
+        raise KeyError("a bug")
     time.sleep(seconds)
     while os.path.exists("hold"):
         time.sleep(0.05)
@@ -167,6 +171,8 @@ def how_it_ended(job):
 
 class Drill:
     """A run in `folder`, the jobs that do it, and what is measured of it."""
+
+    table = "drill"  # where its row goes
 
     def __init__(self, cluster, project, folder, reference, note):
         self.cluster, self.project, self.folder, self.reference, self.note = cluster, project, folder, reference, note
@@ -337,7 +343,7 @@ class Drill:
             "steps done again": lost,
             "losses differ by": f"{difference:.0e}" if compare else "–",
         }
-        self.note("drill", row)
+        self.note(self.table, row)
         assert lost <= SAVE_EVERY and (not compare or difference <= SAME)
 
 

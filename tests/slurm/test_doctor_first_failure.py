@@ -35,6 +35,29 @@ def test_the_rank_that_complains_of_others_is_not_the_first(read):
     assert report.endswith(f"{first}KeyError: 'x'\n") and report.count(first) == 30
 
 
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (traceback("KeyError: 'x'", "[node2:3] [rank3]: "), "program"),
+        (traceback("torch.OutOfMemoryError: CUDA out of memory.", "[node2:3] [rank3]: "), "program"),
+        ("srun: error: node2: task 3: Exited with exit code 3\n", "program"),
+        ("srun: error: node2: task 3: Killed\n", "unknown"),
+        (traceback(PEER, "[node1:0] [rank0]: "), "unknown"),
+        (traceback("RuntimeError: CUDA error: uncorrectable NVLink error", "[node2:3] [rank3]: "), "node node2"),
+    ],
+)
+def test_whose_fault_it_is(doctor, tmp_path, lines, fault):
+    """Whether another start may go better, for slurm/nodes.sh; the report is the same."""
+    (tmp_path / "my.out").write_text(GOOD + lines)
+    said = doctor(f"--fault={tmp_path}/fault", "my.out")
+    assert (tmp_path / "fault").read_text() == f"{fault}\n", said.stdout.decode()
+    assert said.stdout == doctor("my.out").stdout
+
+
+def test_causes_that_may_pass_are_in_the_table():
+    assert set(DOCTOR.MAY_PASS) <= {cause.name for cause in DOCTOR.CAUSES}
+
+
 def test_of_a_chain_the_first_exception_decides(read):
     during = "1: \n1: During handling of the above exception, another exception occurred:\n1: \n"
     chain = traceback("KeyError: 'x'", "1: ") + during + traceback(PEER, "1: ")

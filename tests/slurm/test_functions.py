@@ -67,7 +67,7 @@ def port(submit, job, attempt=0, port_range=None):
     done = bash(
         f'die() {{ echo "$*"; exit 2; }}\n{code}\n{in_use}\nfree_port',
         SLURM_JOB_ID=str(job),
-        SLURM_RESTART_COUNT=str(attempt),
+        RESTART_COUNT=str(attempt),
     )
     return int(done.stdout) if done.returncode == 0 else done.stdout
 

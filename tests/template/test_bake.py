@@ -49,6 +49,7 @@ PAGES = ("your-own-program", "how-a-run-starts", "it-does-not-work", "it-hangs",
 SLURM_PAGES = (*PAGES, "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
 RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma")
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
+SLURM |= {"slurm/nodes.sh", "slurm/stand_by.sh", "slurm/bad_nodes.sh", "slurm/docs/when-a-node-fails.md"}
 SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
 SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES}

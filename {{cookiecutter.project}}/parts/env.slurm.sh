@@ -94,6 +94,16 @@ MAX_REQUEUES="${MAX_REQUEUES:-20}"
 STALL_TIMEOUT="${STALL_TIMEOUT:-0}"
 # What then becomes of the job: end, or requeue, at most MAX_REQUEUES times.
 STALL_ACTION="${STALL_ACTION:-end}"
+# How many of a job's nodes stand by, to replace nodes that are unfit or die
+# (slurm/docs/when-a-node-fails.md). 0: none.
+SPARES="${SPARES:-0}"
+# The fewest nodes to run on, where more are lost than stand by. Empty: as many as were asked for.
+MIN_NODES="${MIN_NODES:-}"
+# How often a job with SPARES or MIN_NODES starts its ranks again on the nodes that it has.
+MAX_RESTARTS="${MAX_RESTARTS:-5}"
+# For how many days slurm/submit_multinode.sh avoids a node in which a job found a fault
+# (slurm/bad_nodes.sh lists them). 0: it avoids none.
+BAD_NODE_DAYS="${BAD_NODE_DAYS:-2}"
 
 # ---- network and libraries -----------------------------------------------------------------------
 #? if not (site.partitions or site.qos)

@@ -4,6 +4,8 @@
   python3 slurm/doctor.py 123                 a job; 12_3 for one job of an array
   python3 slurm/doctor.py demo-123.out        an output file alone, also of a job that this project did not start
   python3 slurm/doctor.py logs/123.0          the rank logs of one attempt
+  python3 slurm/doctor.py --fault=FILE 123    also writes into FILE who is at fault, for slurm/nodes.sh: "node NAME",
+                                              "program" (another start would end likewise), or "unknown"
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's stderr.log, and Slurm's record of the job.
 Of an output with several attempts it reads the newest one. Of an older attempt, or one that still runs, it reads
@@ -36,7 +38,9 @@ QUOTED_LINES, QUOTED_WIDTH, PROOF_WIDTH = 30, 240, 300
 
 def main():
     """Read the job, find its first failure and the known causes, print what follows from both."""
-    job = find_job(sys.argv[1:])
+    arguments = sys.argv[1:]
+    fault_file = arguments.pop(0)[len("--fault=") :] if arguments and arguments[0].startswith("--fault=") else ""
+    job = find_job(arguments)
     if "COMPLETED" in job.state:
         return show([f"job {job.id} did not fail: {job.state}"], code=0)
     if not job.has_ended:
@@ -62,6 +66,9 @@ def main():
     mark_what_first_said(hits, first, lines)
     causes, others = weigh(hits, first, has_output=bool(output))
 
+    if fault_file:
+        with open(fault_file, "w") as file:
+            file.write(fault_of(first, causes) + "\n")
     answer = cause_lines(causes, others, places) + failure_lines(first, causes, lines, job, places)
     return show(answer, code=0 if causes else 1)
 
@@ -1930,6 +1937,33 @@ def returned_early(hits):
     """Return that a rank had ended, with the line that says that another one lost it."""
     lost = [hit for hit in hits if hit.cause.strength == LOST_PEER]
     return [Hit(cause_named("returned early"), hit.line) for hit in lost[:1]]
+
+
+# Causes that another start may not meet again: what is left of a rank or a node that could not say more.
+MAY_PASS = (
+    "broken node",
+    "busy GPU",
+    "port",
+    "node failure",
+    "step launch",
+    "name or route",
+    "rendezvous",
+    "waited in vain",
+    "killed",
+    "crashed",
+    "unexpected signal",
+    "lost another rank",
+)
+
+
+def fault_of(first, causes):
+    """Return whose fault it is: "node NAME", "program", or "unknown", with which another start may go better."""
+    names = {hit.cause.name for hit in causes}
+    if "broken node" in names and first.failed and first.failed.host:
+        return f"node {first.failed.host}"
+    if names:
+        return "unknown" if names.issubset(MAY_PASS) else "program"
+    return "program" if first.way in ("error", "exited") else "unknown"
 
 
 def cause_named(name):

@@ -16,6 +16,8 @@
 #   source "$PROJECT_DIR/slurm/lib.sh" slurm/NAME.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/program.sh" "$1"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/nodes.sh" # on which nodes the ranks run
 
 # ---- all scripts ---------------------------------------------------------------------------------
 
@@ -166,6 +168,14 @@ check_settings() {
         die "STALL_TIMEOUT='$STALL_TIMEOUT': expected seconds, 10 or more; 0: no job counts as stuck"
     [[ $STALL_ACTION == end || $STALL_ACTION == requeue ]] ||
         die "STALL_ACTION='$STALL_ACTION': expected end or requeue"
+    [[ $SPARES =~ ^(0|[1-9][0-9]*)$ ]] ||
+        die "SPARES='$SPARES': expected a whole number of nodes that stand by; 0: none"
+    [[ -z $MIN_NODES || $MIN_NODES =~ ^[1-9][0-9]*$ ]] ||
+        die "MIN_NODES='$MIN_NODES': expected a whole number of nodes; empty: as many as asked for"
+    [[ $MAX_RESTARTS =~ ^(0|[1-9][0-9]*)$ ]] ||
+        die "MAX_RESTARTS='$MAX_RESTARTS': expected a whole number; 0: ranks are not started again"
+    [[ $BAD_NODE_DAYS =~ ^(0|[1-9][0-9]*)$ ]] ||
+        die "BAD_NODE_DAYS='$BAD_NODE_DAYS': expected whole days; 0: bad nodes are not avoided"
     refuse_program_with_own_ranks
     [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
     make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
@@ -267,9 +277,20 @@ match_segment() {
 }
 
 #? endif
+# Prints a setting, as env.sh has it or as it was set for this job.
+setting_of_env() {
+    # shellcheck source=/dev/null
+    (source "$PROJECT_DIR/env.sh" >/dev/null && echo "${!1}")
+}
+
 # Submits a script and ends this one with sbatch's exit code.
 submit() {
-    local code=0
+    local code=0 setting
+    for setting in SPARES MIN_NODES BAD_NODE_DAYS; do # the job keeps them if env.sh changes
+        export "$setting=$(setting_of_env "$setting")"
+    done
+    ask_for_spares "$1"
+    avoid_bad_nodes "$1"
     match_gpu_option "$1"
     #? if node.segment
     match_segment
@@ -284,19 +305,23 @@ submit() {
 
 # Sets what Slurm has given to this job:
 #   batch    in a batch job its number for scontrol, N or ARRAY_TASK; '' in a shell of salloc
-#   hosts    its nodes
+#   nodes    its nodes; choose_nodes sets hosts, those on which the ranks run
 #   cores    of each node
 #   gpus     of each node; '' if it has none, "unknown" if Slurm does not answer
 look_at_allocation() {
     local record
+    end_if_taken_over
     batch=''
-    if [[ ${0##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
+    # Slurm's name for the copy that sbatch runs, or the node that stood by.
+    if [[ ${0##*/} == slurm_script || -n ${TAKES_OVER:-} ]]; then
         batch=$SLURM_JOB_ID
         # The last job of an array has the array's own number, which scontrol takes for all of its
         # jobs.
         [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || batch=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     fi
-    mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    # shellcheck disable=SC2034 # for slurm/nodes.sh
+    mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    hosts=()
     #? if cores
     # salloc may have been called without --cpus-per-task.
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
@@ -317,40 +342,66 @@ look_at_allocation() {
 }
 
 # Prints the smallest number of a list as Slurm writes it: 64(x2),32 or gpu:a100:4(IDX:0-3)
-smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | head -n 1; }
+smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 
-# Makes the folder of this attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (0, 1, …
-# after a requeue), and the files by which this script and the program talk: STOP_FILE,
-# REQUEUE_FILE, TIMES_FILE, HEARTBEAT_FILE, TIMEOUT_FILE.
+# Makes the folder of an attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (the attempt's
+# number: 0, then 1, 2, …), and the files by which this script and the program talk: STOP_FILE,
+# REQUEUE_FILE, TIMES_FILE, SAVED_FILE, HEARTBEAT_FILE, TIMEOUT_FILE. Argument: the number, if the
+# ranks have started before in this allocation.
 make_run_folder() {
-    export RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
+    RESTART_COUNT=${1:-$(count_attempts)}
+    export RESTART_COUNT
     export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
     export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
+    export SAVED_FILE="$RUN_DIR/saved"
     export HEARTBEAT_FILE="$RUN_DIR/heartbeat" TIMEOUT_FILE="$RUN_DIR/timeout"
     mkdir -p "$RUN_DIR"
     ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest" || true # two jobs may start at once
     # Of an earlier run in this allocation.
-    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" "$TIMEOUT_FILE" "$RUN_DIR/stacks.txt"
+    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" "$SAVED_FILE" "$TIMEOUT_FILE" \
+        "$RUN_DIR/stacks.txt"
+}
+
+# Prints how many attempts this job has made. Slurm counts requeues alone, and not the restarts
+# within an allocation.
+count_attempts() {
+    local folder number count=${SLURM_RESTART_COUNT:-0}
+    if ((count == 0)) && [[ -z ${TAKES_OVER:-} ]]; then
+        echo 0 # the number of the job may have been another job's, long ago
+        return
+    fi
+    for folder in "$PROJECT_DIR/logs/$SLURM_JOB_ID".*/; do
+        folder=${folder%/} number=${folder##*.}
+        [[ ! $number =~ ^[0-9]+$ ]] || ((number < count)) || count=$((number + 1))
+    done
+    echo "$count"
 }
 
 # ---- rendezvous endpoint -------------------------------------------------------------------------
 
-# Exports MASTER_ADDR and MASTER_PORT, where rank 0 listens: the first node, and the port that
+# Exports MASTER_ADDR and MASTER_PORT, where rank 0 listens: the first of hosts, and the port that
 # free_port prints.
 set_rendezvous_endpoint() {
-    export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
+    local master=${hosts[0]}
+    #? if mpi
+    # mpirun gives the first ranks to the node on which it runs.
+    if [[ $LAUNCHER == mpirun* && " ${hosts[*]} " == *" ${SLURMD_NODENAME:-} "* ]]; then
+        master=$SLURMD_NODENAME
+    fi
+    #? endif
+    export MASTER_ADDR="$master${MASTER_ADDR_SUFFIX:-}"
     MASTER_PORT=$(free_port)
     export MASTER_PORT
 }
 
 # Prints a port that is free on this machine: the first node, or where salloc was called. The search
 # starts at a port that follows from the numbers of job and attempt. So two jobs on one node rarely
-# try the same port, and a requeued job does not meet its old ranks.
+# try the same port, and a new attempt does not meet the ranks of the last one.
 free_port() {
     local first count port try
     read -r first count < <(port_range)
     for ((try = 0; try < count; try++)); do
-        port=$((first + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0} + try) % count))
+        port=$((first + (SLURM_JOB_ID + 7919 * RESTART_COUNT + try) % count))
         if ! in_use "$port"; then
             echo "$port"
             return
@@ -398,7 +449,7 @@ arrange_stop_request() {
     read_times
     choose_reserve
     export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
-    warning='' cancelled=''
+    warning=${TAKES_OVER:+early} cancelled='' # Slurm warns the first node, which may have died
     if [[ -n $batch ]]; then
         trap on_warning USR1
         trap 'cancelled=1 && touch "$STOP_FILE" || true' TERM # scancel, or a preemption
@@ -481,9 +532,12 @@ on_warning() {
 
 # ---- check the nodes -----------------------------------------------------------------------------
 
-# Has slurm/preflight.sh look at each node before the ranks start, unless PREFLIGHT=0.
+# Has slurm/preflight.sh look at each of hosts, unless PREFLIGHT=0. Returns 1 if one is unfit, and
+# names it in UNFIT_FILE.
 check_nodes() {
     local needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
+    UNFIT_FILE=$RUN_DIR/unfit
+    : >"$UNFIT_FILE"
     [[ $PREFLIGHT != 0 ]] || return 0
     [[ $program == -m ]] || needed+=("$(realpath "$program")")
     ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
@@ -496,14 +550,17 @@ check_nodes() {
     #? if container
     ((${#CONTAINER_FOLDERS[@]} == 0)) || needed+=(--mounts "${CONTAINER_FOLDERS[@]}")
     #? endif
-    "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}" || exit
+    PREFLIGHT_NODES=$(listed_hosts) UNFIT_FILE=$UNFIT_FILE \
+        "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
 }
 
 # ---- launch --------------------------------------------------------------------------------------
 
-# Sets step, the command that starts the wrapper on all nodes: once per node or once per rank.
+# Sets step, the command that starts the wrapper on hosts: once per node or once per rank. Sets also
+# on_hosts, the options of srun for a step on hosts.
 build_step() {
     local per_node=1
+    name_hosts
     #? if mpi
     # torchrun counts the GPUs of its node itself. srun and mpirun have to be told how many ranks to
     # start, and mpirun runs outside of a step, where it may see other GPUs than a step gets.
@@ -533,7 +590,7 @@ build_step() {
     #   --overlap         the shell of slurm/interactive.sh is a step, which holds what this one needs
     #   no --gpu-bind     each rank sees all GPUs
     step=(srun ${SLURM_STEP_ID:+--overlap} --export=ALL --kill-on-bad-exit=1
-        --nodes=${#hosts[@]} --ntasks=$((${#hosts[@]} * per_node)) --ntasks-per-node="$per_node"
+        "${on_hosts[@]}" --ntasks=$((${#hosts[@]} * per_node)) --ntasks-per-node="$per_node"
         --cpus-per-task=$((cores / per_node)) "${CONTAINER_SRUN_ARGS[@]}")
     [[ $tasks != ranks ]] || step+=(--label)
     #? for option in site.srun
@@ -549,12 +606,26 @@ build_step() {
     #? endfor
 }
 
+# Sets on_hosts, the options of srun for a step on hosts.
+name_hosts() {
+    local list
+    list=$(listed_hosts)
+    on_hosts=("--nodes=${#hosts[@]}" ${list:+"--nodelist=$list"})
+    # If a node dies after a rank of its step has failed, Slurm 22.05.8 keeps the step, and the step
+    # the cores of its other nodes. So the next step shares them (measured 2026-11-24).
+    ((RESTART_COUNT == ${SLURM_RESTART_COUNT:-0})) || on_hosts+=(--overlap)
+}
+
 #? if mpi
 # Sets step for Open MPI's mpirun, which starts its daemons by an srun of its own. That one takes
 # the variables here: all of the environment and all cores (srun 22.05 to 23.02 would give it one),
 # and not the header's one task per node.
 build_step_of_mpirun() {
-    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores"
+    local overlap=''
+    [[ " ${on_hosts[*]} " != *" --overlap "* ]] || overlap=SLURM_OVERLAP=1
+    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" ${overlap:+"$overlap"}
+        SLURM_JOB_NODELIST="$(with_commas "${hosts[@]}")"
+        SLURM_NODELIST="$(with_commas "${hosts[@]}")"
         SLURM_TASKS_PER_NODE="$1(x${#hosts[@]})"
         mpirun -np $((${#hosts[@]} * $1)) --map-by "ppr:$1:node" --bind-to none)
 }
@@ -578,19 +649,20 @@ set_ranks_per_node() {
 gpus_of_a_step() {
     local code counts
     code="$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'count_gpus
-    counts=$(srun --overlap --export=ALL --input=none --nodes=${#hosts[@]} --ntasks=${#hosts[@]} \
+    counts=$(srun --overlap --export=ALL --input=none "${on_hosts[@]}" --ntasks=${#hosts[@]} \
         --ntasks-per-node=1 --cpus-per-task="$cores" bash -c "$code") ||
         die "srun could not count the GPUs of each node, see above:" \
             "ask for them with --gpus-per-node, or set NPROC_PER_NODE"
     counts=$(grep -E '^[0-9]+$' <<<"$counts") || # a site's TaskProlog may print lines of its own
         die "no node said how many GPUs it has: set NPROC_PER_NODE"
-    sort -n <<<"$counts" | head -n 1
+    sort -n <<<"$counts" | sed -n 1p
 }
 
 # Runs a program on all nodes. Arguments: the program and its arguments. Returns its exit code.
 launch() {
     local code=0 watcher
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
+    stuck='' explained=''
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     answer_timeout &
     watcher=$!
@@ -647,7 +719,7 @@ answer_timeout() {
 # stacks. Fails if a node does not answer, or a rank that runs or sleeps.
 where_ranks_are() {
     local answers interpreter
-    answers=$(timeout --kill-after=10 60 srun --overlap --nodes=${#hosts[@]} \
+    answers=$(timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" \
         --ntasks=${#hosts[@]} --ntasks-per-node=1 --cpus-per-task=1 --label --input=none \
         --export=ALL "$PROJECT_DIR/launch/stacks/collect.sh" "SLURM_JOB_ID=$SLURM_JOB_ID" \
         2>/dev/null) || return
@@ -768,7 +840,8 @@ requeue_or_explain() {
 
 # Requeues a job that was stuck, if STALL_ACTION says so, or says why the run ended.
 requeue_or_explain_stall() {
-    if [[ $STALL_ACTION == requeue ]] && ((RESTART_COUNT < MAX_REQUEUES)) && ask_for_requeue; then
+    if [[ $STALL_ACTION == requeue ]] && ((${SLURM_RESTART_COUNT:-0} < MAX_REQUEUES)) &&
+        ask_for_requeue; then
         say "back into the queue as attempt $((RESTART_COUNT + 1))"
     else
         explain_failure "$STUCK_CODE"
@@ -799,7 +872,7 @@ stop_was_due() { [[ $warning == passed-on ]] || (($(date +%s) >= STOP_TIME)); }
 # Puts this job back into the queue, unless it was restarted MAX_REQUEUES times. Restarts by Slurm
 # itself, as after a node's failure, count too. Argument: Slurm's record.
 requeue() {
-    if ((RESTART_COUNT >= MAX_REQUEUES)); then
+    if ((${SLURM_RESTART_COUNT:-0} >= MAX_REQUEUES)); then
         say "saved, but not done, and MAX_REQUEUES=$MAX_REQUEUES is reached:" \
             "the next job with --resume goes on"
     elif [[ $1 == *Requeue=0* ]]; then
@@ -842,6 +915,7 @@ tell_of_hold() {
 #? endif
 # Prints why the run failed and which rank failed first.
 explain_failure() {
+    [[ -z ${explained:-} ]] || return 0 # restart_may_help has asked the doctor
     if type -P python3 >/dev/null; then
         python3 "$PROJECT_DIR/slurm/doctor.py" "${batch:-$RUN_DIR}" || true
     else

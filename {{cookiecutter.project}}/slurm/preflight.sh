@@ -18,6 +18,8 @@
 #   MIN_FREE_GB                GiB that must be free in RUN_DIR              (1)
 #   PREFLIGHT_TIMEOUT          seconds until a node counts as hanging        (30)
 #   MOUNTS_SETTING             which setting names the container's folders   (BINDS in env.sh)
+#   PREFLIGHT_NODES            the nodes to check, with commas between them  (all of the job)
+#   UNFIT_FILE                 a file for the nodes that others can replace: NODE, a tab, its faults
 set -u
 export LC_ALL=C # messages of other programs are compared, so they must be in English
 
@@ -30,7 +32,7 @@ main() {
     project=$(find_project) ||
         die "slurm/preflight_node.sh was not found: submit from the project's folder," \
             "or run there: salloc --nodes=2 bash slurm/preflight.sh"
-    mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    mapfile -t hosts < <(scontrol show hostnames "${PREFLIGHT_NODES:-$SLURM_JOB_NODELIST}")
     export MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}${MASTER_ADDR_SUFFIX:-}}
 
     refuse_srun_that_no_node_reaches
@@ -107,7 +109,7 @@ ask_nodes() {
     local scripts step
     step=(--nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 --export=ALL --input=none)
     # Slurm frees the cores of a step a moment late. Without --overlap the ranks' step would wait.
-    step+=(--overlap)
+    step+=(--overlap ${PREFLIGHT_NODES:+"--nodelist=$PREFLIGHT_NODES"})
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
         step+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
     fi
@@ -121,6 +123,7 @@ ask_nodes() {
 # Reads answers: messages of srun, and lines of slurm/preflight_node.sh, which describes them. Sets
 #   facts["HOST KIND"]   the last text of this kind from this node
 #   faults[HOST]         the node's faults, joined by "; "
+#   unreached[HOST]      why this node cannot reach the master
 #   srun_message         the first line of srun
 read_answers() {
     local host kind text
@@ -132,6 +135,8 @@ read_answers() {
     while IFS=$'\t' read -r host kind text; do
         if [[ $kind == fault ]]; then
             add_fault "$host" "$text"
+        elif [[ $kind == unreached ]]; then
+            unreached[$host]=$text
         fi
         facts[$host $kind]=$text
     done <<<"$answers"
@@ -162,6 +167,12 @@ compare_nodes() {
             check_whole_answer "$host"
         fi
     done
+    # If the master is unfit itself, the others do not reach it through no fault of theirs.
+    if [[ -z ${faults[${MASTER_ADDR%"${MASTER_ADDR_SUFFIX:-}"}]:-} ]]; then
+        for host in "${!unreached[@]}"; do
+            add_fault "$host" "${unreached[$host]}"
+        done
+    fi
 }
 
 # A node without a driver sends an empty version. A node without GPUs, or that hangs, sends none.
@@ -239,9 +250,9 @@ lost_node() {
 
 # ---- the result ---------------------------------------------------------------------------------
 
-# Prints the faults. Returns 1 if there are any.
+# Prints the faults, and writes UNFIT_FILE. Returns 1 if there are any.
 report() {
-    local host
+    local host advice=''
     if ((${#faults[@]} == 0)); then
         echo "preflight: ${#hosts[@]} node(s) fit ($SECONDS s)"
         return
@@ -251,12 +262,32 @@ report() {
     else
         for host in "${hosts[@]}"; do
             if [[ -n ${faults[$host]:-} ]]; then
-                echo "preflight: $host: ${faults[$host]}. Without it: sbatch --exclude=$host"
+                # With UNFIT_FILE, slurm/submit_multinode.sh says what to do.
+                [[ -n ${UNFIT_FILE:-} ]] || advice=". Without it: sbatch --exclude=$host"
+                echo "preflight: $host: ${faults[$host]}$advice"
             fi
         done
     fi >&2
     echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts all the same" >&2
+    if [[ -n ${UNFIT_FILE:-} ]]; then
+        write_unfit_nodes
+    fi
     return 1
+}
+
+# Writes the nodes whose faults are their own. If several nodes have one fault in common, or the one
+# node of a job that has not run yet, the project is more likely at fault. Another job's port is not
+# a fault of the node.
+write_unfit_nodes() {
+    local host
+    if all_nodes_have_one_fault && ((${#hosts[@]} > 1 || ${SLURM_RESTART_COUNT:-0} == 0)); then
+        return
+    fi
+    for host in "${hosts[@]}"; do
+        if [[ -n ${faults[$host]:-} && ${faults[$host]} != "the master's port "* ]]; then
+            printf '%s\t%s\n' "$host" "${faults[$host]}"
+        fi
+    done >"$UNFIT_FILE"
 }
 
 all_nodes_have_one_fault() {
@@ -270,5 +301,5 @@ die() {
     exit 2
 }
 
-declare -A facts=() faults=()
+declare -A facts=() faults=() unreached=()
 main "$@"

@@ -7,6 +7,7 @@
 #
 # It prints lines of three fields, with tabs between them: the node, a kind and a text.
 #   fault                    what is wrong with this node, and what to do
+#   unreached                why the master cannot be reached from this node
 #   at                       the check that begins now, and "end" after the last one. A node that
 #                            hangs never prints "end", and its last "at" names the check
 #   clock, ports, gpus,      a value that slurm/preflight.sh compares with those of other nodes
@@ -90,7 +91,7 @@ check_master() {
         # bash says "bash: connect: REASON" in its first line, or nothing if timeout ended it.
         reason=${error%%$'\n'*}
         reason=${reason##*: }
-        tell fault "cannot reach $MASTER_ADDR:$MASTER_PORT (${reason:-no answer in 3 s}):" \
+        tell unreached "cannot reach $MASTER_ADDR:$MASTER_PORT (${reason:-no answer in 3 s}):" \
             "set MASTER_ADDR_SUFFIX in env.sh"
     fi
 }

@@ -77,6 +77,18 @@ find_project() {
     return 2
 }
 
+# Runs a program, and sets code to its exit code. If a node fails, and the job has SPARES or
+# MIN_NODES (env.sh), the program starts again on the nodes that are left.
+run() {
+    code=0
+    launch "$@" || code=$?
+    while restart_may_help "$code"; do
+        begin_next_attempt # chooses the nodes anew
+        code=0
+        launch "$@" || code=$?
+    done
+}
+
 trap '' USR1 # in a short job Slurm may warn at the start, which would end this shell
 PROJECT_DIR=$(find_project) || exit
 export PROJECT_DIR
@@ -100,10 +112,10 @@ set_up_run               # env.sh, {{ software }}
 set -euo pipefail        # only now: modules and environments read variables that are not set
 look_at_allocation       # nodes, cores, GPUs
 make_run_folder          # logs/JOBID.ATTEMPT
-set_rendezvous_endpoint  # MASTER_ADDR, MASTER_PORT
 arrange_stop_request     # so that the program saves before the time limit
-check_nodes              # ends the job if a node would fail the ranks
-build_step               # the {{ starters }} command that starts the launcher, or the ranks, on all nodes
+choose_nodes             # those without a fault, and without the spares; MASTER_ADDR, MASTER_PORT
+build_step               # the {{ starters }} command that starts the launcher, or the ranks, on these nodes
+stand_by                 # with SPARES or MIN_NODES: another node takes over if this one dies
 #? if software == "container"
 # A step of your own goes here. It runs once, on the first node, outside the container.
 
@@ -111,12 +123,11 @@ build_step               # the {{ starters }} command that starts the launcher, 
 # A step of your own goes here. It runs once, on the first node.
 
 #? endif
-code=0
-launch "$program" "${words[@]:1}" || code=$?
+run "$program" "${words[@]:1}"
 #? if cookiecutter.examples == "yes"
 if [[ ${#words[@]} == 0 && $code == 0 ]]; then # without a program: the check, then a training
     set_rendezvous_endpoint                    # another port: the check may still hold the first
-    launch "$PROJECT_DIR/training/train_ddp.py" || code=$?
+    run "$PROJECT_DIR/training/train_ddp.py"
 fi
 #? endif
 requeue_or_explain "$code"

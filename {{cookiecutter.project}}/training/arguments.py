@@ -211,7 +211,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         "--resume",
         action="store_true",
         default=restarted,
-        help="continue from the newest checkpoint in --out, if any (a job that was requeued always does)",
+        help="continue from the newest checkpoint in --out, if any (later attempts of a job always do)",
     )
 
     for name, value in vars(Config()).items():

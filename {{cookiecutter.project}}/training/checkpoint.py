@@ -63,7 +63,7 @@ def acquire_lock(folder: str, patience: float) -> str:
             holder = os.pread(file, 1000, 0).decode().strip() or "another"
         except OSError:  # a file system without locks
             return ""
-        if "SLURM_RESTART_COUNT" in os.environ and holder.startswith(f"{job} on "):
+        if os.environ.get("RESTART_COUNT", "0") != "0" and holder.startswith(f"{job} on "):
             return ""
         time.sleep(0.5)
     return holder
@@ -141,6 +141,8 @@ class Checkpoints:
             self._write(temporary, {**state, "settings": self.settings}, model, optimizer)
             if self.is_writer:
                 self._publish(temporary, path)
+                if os.environ.get("SAVED_FILE"):  # tells the submit script for Slurm that this attempt got on
+                    Path(os.environ["SAVED_FILE"]).touch()
         finally:
             if self.is_writer:
                 _remove(temporary)  # of what did not fit

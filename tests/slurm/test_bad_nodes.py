@@ -1,0 +1,155 @@
+"""What slurm/submit_multinode.sh asks for with spare nodes, and which nodes it avoids.
+
+The drills of test_spares.py show what becomes of such jobs.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+import pytest
+from baking import bake
+from submitting import ANSWERS, cluster, python_environment
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    return bake(tmp_path_factory.mktemp("bad nodes"), **ANSWERS)
+
+
+@pytest.fixture
+def remember(project):
+    """Write lines into the file of bad nodes: of each node the days since a fault was found, and which one."""
+    file = project / "logs/bad_nodes"
+    file.parent.mkdir(exist_ok=True)
+
+    def write(*lines):
+        times = [f"{datetime.now() - timedelta(days=days):%FT%T}" for _, days, _ in lines]
+        text = [f"{node}\t{time}\t7\t{reason}\n" for (node, _, reason), time in zip(lines, times)]
+        file.write_text("".join(text))
+
+    yield write
+    file.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def submit(cluster, project):
+    """Submit a job that is held; return what was printed, and Slurm's record of the job, or its refusal."""
+
+    def call(*options, check=True, **environment):
+        command = ["bash", project / "slurm/submit_multinode.sh", "--hold", *options, "--", "check/ranks.py"]
+        done = cluster.run(*command, cwd=project, env={**python_environment(), **environment}, check=check)
+        found = re.search(r"Submitted batch job (\d+)", done.stdout)
+        if not found:
+            return done.stdout, done.stderr
+        shown = cluster.run("scontrol", "show", "job", found[1]).stdout
+        cluster.run("scancel", found[1])
+        return done.stdout, shown
+
+    return call
+
+
+def asked(shown, name):
+    return re.search(rf"\b{name}=(\S+)", shown)[1]
+
+
+# ---- spare nodes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [["--nodes=1"], ["-N1"], ["-N", "1"], ["--nodes", "1"]])
+def test_spares_are_asked_for_beside_the_nodes(submit, options):
+    said, shown = submit(*options, SPARES="1")
+    assert "asking for 2 nodes: 1, and SPARES=1" in said and asked(shown, "NumNodes") == "2-2"
+
+
+def test_spares_are_added_to_the_nodes_of_the_header(submit):
+    said, shown = submit(SPARES="1")
+    assert "asking for 3 nodes: 2, and SPARES=1" in said and asked(shown, "NumNodes") == "3-3"
+
+
+def test_without_spares_nothing_is_added(submit):
+    said, shown = submit()
+    assert asked(shown, "NumNodes") == "2-2" and said.startswith("Submitted")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"SPARES": "one"}, "SPARES='one': expected a whole number of nodes that stand by; 0: none"),
+        ({"MIN_NODES": "0"}, "MIN_NODES='0': expected a whole number of nodes; empty: as many as asked for"),
+        ({"MAX_RESTARTS": "-1"}, "MAX_RESTARTS='-1': expected a whole number; 0: ranks are not started again"),
+        ({"BAD_NODE_DAYS": "1.5"}, "BAD_NODE_DAYS='1.5': expected whole days; 0: bad nodes are not avoided"),
+    ],
+)
+def test_settings_are_refused(submit, settings, says):
+    said, refused = submit(check=False, **settings)
+    assert said == "" and refused == f"slurm/submit_multinode.sh: {says}\n"
+
+
+def test_a_range_of_nodes_is_refused(submit):
+    said, refused = submit("--nodes=1-2", check=False, SPARES="1")
+    wanted = "--nodes=1-2: with SPARES=1 a job has to ask for one number of nodes"
+    assert said == "" and refused == f"slurm/submit_multinode.sh: {wanted}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"SPARES": "1"}, "SPARES=1: this job has 1 node(s), so none is left for ranks"),
+        ({"MIN_NODES": "2"}, "MIN_NODES=2: the ranks of this job run on 1 node(s), without the spares"),
+    ],
+)
+def test_a_job_with_too_few_nodes_says_so(cluster, project, settings, says):
+    script = project / "slurm/submit_multinode.sh"
+    job = cluster.submit("--nodes=1", script, "check/ranks.py", cwd=project, env={**python_environment(), **settings})
+    assert job.exit_code == 2 and f"slurm/submit_multinode.sh: {says}\n" in job.output, job.output
+
+
+# ---- bad nodes -------------------------------------------------------------------------------------------------------
+
+
+def test_bad_nodes_are_avoided(submit, remember):
+    """Those that the cluster knows, and whose fault is not too old; the newest fault of each is told."""
+    remember(("node1", 3, "long ago"), ("node2", 1.5, "first"), ("node2", 1, "its clock is off"), ("node99", 0, "gone"))
+    said, shown = submit("--nodes=1")
+    assert asked(shown, "ExcNodeList") == "node2"
+    lines = said.splitlines()
+    assert re.fullmatch(r"without node2: its clock is off \(found by job 7, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)", lines[0])
+    assert lines[1] == "to use such a node again: bash slurm/bad_nodes.sh forget node2"
+    assert lines[2].startswith("Submitted batch job ") and len(lines) == 3
+    assert asked(submit("--nodes=1", BAD_NODE_DAYS="0")[1], "ExcNodeList") == "(null)"
+    assert asked(submit("--nodes=1", BAD_NODE_DAYS="9", check=False)[1], "ExcNodeList") == "node[1-2]"
+
+
+def test_what_the_user_says_of_nodes_counts(submit, remember):
+    remember(("node2", 0, "bad"))
+    assert asked(submit("--nodes=1", "--exclude=node1")[1], "ExcNodeList") == "node[1-2]"
+    assert asked(submit("--nodes=1", "-x", "node1")[1], "ExcNodeList") == "node[1-2]"
+    said, shown = submit("--nodes=1", "--nodelist=node2")
+    assert (asked(shown, "ExcNodeList"), asked(shown, "ReqNodeList")) == ("(null)", "node2") and "without" not in said
+
+
+def test_the_list_of_bad_nodes(cluster, project, remember):
+    remember()
+
+    def call(*words):
+        done = cluster.run("bash", project / "slurm/bad_nodes.sh", *words, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert call() == (0, "no bad nodes within 2 day(s) (BAD_NODE_DAYS in env.sh)\n")
+    code, said = call("add", "node[1-2]", "slow", "by", "half")
+    assert code == 0 and [line.split(maxsplit=3)[::3] for line in said.splitlines()] == [
+        ["node1", "slow by half"],
+        ["node2", "slow by half"],
+    ]
+    code, said = call("forget", "node1")
+    assert code == 0 and said.startswith("node2 ") and len(said.splitlines()) == 1
+    for words, refused in (
+        (["forget", "node1"], f"forget: node1 is not in {project}/logs/bad_nodes"),
+        (["forget"], "forget: expected nodes, as in: forget node7"),
+        (["add", "node1"], "add: expected nodes and a reason, as in: add node7 slow in slow_nodes.py"),
+        (["add", "node77", "slow"], "add: this cluster has no node node77; sinfo -N lists its nodes"),
+        (["list"], "'list' is not known: expected add, forget, or nothing to list the nodes"),
+    ):
+        assert call(*words) == (2, f"slurm/bad_nodes.sh: {refused}\n")

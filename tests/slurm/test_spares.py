@@ -1,0 +1,369 @@
+"""What a job with spare nodes does when a node fails, on a real Slurm: the ranks go on elsewhere, and nothing is lost.
+
+Like the drills of test_drills.py, but the job stays in its allocation. A row of the table says how long it took from
+the fault to the first new step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import drills
+import pytest
+from drills import BUSY, Drill, project
+from needs import cluster_of, needs_namespaces
+from slurm_cluster import PATH, Cluster, Nodes
+from waiting import wait_for
+
+from cluster_options.runtimes import LAUNCHERS
+
+pytestmark = pytest.mark.drill
+
+cluster, reference = drills.cluster, drills.reference
+THREE = ("--nodes=3", "--no-kill")  # what slurm/submit_multinode.sh asks sbatch for with SPARES=1 and --nodes=2
+
+
+@pytest.fixture(scope="session")
+def breakable(request, tmp_path_factory):
+    """Five nodes: two for ranks, a spare, and two that a job of three does not have. The parameter names a Debian."""
+    conf = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nSlurmdTimeout=5\nKillWait=30"
+    how = {"nodes": [Nodes(5)], "partitions": drills.PARTITIONS, "extra_conf": conf}
+    folder = tmp_path_factory.mktemp("slurm") / "s"
+    if debian := getattr(request, "param", None):
+        cluster = cluster_of(request.getfixturevalue(debian), folder, **how)
+    else:
+        cluster = Cluster(folder, **how)
+    needs_namespaces(cluster)
+    with cluster:
+        yield cluster
+
+
+class SpareDrill(Drill):
+    """A run with spare nodes."""
+
+    table = "spare"
+
+    def await_new_step(self, starts=2, within=30):
+        """Wait until the run has made a step after its newest start; return the seconds since it was broken."""
+        end = time.monotonic() + BUSY * within
+        while True:
+            found = re.findall(r"start   at step (\d+)", self.output)
+            if len(found) >= starts and self.step() > int(found[-1]):
+                return time.monotonic() - self.broken
+            shown = self.cluster.run("scontrol", "show", "job", str(self.job)).stdout
+            ended = re.search(r"JobState=(COMPLETED|FAILED|CANCELLED)", shown)
+            assert time.monotonic() < end and not ended, shown + self.output
+            if len(found) < starts:
+                self.reached = max(self.reached, self.step())
+            time.sleep(0.1)
+
+    def said_of_nodes(self):
+        """Return the last line of the output that says of a node what is wrong with it."""
+        return re.findall(r"^.*(?:it failed, says Slurm|preflight: node\d: .*)$", self.output, re.MULTILINE)[-1]
+
+    def ran_on(self):
+        """Return the nodes of each start of the ranks, in the order of the log."""
+        return [line.split() for line in re.findall(r"ranks on \d+ node\(s\) of \d+: (.*)", self.output)]
+
+
+@pytest.fixture
+def drill(cluster, project, tmp_path, reference, record_property):
+    shutil.rmtree(project / "logs", ignore_errors=True)  # of jobs with the same numbers on another cluster, too
+    return SpareDrill(cluster, project, tmp_path, reference, record_property)
+
+
+def went_on(drill, name, *nodes, restarts=0, starts=2, says=""):
+    """The run has gone on elsewhere and come to its end: `nodes` are those of each start of its ranks."""
+    seconds = drill.await_new_step(starts)
+    job, _ = drill.await_end()
+    shown = drill.cluster.run("scontrol", "show", "job", str(job.id)).stdout
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert f"Restarts={restarts} " in shown, shown
+    assert drill.ran_on() == [words.split() for words in nodes], job.output
+    assert says in job.output, job.output
+    drill.await_no_process()
+    attempts = {int(path.suffix[1:]) for path in (drill.project / "logs").glob(f"{job.id}.[0-9]*")}
+    assert attempts == set(range(starts)), attempts  # a folder for each
+    lost = drill.lost() if starts > 1 else 0
+    drill.row(name, job, seconds, until="first new step", lost=lost, message=drill.said_of_nodes())
+    return job
+
+
+def remembered(drill):
+    """Return the nodes in the file of bad nodes."""
+    file = drill.project / "logs/bad_nodes"
+    return [line.split("\t")[0] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def fill_shared_memory(drill, node):
+    """Make a node unfit: torch could not share memory between the processes of a rank any more."""
+    step = ["srun", f"--jobid={drill.job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
+    command = "mount -t tmpfs -o size=64k tmpfs /dev/shm; head -c 1M /dev/zero >/dev/shm/full || true"
+    drill.cluster.run(*step, "bash", "-ec", command)
+
+
+def tool(drill, name, script):
+    """Return a PATH on which a program comes first that says something else than the true one."""
+    folder = drill.folder / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+    (folder / name).chmod(0o755)
+    return f"{folder}:{PATH}"
+
+
+# ---- a node dies -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_another_node_dies(drill, cluster, launcher):
+    drill.submit(*THREE, SPARES="1", LAUNCHER=launcher)
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node2")
+    went_on(drill, f"power failure of the second node, {launcher}, a spare", "node1 node2", "node1 node3")
+    assert remembered(drill) == ["node2"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun-ranks"])
+def test_the_first_node_dies(drill, cluster, launcher):
+    """It ran the job's script: another node takes over, and hands Slurm the exit code in the end."""
+    drill.submit(*THREE, SPARES="1", LAUNCHER=launcher)
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node1")
+    name = f"power failure of the first node, {launcher}, a spare"
+    job = went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
+    assert "node1, on which this job's script ran, has died: node3 takes over" in job.output, job.output
+    assert remembered(drill) == ["node1"]
+
+
+@pytest.mark.parametrize("breakable", ["debian13", "debian14"], indirect=True)
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_newer_slurm(drill, cluster, node):
+    drill.submit(*THREE, SPARES="1", LAUNCHER="srun", PAUSE="0.1")
+    drill.reach()
+    drill.start_clock()
+    cluster.crash(node)
+    name = f"power failure of {node}, Slurm {cluster.version}, a spare"
+    others = {"node1": "node2 node3", "node2": "node1 node3"}[node]
+    went_on(drill, name, "node1 node2", others, restarts=1 if node == "node1" else 0)
+
+
+def test_an_array(drill, cluster):
+    """Scontrol takes the array's own number for all of its jobs, and that is the number of its last job."""
+    drill.submit(*THREE, "--array=7", SPARES="1", LAUNCHER="srun")
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node1")
+    went_on(
+        drill, "power failure of the first node, a job of an array, a spare", "node1 node2", "node2 node3", restarts=1
+    )
+
+
+def test_an_allocation_of_salloc(drill, cluster):
+    """The script runs where salloc was called, and needs no node that takes over."""
+    words = ["salloc", *THREE, "bash", drill.project / "slurm/submit_multinode.sh", "slowly.py", *drills.RUN.split()]
+    environment = {**drills.ONE_THREAD, "SPARES": "1", "LAUNCHER": "spawn", "PAUSE": "0.1"}
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(cluster.run, *words, "--out", drill.out, cwd=drill.folder, env=environment, check=False)
+        wait_for(lambda: drill.step() >= 30 or done.done(), "step 30")
+        cluster.crash("node1")
+    said = done.result().stdout
+    assert done.result().returncode == 0, said + done.result().stderr
+    assert re.findall(r"ranks on 2 node\(s\) of 2: (.*)", said) == ["node1 node2", "node2 node3"], said
+    assert drill.difference() <= drills.SAME
+
+
+def test_the_program_fails_after_the_first_node_has_died(drill, cluster):
+    """The exit code of the run becomes that of the job."""
+    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", RAISE_AT="60")
+    drill.reach()
+    cluster.crash("node1")
+    job, _ = drill.await_end()
+    said = re.search(r"the run has ended with exit code (\d+)", job.output)
+    assert job.state == "FAILED" and job.exit_code == int(said[1]) > 0, job.output
+    assert "KeyError: 'a bug'" in job.output and "takes over" in job.output, job.output
+
+
+def test_a_slurmd_is_killed(drill):
+    """Slurm takes the node for dead, though its ranks live on for a while."""
+    drill.submit(*THREE, SPARES="1", PAUSE="0.5")
+    drill.reach()
+    drill.start_clock()
+    os.kill(drill.process("node2", "slurmd -D", daemons=True), signal.SIGKILL)
+    went_on(drill, "`kill -9` of a slurmd, a spare", "node1 node2", "node1 node3")
+
+
+def test_two_nodes_die_and_there_is_one_spare(drill, cluster):
+    """The second time the job goes back into the queue, and asks for as many nodes as in the beginning."""
+    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", SLOW_ATTEMPTS="2")
+    drill.reach()
+    cluster.crash("node2")
+    drill.await_new_step()
+    drill.reach(drill.step() + 10)
+    drill.start_clock()
+    cluster.crash("node3")
+    name = "two nodes die, one spare"
+    says = "1 of 3 node(s) are fit, and the ranks need 2"
+    went_on(drill, name, "node1 node2", "node1 node3", "node1 node4", restarts=1, starts=3, says=says)
+
+
+def test_no_spare_but_fewer_nodes_will_do(drill, cluster):
+    drill.submit("--nodes=2", "--no-kill", MIN_NODES="1", LAUNCHER="spawn")
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node2")
+    went_on(drill, "power failure of the second node, `MIN_NODES=1`", "node1 node2", "node1")
+
+
+def test_no_spare_and_no_fewer_nodes(drill, cluster):
+    """What a requeue costs on this cluster, for comparison."""
+    drill.submit("--nodes=2", LAUNCHER="spawn")
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node2")
+    seconds = drill.await_new_step()
+    job, _ = drill.await_end()
+    assert (job.state, job.exit_code, len(job.nodes)) == ("COMPLETED", 0, 2), job.output
+    assert "node2" not in job.nodes, job.nodes
+    drill.row("power failure of the second node, no spare", job, seconds, until="first new step", lost=drill.lost())
+
+
+# ---- a node is unfit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["full", "hanging", "wrong clock"])
+def test_a_node_is_unfit_before_the_start(drill, cluster, fault):
+    on_node2 = "[[ $(uname -n) != node2 ]] ||"
+    how = {}
+    if fault == "hanging":
+        says, how["PATH"] = "node2: no answer, stuck at: cores", tool(drill, "nproc", f"{on_node2} sleep 600; echo 1")
+    elif fault == "wrong clock":
+        minute = f'{on_node2} set -- --date="60 seconds ago" "$@"; exec /bin/date "$@"'
+        says, how["PATH"] = "node2: its clock is off by -", tool(drill, "date", minute)
+    else:
+        says = "node2: cannot write to /dev/shm (No space left on device)"
+        command = "mount -t tmpfs -o size=64k tmpfs /dev/shm; head -c 1M /dev/zero >/dev/shm/full || true"
+        cluster.run("srun", "--nodes=1", "--nodelist=node2", "bash", "-ec", command)
+    drill.start_clock()
+    try:
+        drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", PREFLIGHT_TIMEOUT="5", PAUSE="0", **how)
+        job = went_on(drill, f"a {fault} node before the start, a spare", "node1 node3", starts=1, says=says)
+    finally:
+        if fault == "full":
+            cluster.run("srun", "--nodes=1", "--nodelist=node2", "umount", "/dev/shm")
+    assert remembered(drill) == ["node2"] and "exclude" not in job.output, job.output
+
+
+def test_a_node_is_unfit_from_the_second_attempt_on(drill, cluster):
+    drill.submit(*THREE, SPARES="1")
+    drill.reach()
+    fill_shared_memory(drill, "node2")
+    drill.start_clock()
+    os.kill(drill.rank(3), signal.SIGKILL)
+    try:
+        went_on(drill, "a rank dies on a node that has become unfit, a spare", "node1 node2", "node1 node3")
+    finally:
+        cluster.run("srun", "--nodes=1", "--nodelist=node2", "umount", "/dev/shm")
+
+
+def test_a_requeued_job_meets_an_unfit_node(drill, cluster):
+    """It has no spare: it goes back into the queue without the node, as its file of bad nodes then says."""
+    drill.submit("--nodes=2", LAUNCHER="spawn")
+    drill.reach()
+    fill_shared_memory(drill, "node2")
+    drill.start_clock()
+    cluster.run("scontrol", "requeue", str(drill.job))
+    try:
+        seconds = drill.await_new_step()
+        job, _ = drill.await_end()
+    finally:
+        cluster.run("srun", "--nodes=1", "--nodelist=node2", "umount", "/dev/shm")
+    assert (job.state, job.exit_code, len(job.nodes)) == ("COMPLETED", 0, 2), job.output
+    assert "node2" not in job.nodes, job.nodes
+    shown = cluster.run("scontrol", "show", "job", str(job.id)).stdout
+    assert "Restarts=2 " in shown and "ExcNodeList=node2" in shown, shown
+    said = re.search("back into the queue, to run without node2", job.output)[0]
+    assert remembered(drill) == ["node2"]
+    name = "a requeued job meets an unfit node"
+    drill.row(name, job, seconds, until="first new step", lost=drill.lost(), message=said)
+
+
+# ---- the program fails -----------------------------------------------------------------------------------------------
+
+
+def test_a_bug_that_ends_a_rank_without_a_word(drill):
+    """It may be the node's fault, so the ranks start once more; no node is blamed."""
+    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", ABORT_AT="10")
+    drill.start_clock()
+    job, seconds = drill.await_failure(within=60)
+    said = re.search("two attempts have failed without a newer checkpoint, and no node is at fault", job.output)[0]
+    assert drill.attempts == 2 and remembered(drill) == [], job.output
+    drill.row("a rank aborts at step 10 of each attempt", job, seconds, message=said, lost=drill.resume())
+
+
+def test_a_bug_that_says_what_it_is(drill):
+    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", RAISE_AT="10")
+    drill.start_clock()
+    job, seconds = drill.await_failure(within=60)
+    assert drill.attempts == 1 and remembered(drill) == [], job.output
+    assert job.output.count("the program failed by itself") == 1, job.output
+    drill.row("a rank raises an error", job, seconds, message="KeyError: 'a bug'", lost=drill.resume())
+
+
+def test_restarts_are_counted(drill, cluster):
+    drill.submit(*THREE, SPARES="1", MAX_RESTARTS="0", LAUNCHER="spawn")
+    drill.reach()
+    cluster.crash("node2")
+    job, _ = drill.await_failure(within=60)
+    assert "MAX_RESTARTS=0 is reached" in job.output and drill.attempts == 1, job.output
+
+
+# ---- the job has to stop while its nodes are swapped -----------------------------------------------------------------
+
+
+def swap_slowly(drill, cluster):
+    """Bring a run to where its second node has died, and the checks of the others have begun: they take 10 s."""
+    slow = '[[ "$*" != *preflight_node.sh* || ! -e slow ]] || { touch checking; sleep 10; }; exec /usr/bin/srun "$@"'
+    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", PATH=tool(drill, "srun", slow))
+    drill.reach()
+    (drill.folder / "slow").touch()
+    drill.start_clock()
+    cluster.crash("node2")
+    wait_for((drill.folder / "checking").exists, "the swap")
+
+
+def test_scancel_during_a_swap(drill, cluster):
+    swap_slowly(drill, cluster)
+    cluster.run("scancel", str(drill.job))
+    job, seconds = drill.await_end()
+    drill.assert_cancelled(job)
+    drill.row("`scancel` during a swap", job, seconds, lost=drill.resume(), message="scancel")
+
+
+def test_walltime_during_a_swap(drill, cluster):
+    """The next attempt saves at once, and the job goes back into the queue."""
+    swap_slowly(drill, cluster)
+    drill.warn()
+    seconds = drill.await_new_step()
+    job, _ = drill.await_end()
+    assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 3), job.output
+    assert "back into the queue" in job.output, job.output
+    drill.row("early warning during a swap", job, seconds, until="first new step", lost=drill.lost())
+
+
+def test_preemption(drill, cluster):
+    """Slurm itself puts the job back into the queue: no node has failed."""
+    drill.submit(*THREE, SPARES="1")
+    drill.reach()
+    drill.start_clock()
+    (drill.folder / "urgent.sh").write_text("#!/bin/sh\nsrun sleep 1\n")
+    options = ["--partition=urgent", "--nodelist=node1,node2", "--exclusive"]
+    urgent = cluster.sbatch(*options, drill.folder / "urgent.sh", cwd=drill.folder)
+    drill.assert_requeued("preemption of a job with a spare, 10 s of grace")
+    assert cluster.wait(urgent).state == "COMPLETED" and remembered(drill) == []

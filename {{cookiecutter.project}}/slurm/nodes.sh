@@ -1,0 +1,328 @@
+#!/usr/bin/env bash
+# On which nodes the ranks run. These functions of slurm/submit_multinode.sh choose nodes, replace
+# those that fail, and remember them. slurm/lib.sh reads this file.
+#
+# A node is unfit if slurm/preflight.sh or slurm/doctor.py finds a fault on it, or if it has died,
+# and Slurm has taken it out of the job. A spare is a node of the job on which no rank runs. With
+# SPARES or MIN_NODES (env.sh) a job stays in its allocation when a node fails: its ranks start
+# again on the nodes that are left.
+#
+# shellcheck disable=SC2034,SC2154 # slurm/lib.sh and slurm/submit_multinode.sh share variables
+
+# ---- nodes that were found bad -------------------------------------------------------------------
+
+# One line per fault: the node, the time, the job and the reason, with tabs between them.
+bad_nodes=$PROJECT_DIR/logs/bad_nodes
+
+# Adds a node to the file. Arguments: the node, the reason.
+remember_bad_node() {
+    make_logs_folder &&
+        printf '%s\t%(%FT%T)T\t%s\t%s\n' "$1" -1 "${SLURM_JOB_ID:--}" "${2//$'\t'/ }" >>"$bad_nodes"
+}
+
+# Prints the newest line of each node, if it is younger than BAD_NODE_DAYS.
+remembered_nodes() {
+    local now since
+    [[ -r $bad_nodes ]] || return 0
+    printf -v now '%(%s)T' -1
+    printf -v since '%(%FT%T)T' $((now - 86400 * BAD_NODE_DAYS))
+    awk -F '\t' -v since="$since" '
+        NF == 4 && $2 > since { newest[$1] = $0 }
+        END { for (node in newest) print newest[node] }' "$bad_nodes" | sort
+}
+
+# Adds --exclude for these nodes to the options of sbatch, and says so. It leaves out names that the
+# cluster does not know any more, which sbatch would refuse, and those of --nodelist. Argument: the
+# script with the #SBATCH lines.
+avoid_bad_nodes() {
+    local node time job reason known asked excluded
+    local bad=()
+    [[ $BAD_NODE_DAYS != 0 && -s $bad_nodes ]] || return 0
+    known=$(sinfo --noheader --Node --format=%N) || return 0
+    asked=$(scontrol show hostnames "$(option_of_job nodelist w "$1")" 2>/dev/null) || true
+    while IFS=$'\t' read -r node time job reason; do
+        grep -qxF -- "$node" <<<"$known" || continue
+        ! grep -qxF -- "$node" <<<"$asked" || continue
+        bad+=("$node")
+        echo "without $node: $reason (found by job $job, ${time/T/ })"
+    done < <(remembered_nodes)
+    ((${#bad[@]})) || return 0
+    echo "to use such a node again: bash slurm/bad_nodes.sh forget ${bad[0]}"
+    excluded=$(option_of_job exclude x "$1")
+    sbatch_options+=("--exclude=${excluded:+$excluded,}$(with_commas "${bad[@]}")")
+}
+
+with_commas() { (IFS=, && echo "$*"); }
+
+# ---- when a job is submitted ---------------------------------------------------------------------
+
+# Whether the ranks start again on other nodes of the job when one fails.
+stays_in_allocation() { ((SPARES > 0)) || [[ -n $MIN_NODES ]]; }
+
+# Asks sbatch for SPARES more nodes than were typed, or than the #SBATCH lines have. Argument: the
+# script with these lines.
+ask_for_spares() {
+    local typed
+    stays_in_allocation || return 0
+    sbatch_options+=(--no-kill) # the death of a node does not end the job
+    ((SPARES > 0)) || return 0
+    typed=$(option_of_job nodes N "$1")
+    [[ $typed =~ ^[1-9][0-9]*$ ]] ||
+        die "--nodes=$typed: with SPARES=$SPARES a job has to ask for one number of nodes"
+    sbatch_options+=("--nodes=$((typed + SPARES))") # of two --nodes, sbatch takes the last
+    echo "asking for $((typed + SPARES)) nodes: $typed, and SPARES=$SPARES"
+}
+
+# Prints the value of an option of sbatch: as it was typed, else as in the #SBATCH lines. Arguments:
+# its long name, its letter, the script with these lines.
+option_of_job() {
+    local long=$1 letter=$2 value
+    value=$(sed -nE "s/^#SBATCH +(--${long}[= ]+|-$letter *)([^ #]+).*/\2/p" "$3" | tail -n 1)
+    set -- "${sbatch_options[@]}"
+    while (($#)); do
+        case $1 in
+            "--$long" | "-$letter") value=${2:-} ;;
+            "--$long="*) value=${1#*=} ;;
+            "-$letter"*) value=${1#"-$letter"} ;;
+        esac
+        shift
+    done
+    echo "$value"
+}
+
+# ---- choose the nodes ----------------------------------------------------------------------------
+
+declare -A unfit=() # unfit[NODE]: why the ranks do not run there, in this job
+in_vain=0           # attempts that failed without a newer checkpoint, while no node was at fault
+
+# Sets how many nodes the ranks run on: wanted, and fewest, with which they still start.
+count_nodes() {
+    wanted=$((SLURM_JOB_NUM_NODES - SPARES))
+    ((wanted > 0)) ||
+        die "SPARES=$SPARES: this job has $SLURM_JOB_NUM_NODES node(s), so none is left for ranks"
+    fewest=${MIN_NODES:-$wanted}
+    ((fewest <= wanted)) ||
+        die "MIN_NODES=$MIN_NODES: the ranks of this job run on $wanted node(s), without the spares"
+}
+
+# Sets hosts, the nodes on which the ranks run: those of the job that are fit, without the spares.
+# Exports MASTER_ADDR and MASTER_PORT, where they meet. Ends this script if too few nodes are fit.
+choose_nodes() {
+    local node ran=("${hosts[@]}")
+    count_nodes
+    look_at_nodes
+    while :; do
+        hosts=()
+        for node in "${nodes[@]}"; do
+            [[ -n ${unfit[$node]:-} ]] || hosts+=("$node")
+        done
+        ((${#hosts[@]} >= fewest)) || give_up
+        set_rendezvous_endpoint
+        ! check_nodes || break
+        note_unfit_nodes || exit 1 # no node of its own is at fault: others would do no better
+    done
+    if ((${#hosts[@]} > wanted)); then
+        set_spares_aside
+        set_rendezvous_endpoint # the first node may have become a spare
+    fi
+    if stays_in_allocation; then
+        say "attempt $RESTART_COUNT: ranks on ${#hosts[@]} node(s) of $wanted: ${hosts[*]}"
+    fi
+}
+
+# Sets nodes to those that the job has now. One that has died is no longer there, if the job has
+# --no-kill.
+look_at_nodes() {
+    local now node
+    local before=("${nodes[@]}")
+    now=$(nodes_of_job) && [[ -n $now ]] || return 0 # Slurm does not answer: they stay the same
+    mapfile -t nodes <<<"$now"
+    for node in "${before[@]}"; do
+        [[ " ${nodes[*]} " != *" $node "* ]] || continue
+        unfit[$node]="it failed, says Slurm"
+        say "$node: ${unfit[$node]}"
+        remember_bad_node "$node" "${unfit[$node]}" || true
+    done
+}
+
+# Prints the nodes of this job, a line each. Fails if the job does not run any more.
+nodes_of_job() {
+    local record
+    record=$(job_record "${batch:-$SLURM_JOB_ID}") || return
+    [[ $record == *JobState=RUNNING* && $record =~ \ NodeList=([^[:space:]]+) ]] || return
+    scontrol show hostnames "${BASH_REMATCH[1]}"
+}
+
+# Notes those of hosts on which check_nodes has found a fault. Returns 1 if there are none.
+note_unfit_nodes() {
+    local node reason code=1
+    while IFS=$'\t' read -r node reason; do
+        [[ -n $node && " ${hosts[*]} " == *" $node "* ]] || continue
+        unfit[$node]=$reason
+        remember_bad_node "$node" "$reason" || true
+        code=0
+    done <"$UNFIT_FILE"
+    return "$code"
+}
+
+# Leaves as many of hosts as are wanted. The first to stay are those of the caller's list ran, which
+# have run the ranks until now. The first to go are those in the file of bad nodes.
+set_spares_aside() {
+    local order node bad kept
+    bad=$(remembered_nodes | cut -f 1)
+    kept=$(for node in "${hosts[@]}"; do
+        order=1
+        [[ " ${ran[*]} " != *" $node "* ]] || order=0
+        ! grep -qxF -- "$node" <<<"$bad" || order=2
+        echo "$order $node"
+    done | sort --stable --key=1,1 | sed -n "1,${wanted}s/^. //p") # head would end sort by SIGPIPE
+    # In the order of the job:
+    mapfile -t hosts < <(printf '%s\n' "${hosts[@]}" | grep -xF -- "$kept")
+}
+
+# Ends this script, because fewer nodes are fit than are needed. A job goes back into the queue to
+# wait for others, if it was there before, or has SPARES or MIN_NODES.
+give_up() {
+    local names
+    names=$(printf '%s\n' "${!unfit[@]}" | sort --version-sort | paste -sd ,)
+    say "${#hosts[@]} of $SLURM_JOB_NUM_NODES node(s) are fit, and the ranks need $fewest"
+    if [[ -n $batch ]] && { stays_in_allocation || ((${SLURM_RESTART_COUNT:-0} > 0)); } &&
+        ((${SLURM_RESTART_COUNT:-0} < MAX_REQUEUES)) && requeue_without "$names"; then
+        exit 1
+    fi
+    if [[ $BAD_NODE_DAYS != 0 ]]; then
+        say "submit again: slurm/submit_multinode.sh then avoids $names;" \
+            "with sbatch, --exclude=$names"
+    else
+        say "submit again with --exclude=$names"
+    fi
+    exit 1
+}
+
+# Puts the job back into the queue, and keeps it from nodes. Slurm takes ExcNodeList only while a
+# job waits. As soon as it waits, Slurm sends SIGTERM to this script and to the scontrol that runs
+# then. The next scontrol has always come through, before KILL after KillWait (measured with Slurm
+# 22.05.8, 2026-11-24). If none does, the job may get the same node again, find it unfit again, and
+# go back. Argument: the nodes, with commas between them.
+requeue_without() {
+    local record excluded began=$SECONDS
+    record=$(job_record "$batch") || return
+    excluded=$(sed -nE 's/.* ExcNodeList=([^ ]+).*/\1/p' <<<"$record")
+    [[ $excluded != "(null)" ]] || excluded=''
+    trap : TERM # not '', which the commands below would inherit
+    ask_for_requeue || return
+    until scontrol update "JobId=$batch" "ExcNodeList=${excluded:+$excluded,}$1" 2>/dev/null; do
+        if ((SECONDS >= began + 10)); then
+            say "back into the queue; Slurm has not taken note that it shall avoid $1"
+            return 0
+        fi
+        read -rt 0.2 <> <(:) || true # sleep would be ended, too
+    done
+    say "back into the queue, to run without $1"
+}
+
+# Prints hosts with commas between them; nothing if they are all nodes of the job, which srun takes
+# without a list.
+listed_hosts() {
+    ((${#hosts[@]} == SLURM_JOB_NUM_NODES)) || with_commas "${hosts[@]}"
+}
+
+# ---- after a failure -----------------------------------------------------------------------------
+
+# Whether the ranks are to start again on the nodes that this job has. They are not if the job was
+# cancelled, or has been asked to save. Argument: the exit code of launch.
+restart_may_help() {
+    (($1)) && stays_in_allocation || return 1
+    [[ ! -e $SAVED_FILE ]] || in_vain=0
+    [[ -z $cancelled && $warning != passed-on && ! -e $REQUEUE_FILE ]] || return 1
+    a_node_is_at_fault || program_may_pass || return 1
+    ((RESTART_COUNT - ${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)) && return
+    say "MAX_RESTARTS=$MAX_RESTARTS is reached"
+    return 1
+}
+
+# Whether one of hosts has died, or slurm/preflight.sh finds a fault on it now.
+a_node_is_at_fault() {
+    local node
+    look_at_nodes
+    for node in "${hosts[@]}"; do
+        [[ -z ${unfit[$node]:-} ]] || return 0
+    done
+    ! check_nodes && note_unfit_nodes
+}
+
+# Whether another start may go better, though slurm/preflight.sh finds no fault: slurm/doctor.py
+# blames a node, or does not know. If it does not know, two attempts without a newer checkpoint are
+# enough; a program tells of a checkpoint by SAVED_FILE. A job that was stuck is no case for it.
+program_may_pass() {
+    local fault='' node=''
+    [[ -z ${stuck:-} ]] && type -P python3 >/dev/null || return 1
+    explained=1
+    rm -f "$RUN_DIR/fault"
+    timeout 120 python3 "$PROJECT_DIR/slurm/doctor.py" --fault="$RUN_DIR/fault" \
+        "${batch:-$RUN_DIR}" || true
+    [[ -r $RUN_DIR/fault ]] && read -r fault node <"$RUN_DIR/fault" || return 1
+    if [[ $fault == node && " ${hosts[*]} " == *" $node "* ]]; then
+        unfit[$node]="broken, says a rank of job $SLURM_JOB_ID"
+        remember_bad_node "$node" "${unfit[$node]}" || true
+        return 0
+    fi
+    [[ $fault != program ]] || return 1
+    in_vain=$((in_vain + 1))
+    if ((in_vain >= 2)); then
+        say "two attempts have failed without a newer checkpoint, and no node is at fault"
+        return 1
+    fi
+    say "no fault was found on a node: the ranks start again on the same ones"
+}
+
+# Begins the next attempt: its nodes, its folder, its step.
+begin_next_attempt() {
+    RESTART_COUNT=$((RESTART_COUNT + 1))
+    choose_nodes
+    make_run_folder "$RESTART_COUNT"
+    build_step
+    [[ -z $cancelled ]] || exit 143 # while the nodes were checked
+    [[ $warning != passed-on ]] || touch "$STOP_FILE"
+}
+
+# ---- a node that takes over ----------------------------------------------------------------------
+
+# Has another node wait for the death of this one, in jobs that stay in their allocation. If the
+# node dies on which this script runs, Slurm neither ends the job (--no-kill) nor starts the script
+# again: the other nodes would be idle until the time limit.
+stand_by() {
+    [[ -n $batch ]] && stays_in_allocation && ((${#nodes[@]} > 1)) || return 0
+    keep_a_node_standing_by &
+    disown
+}
+
+# Ends this script with the exit code that slurm/stand_by.sh has left, if another node has taken
+# over this job and run it to the end.
+end_if_taken_over() {
+    local code='' file=$PROJECT_DIR/logs/$SLURM_JOB_ID.ended
+    [[ ! -r $file ]] || read -r code <"$file" || true
+    rm -f "$file"
+    # At its first start, a job may find the file of another one, which had its number long ago.
+    [[ -z ${SLURM_RESTART_COUNT:-} || ! $code =~ ^[0-9]+$ ]] || exit "$code"
+}
+
+# Starts slurm/stand_by.sh on the job's last node; if that one ends or fails, on the one before it,
+# and so on.
+keep_a_node_standing_by() {
+    local turn=0 all others node log=$RUN_DIR/stand_by.log
+    trap '' USR1
+    VARIABLES_OF_BATCH=$(declare -px "${!SLURM_@}") # the step has values of its own
+    export VARIABLES_OF_BATCH
+    while kill -0 $$ 2>/dev/null; do
+        all=$(nodes_of_job) || all='' # Slurm does not answer now
+        mapfile -t others < <(grep -vxF -- "$SLURMD_NODENAME" <<<"$all" | tac)
+        if [[ -n ${others[*]} ]]; then
+            node=${others[turn++ % ${#others[@]}]}
+            srun --overlap --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
+                --nodelist="$node" --input=none --output=none "$PROJECT_DIR/slurm/stand_by.sh" \
+                "$SLURMD_NODENAME" "${words[@]}" &>>"$log" || true
+        fi
+        sleep $((turn < 6 ? 10 << turn : 600)) &>/dev/null || return 0
+    done
+}
