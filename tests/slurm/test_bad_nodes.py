@@ -148,7 +148,7 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
     for words, refused in (
         (["forget", "node1"], f"forget: node1 is not in {project}/logs/bad_nodes"),
         (["forget"], "forget: expected nodes, as in: forget node7"),
-        (["add", "node1"], "add: expected nodes and a reason, as in: add node7 slow in slow_nodes.py"),
+        (["add", "node1"], "add: expected nodes and a reason, as in: add node7 slow"),
         (["add", "node77", "slow"], "add: this cluster has no node node77; sinfo -N lists its nodes"),
         (["list"], "'list' is not known: expected add, forget, or nothing to list the nodes"),
     ):

@@ -65,7 +65,7 @@ def test_first_job(usual_slurm, tmp_path, steps, loss):
     assert (tmp_path / "runs/train/latest").exists()
     assert (tmp_path / f"demo-{job.id}.out").read_text() == job.output
     logs = project / f"logs/{job.id}.0"
-    assert {path.name for path in logs.iterdir()} == {"node0-node1", "node1-node2", "times"}
+    assert {path.name for path in logs.iterdir()} == {"node0-node1", "node1-node2", "times", "saved"}
     assert len(list(logs.rglob("stdout.log"))) == 2 * 4
 
 

@@ -237,13 +237,13 @@ def test_no_spare_and_no_fewer_nodes(drill, cluster):
 # ---- a node is unfit -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["full", "hanging", "wrong clock"])
+@pytest.mark.parametrize("fault", ["a full node", "a hanging node", "a node with a wrong clock"])
 def test_a_node_is_unfit_before_the_start(drill, cluster, fault):
     on_node2 = "[[ $(uname -n) != node2 ]] ||"
     how = {}
-    if fault == "hanging":
+    if fault == "a hanging node":
         says, how["PATH"] = "node2: no answer, stuck at: cores", tool(drill, "nproc", f"{on_node2} sleep 600; echo 1")
-    elif fault == "wrong clock":
+    elif fault == "a node with a wrong clock":
         minute = f'{on_node2} set -- --date="60 seconds ago" "$@"; exec /bin/date "$@"'
         says, how["PATH"] = "node2: its clock is off by -", tool(drill, "date", minute)
     else:
@@ -253,9 +253,9 @@ def test_a_node_is_unfit_before_the_start(drill, cluster, fault):
     drill.start_clock()
     try:
         drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", PREFLIGHT_TIMEOUT="5", PAUSE="0", **how)
-        job = went_on(drill, f"a {fault} node before the start, a spare", "node1 node3", starts=1, says=says)
+        job = went_on(drill, f"{fault} before the start, a spare", "node1 node3", starts=1, says=says)
     finally:
-        if fault == "full":
+        if fault == "a full node":
             cluster.run("srun", "--nodes=1", "--nodelist=node2", "umount", "/dev/shm")
     assert remembered(drill) == ["node2"] and "exclude" not in job.output, job.output
 

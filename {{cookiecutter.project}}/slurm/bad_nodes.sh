@@ -2,7 +2,7 @@
 # Lists the nodes that jobs of this project avoid, adds one, or forgets one.
 #
 #   bash slurm/bad_nodes.sh                                lists them: node, time, job, reason
-#   bash slurm/bad_nodes.sh add node7 slow in slow_nodes.py
+#   bash slurm/bad_nodes.sh add node7 slow
 #   bash slurm/bad_nodes.sh add node[3-5],node9 no reply   nodes as Slurm writes them
 #   bash slurm/bad_nodes.sh forget node7
 #
@@ -29,7 +29,7 @@ list() {
 # Arguments: nodes, then the words of the reason.
 add() {
     local node names
-    (($# >= 2)) || die "add: expected nodes and a reason, as in: add node7 slow in slow_nodes.py"
+    (($# >= 2)) || die "add: expected nodes and a reason, as in: add node7 slow"
     names=$(scontrol show hostnames "$1") ||
         die "add: '$1' is no list of nodes; expected node7 or node[3-5]"
     for node in $names; do

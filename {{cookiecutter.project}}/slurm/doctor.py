@@ -4,8 +4,8 @@
   python3 slurm/doctor.py 123                 a job; 12_3 for one job of an array
   python3 slurm/doctor.py demo-123.out        an output file alone, also of a job that this project did not start
   python3 slurm/doctor.py logs/123.0          the rank logs of one attempt
-  python3 slurm/doctor.py --fault=FILE 123    also writes into FILE who is at fault, for slurm/nodes.sh: "node NAME",
-                                              "program" (another start would end likewise), or "unknown"
+  python3 slurm/doctor.py --fault=FILE 123    also writes into FILE whose fault it is (slurm/nodes.sh reads that):
+                                              node NAME, program (another start would end likewise), or unknown
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's stderr.log, and Slurm's record of the job.
 Of an output with several attempts it reads the newest one. Of an older attempt, or one that still runs, it reads

@@ -537,7 +537,7 @@ on_warning() {
 check_nodes() {
     local needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
     UNFIT_FILE=$RUN_DIR/unfit
-    : >"$UNFIT_FILE"
+    rm -f "$UNFIT_FILE"
     [[ $PREFLIGHT != 0 ]] || return 0
     [[ $program == -m ]] || needed+=("$(realpath "$program")")
     ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")

@@ -156,6 +156,7 @@ nodes_of_job() {
 # Notes those of hosts on which check_nodes has found a fault. Returns 1 if there are none.
 note_unfit_nodes() {
     local node reason code=1
+    [[ -r $UNFIT_FILE ]] || return 1
     while IFS=$'\t' read -r node reason; do
         [[ -n $node && " ${hosts[*]} " == *" $node "* ]] || continue
         unfit[$node]=$reason

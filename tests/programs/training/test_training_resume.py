@@ -252,7 +252,7 @@ def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path,
         ("77", "", held),
         ("77", "1", ""),
     ):
-        for name, value in (("SLURM_JOB_ID", job), ("SLURM_RESTART_COUNT", attempt)):
+        for name, value in (("SLURM_JOB_ID", job), ("RESTART_COUNT", attempt)):
             monkeypatch.delenv(name, raising=False)
             if value:
                 monkeypatch.setenv(name, value)
