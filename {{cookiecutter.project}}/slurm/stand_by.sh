@@ -48,7 +48,8 @@ find_output() {
     record=$(job_record "$batch") || true
     output=$(sed -n 's/^ *StdOut=//p' <<<"$record")
     errors=$(sed -n 's/^ *StdErr=//p' <<<"$record")
-    [[ -n $output && -n $errors ]] || output=$PROJECT_DIR/logs/$SLURM_JOB_ID.out errors=$output
+    output=${output:-$PROJECT_DIR/logs/$SLURM_JOB_ID.out} # if Slurm does not answer
+    errors=${errors:-$output} # Slurm 26.05 names no StdErr that is the same
 }
 
 # Runs the submit script, and passes SIGTERM on to it: after scancel, Slurm sends that to this step.
