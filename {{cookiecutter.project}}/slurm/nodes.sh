@@ -44,10 +44,12 @@ avoid_bad_nodes() {
         grep -qxF -- "$node" <<<"$known" || continue
         ! grep -qxF -- "$node" <<<"$asked" || continue
         bad+=("$node")
-        echo "without $node: $reason (found by job $job, ${time/T/ })"
+        [[ $job == - ]] && job="added by hand" || job="found by job $job"
+        echo "without $node: $reason ($job, ${time/T/ })"
     done < <(remembered_nodes)
     ((${#bad[@]})) || return 0
-    echo "to use such a node again: bash slurm/bad_nodes.sh forget ${bad[0]}"
+    echo "to use a node again: bash slurm/bad_nodes.sh forget ${bad[0]};" \
+        "all of them for one job: BAD_NODE_DAYS=0 bash slurm/submit_multinode.sh …"
     excluded=$(option_of_job exclude x "$1")
     sbatch_options+=("--exclude=${excluded:+$excluded,}$(with_commas "${bad[@]}")")
 }
@@ -200,26 +202,33 @@ give_up() {
     exit 1
 }
 
-# Puts the job back into the queue, and keeps it from nodes. Slurm takes ExcNodeList only while a
-# job waits. As soon as it waits, Slurm sends SIGTERM to this script and to the scontrol that runs
-# then. The next scontrol has always come through, before KILL after KillWait (measured with Slurm
-# 22.05.8, 2026-11-24). If none does, the job may get the same node again, find it unfit again, and
-# go back. Argument: the nodes, with commas between them.
+# Puts the job back into the queue, and keeps it from nodes. If Slurm does not keep it from them, the
+# job may get the same node again, find it unfit again, and go back. Argument: the nodes, with commas
+# between them.
 requeue_without() {
-    local record excluded began=$SECONDS
+    local record excluded
     record=$(job_record "$batch") || return
     excluded=$(sed -nE 's/.* ExcNodeList=([^ ]+).*/\1/p' <<<"$record")
     [[ $excluded != "(null)" ]] || excluded=''
     trap : TERM # not '', which the commands below would inherit
     ask_for_requeue || return
-    until scontrol update "JobId=$batch" "ExcNodeList=${excluded:+$excluded,}$1" 2>/dev/null; do
-        if ((SECONDS >= began + 10)); then
-            say "back into the queue; Slurm has not taken note that it shall avoid $1"
-            return 0
-        fi
+    if change_waiting_job "ExcNodeList=${excluded:+$excluded,}$1"; then
+        say "back into the queue, to run without $1"
+    else
+        say "back into the queue; Slurm has not taken note that it shall avoid $1"
+    fi
+}
+
+# Changes this job, which has just gone back into the queue: Slurm takes some changes only of a job
+# that waits. But as soon as it waits, Slurm sends SIGTERM to this script and to the scontrol that
+# runs then. The next one has come through, before KILL after KillWait (measured with Slurm 22.05.8,
+# 2026-11-24). Gives up after 10 s. Arguments: what scontrol update is to change.
+change_waiting_job() {
+    local began=$SECONDS
+    until scontrol update "JobId=$batch" "$@" 2>/dev/null; do
+        ((SECONDS < began + 10)) || return 1
         read -rt 0.2 <> <(:) || true # sleep would be ended, too
     done
-    say "back into the queue, to run without $1"
 }
 
 # Prints hosts with commas between them; nothing if they are all nodes of the job, which srun takes

@@ -69,7 +69,7 @@ run_submit_script() {
 # the queue for a moment, as one of a node and a minute, and its script finds the exit code in a
 # file. Argument: the exit code.
 end_job() {
-    local record began=$SECONDS
+    local record
     record=$(job_record "$batch") || true
     [[ $record == *JobState=RUNNING* ]] || return 0 # it was cancelled, or is in the queue already
     echo "$1" >"$PROJECT_DIR/logs/$SLURM_JOB_ID.ended.new"
@@ -81,10 +81,7 @@ end_job() {
         scancel "$batch"
         return
     fi
-    until scontrol update "JobId=$batch" NumNodes=1 TimeLimit=1 2>/dev/null; do
-        ((SECONDS < began + 10)) || break # see requeue_without in slurm/nodes.sh
-        read -rt 0.2 <> <(:) || true
-    done
+    change_waiting_job NumNodes=1 TimeLimit=1 || true # else it waits for all its nodes
 }
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
