@@ -15,6 +15,8 @@ from slurm_cluster import PATH, Cluster
 pytest.register_assert_rewrite("doctor_cases", "drills", "launching", "training_runs")
 
 LONGEST = (
+    "test_spares",
+    "test_hangs",
     "test_drills",
     "test_newest_slurm",
     "test_containers",

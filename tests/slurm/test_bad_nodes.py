@@ -60,12 +60,12 @@ def asked(shown, name):
 @pytest.mark.parametrize("options", [["--nodes=1"], ["-N1"], ["-N", "1"], ["--nodes", "1"]])
 def test_spares_are_asked_for_beside_the_nodes(submit, options):
     said, shown = submit(*options, SPARES="1")
-    assert "asking for 2 nodes: 1, and SPARES=1" in said and asked(shown, "NumNodes") == "2-2"
+    assert "asking for 2 nodes: 1 for the ranks, and SPARES=1" in said and asked(shown, "NumNodes") == "2-2"
 
 
 def test_spares_are_added_to_the_nodes_of_the_header(submit):
     said, shown = submit(SPARES="1")
-    assert "asking for 3 nodes: 2, and SPARES=1" in said and asked(shown, "NumNodes") == "3-3"
+    assert "asking for 3 nodes: 2 for the ranks, and SPARES=1" in said and asked(shown, "NumNodes") == "3-3"
 
 
 def test_without_spares_nothing_is_added(submit):
@@ -89,7 +89,7 @@ def test_settings_are_refused(submit, settings, says):
 
 def test_a_range_of_nodes_is_refused(submit):
     said, refused = submit("--nodes=1-2", check=False, SPARES="1")
-    wanted = "--nodes=1-2: with SPARES=1 a job has to ask for one number of nodes"
+    wanted = "--nodes=1-2: expected one whole number, to which SPARES=1 is added"
     assert said == "" and refused == f"slurm/submit_multinode.sh: {wanted}\n"
 
 
@@ -122,12 +122,27 @@ def test_bad_nodes_are_avoided(submit, remember):
     assert asked(submit("--nodes=1", BAD_NODE_DAYS="9", check=False)[1], "ExcNodeList") == "node[1-2]"
 
 
-def test_what_the_user_says_of_nodes_counts(submit, remember):
+def test_what_the_user_says_of_nodes_counts(submit, remember, project):
     remember(("node2", 0, "bad"))
     assert asked(submit("--nodes=1", "--exclude=node1")[1], "ExcNodeList") == "node[1-2]"
     assert asked(submit("--nodes=1", "-x", "node1")[1], "ExcNodeList") == "node[1-2]"
+    (project / "to avoid").write_text("node1\n")
+    assert asked(submit("--nodes=1", f"--exclude={project}/to avoid")[1], "ExcNodeList") == "node[1-2]"
     said, shown = submit("--nodes=1", "--nodelist=node2")
     assert (asked(shown, "ExcNodeList"), asked(shown, "ReqNodeList")) == ("(null)", "node2") and "without" not in said
+
+
+def test_what_a_header_says_of_nodes_counts(submit, remember, project):
+    """A line may have several options, and a reason after them."""
+    remember(("node2", 0, "bad"))
+    script = project / "slurm/submit_multinode.sh"
+    text = script.read_text()
+    line = "#SBATCH --comment='a b' --exclude=node1 # --exclude=node2\n"
+    try:
+        script.write_text(text.replace("#SBATCH --nodes", line + "#SBATCH --nodes", 1))
+        assert asked(submit("--nodes=1")[1], "ExcNodeList") == "node[1-2]"
+    finally:
+        script.write_text(text)
 
 
 def test_the_list_of_bad_nodes(cluster, project, remember):
@@ -137,19 +152,31 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
         done = cluster.run("bash", project / "slurm/bad_nodes.sh", *words, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    assert call() == (0, "no bad nodes within 2 day(s) (BAD_NODE_DAYS in env.sh)\n")
+    assert call() == (0, "no node was added in the last 2 day(s) (BAD_NODE_DAYS in env.sh)\n")
     code, said = call("add", "node[1-2]", "slow", "by", "half")
     assert code == 0 and [line.split(maxsplit=3)[::3] for line in said.splitlines()] == [
         ["node1", "slow by half"],
         ["node2", "slow by half"],
     ]
+    refused = f"slurm/bad_nodes.sh: forget: node3 is not in {project}/logs/bad_nodes\n"
+    assert call("forget", "node[2-3]") == (2, refused) and len(call()[1].splitlines()) == 2  # nothing was forgotten
     code, said = call("forget", "node1")
     assert code == 0 and said.startswith("node2 ") and len(said.splitlines()) == 1
     for words, refused in (
         (["forget", "node1"], f"forget: node1 is not in {project}/logs/bad_nodes"),
         (["forget"], "forget: expected nodes, as in: forget node7"),
         (["add", "node1"], "add: expected nodes and a reason, as in: add node7 slow"),
-        (["add", "node77", "slow"], "add: this cluster has no node node77; sinfo -N lists its nodes"),
+        (["forget", "node."], f"forget: node. is not in {project}/logs/bad_nodes"),
+        (["add", "node[1,77]", "slow"], "add: this cluster has no node node77; sinfo -N lists its nodes"),
+        (
+            ["add", "node1", "node2", "slow"],
+            "add: 'node2' is a node too: write nodes with commas between them, as in: add node1,node2 slow",
+        ),
+        (["add", ",", "slow"], "add: ',' is no list of nodes; expected node7 or 'node[3-5]'"),
         (["list"], "'list' is not known: expected add, forget, or nothing to list the nodes"),
     ):
         assert call(*words) == (2, f"slurm/bad_nodes.sh: {refused}\n")
+    assert len(call()[1].splitlines()) == 1  # what was refused has changed nothing
+    assert cluster.run("bash", project / "slurm/bad_nodes.sh", env={"BAD_NODE_DAYS": "0"}).stdout == (
+        "no node is avoided: BAD_NODE_DAYS=0 (env.sh)\n"
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from baking import TEMPLATE
-from needs import needs_namespaces
+from needs import REPOSITORY, needs_namespaces
 from slurm_cluster import PATH, Cluster
 from submitting import THIS_AND_NEWER
 from waiting import FOREVER, wait_for
@@ -160,7 +160,8 @@ def test_srun_that_listens_where_no_node_reaches_it(cluster, slurm, request, run
     """A node's own name is 127.0.1.1, as in Debian, and Slurm has NoInAddrAny: no task reaches srun."""
     needs_namespaces(cluster)
     root = None if slurm == "this machine's" else request.getfixturevalue(slurm)
-    strict = {"nodes": 2, "root": root, "extra_conf": "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny"}
+    strict = {"nodes": 2, "root": root, "bind": [REPOSITORY]}
+    strict["extra_conf"] = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny"
     job = ["--nodelist=node1,node2", "--nodes=2", f"--output={run_dir}/%j.out", SCRIPT, "bash"]
     loopback = r"10\.77\.\S+ {0}\n", r"127.0.1.1 {0}\n"
     with Cluster(tmp_path / "cluster", **strict) as strictly:
@@ -343,6 +344,16 @@ def test_a_dead_node(usual_slurm, run_dir):
     assert done.returncode == 1 and len(lines) == 2, done.stderr
     assert lines[0].startswith("preflight: node2: no answer, stuck at: ") and lines[0].endswith(WITHOUT), lines
     assert "1 of 3 nodes unfit" in lines[1]
+
+
+def test_a_dead_node_because_of_which_srun_starts_nothing(usual_slurm, run_dir, tmp_path):
+    said = "srun: error: Task launch for StepId=1.0 failed on node node2: Communication connection failure"
+    path = tool(tmp_path, "srun", f"echo '{said}' >&2; exit 1")
+    environment = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-3]", "PATH": path}
+    environment["UNFIT_FILE"] = str(tmp_path / "unfit")
+    done = usual_slurm.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
+    assert done.returncode == 1 and f"node2: no answer, stuck at: {said}\n" in done.stderr, done.stderr
+    assert (tmp_path / "unfit").read_text() == f"node2\tno answer, stuck at: {said}\n"
 
 
 def test_a_thousand_nodes(usual_slurm, run_dir, tmp_path):

@@ -12,12 +12,16 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import drills
 import pytest
+from baking import bake
 from drills import BUSY, Drill, project
+from launching import RUNTIMES, build_image, everywhere, surroundings
 from needs import cluster_of, needs_namespaces
 from slurm_cluster import PATH, Cluster, Nodes
+from submitting import apptainer_project
 from waiting import wait_for
 
 from cluster_options.runtimes import LAUNCHERS
@@ -30,9 +34,9 @@ THREE = ("--nodes=3", "--no-kill")  # what slurm/submit_multinode.sh asks sbatch
 
 @pytest.fixture(scope="session")
 def breakable(request, tmp_path_factory):
-    """Five nodes: two for ranks, a spare, and two that a job of three does not have. The parameter names a Debian."""
+    """Six nodes: the biggest job has four, and finds four when two of them have died. The parameter names a Debian."""
     conf = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nSlurmdTimeout=5\nKillWait=30"
-    how = {"nodes": [Nodes(5)], "partitions": drills.PARTITIONS, "extra_conf": conf}
+    how = {"nodes": [Nodes(6)], "partitions": drills.PARTITIONS, "extra_conf": conf}
     folder = tmp_path_factory.mktemp("slurm") / "s"
     if debian := getattr(request, "param", None):
         cluster = cluster_of(request.getfixturevalue(debian), folder, **how)
@@ -154,6 +158,35 @@ def test_newer_slurm(drill, cluster, node):
     went_on(drill, name, "node1 node2", others, restarts=1 if node == "node1" else 0)
 
 
+@pytest.mark.parametrize("breakable", ["debian13"], indirect=True)
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun-ranks"])
+def test_in_apptainer(drill, cluster, sif, tmp_path_factory, launcher):
+    drill.project = apptainer_project(tmp_path_factory, sif)
+    drill.submit(*THREE, SPARES="1", LAUNCHER=launcher, PAUSE="0.1")
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node2")
+    went_on(drill, f"power failure of the second node, {launcher} in Apptainer, a spare", "node1 node2", "node1 node3")
+
+
+@pytest.mark.parametrize("runtime", [name for name in RUNTIMES if name not in ("none", "venv", "apptainer")])
+def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tmp_path, reference, record_property):
+    """The stand-ins for the runtimes make the namespaces that the real ones make. The first node dies."""
+    project = bake(tmp_path / "my_projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**drills.ONE_THREAD, **surroundings(runtime, project, tmp_path, cluster)}
+    if (project / "slurm/build_container.sh").exists():
+        build_image(cluster, project, environment)
+    here = tmp_path / "here"
+    here.mkdir()
+    drill = SpareDrill(cluster, project, here, reference, record_property)
+    drill.submit(*THREE, SPARES="1", LAUNCHER="srun", PAUSE="0.1", **environment)
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node1")
+    name = f"power failure of the first node, srun, stand-in for {runtime}, a spare"
+    went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
+
+
 def test_an_array(drill, cluster):
     """Scontrol takes the array's own number for all of its jobs, and that is the number of its last job."""
     drill.submit(*THREE, "--array=7", SPARES="1", LAUNCHER="srun")
@@ -199,6 +232,17 @@ def test_a_slurmd_is_killed(drill):
     went_on(drill, "`kill -9` of a slurmd, a spare", "node1 node2", "node1 node3")
 
 
+def test_the_slurmd_of_the_first_node_is_killed(drill):
+    """The job's script lives on there. It leaves the run to the node that takes over."""
+    drill.submit(*THREE, SPARES="1", LAUNCHER="srun", PAUSE="0.5")
+    drill.reach()
+    drill.start_clock()
+    os.kill(drill.process("node1", "slurmd -D", daemons=True), signal.SIGKILL)
+    name = "`kill -9` of the first node's slurmd, a spare"
+    job = went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
+    assert "node1 is no longer part of this job: its script waits for the end" in job.output, job.output
+
+
 def test_two_nodes_die_and_there_is_one_spare(drill, cluster):
     """The second time the job goes back into the queue, and asks for as many nodes as in the beginning."""
     drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", SLOW_ATTEMPTS="2")
@@ -211,6 +255,21 @@ def test_two_nodes_die_and_there_is_one_spare(drill, cluster):
     name = "two nodes die, one spare"
     says = "1 of 3 node(s) are fit, and the ranks need 2"
     went_on(drill, name, "node1 node2", "node1 node3", "node1 node4", restarts=1, starts=3, says=says)
+
+
+def test_the_node_that_took_over_dies_too(drill, cluster):
+    """It ran no rank, so Slurm would let the ranks live on beside the new ones."""
+    drill.submit("--nodes=4", "--no-kill", SPARES="2", LAUNCHER="spawn", SLOW_ATTEMPTS="2", PAUSE="1")
+    drill.reach(10)
+    cluster.crash("node1")
+    drill.await_new_step()
+    old = [drill.rank(2), drill.rank(4)]
+    drill.start_clock()
+    cluster.crash("node4")
+    name = "the first node dies, then the one that took over"
+    wait_for(lambda: "has died: node3 takes over" in drill.output, "node3")
+    wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in old), "the end of the old ranks")
+    went_on(drill, name, "node1 node2", "node2 node3", "node2 node3", restarts=1, starts=3)
 
 
 def test_no_spare_but_fewer_nodes_will_do(drill, cluster):
@@ -327,10 +386,12 @@ def test_restarts_are_counted(drill, cluster):
 # ---- the job has to stop while its nodes are swapped -----------------------------------------------------------------
 
 
-def swap_slowly(drill, cluster):
-    """Bring a run to where its second node has died, and the checks of the others have begun: they take 10 s."""
-    slow = '[[ "$*" != *preflight_node.sh* || ! -e slow ]] || { touch checking; sleep 10; }; exec /usr/bin/srun "$@"'
-    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", PATH=tool(drill, "srun", slow))
+def swap_slowly(drill, cluster, *options, seconds=10, **settings):
+    """Bring a run to where its second node has died, and the checks of the others have begun: they take a while."""
+    slow = f"{{ rm slow; touch checking; sleep {seconds}; }}"
+    slow = f'[[ "$*" != *preflight_node.sh* || ! -e slow ]] || {slow}; exec /usr/bin/srun "$@"'
+    settings = {"SPARES": "1", "LAUNCHER": "spawn", "PATH": tool(drill, "srun", slow), **settings}
+    drill.submit(*(options or THREE), **settings)
     drill.reach()
     (drill.folder / "slow").touch()
     drill.start_clock()
@@ -355,6 +416,24 @@ def test_walltime_during_a_swap(drill, cluster):
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 3), job.output
     assert "back into the queue" in job.output, job.output
     drill.row("early warning during a swap", job, seconds, until="first new step", lost=drill.lost())
+
+
+def test_the_walltime_is_over_during_a_swap(drill, cluster):
+    """Slurm ends the job; what was saved is whole."""
+    swap_slowly(drill, cluster, seconds=600, PREFLIGHT_TIMEOUT="600")
+    cluster.run("scontrol", "update", f"JobId={drill.job}", "TimeLimit=1")
+    job, seconds = drill.await_end(within=120)
+    assert job.state == "TIMEOUT" and drill.attempts == 1, job.output
+    drill.await_no_process()
+    drill.row("the walltime is over during a swap", job, seconds, lost=drill.resume(), message="TIME LIMIT")
+
+
+def test_another_node_dies_during_a_swap(drill, cluster):
+    """Slurm takes it out of the job while the nodes are checked, and then starts nothing on it."""
+    swap_slowly(drill, cluster, "--nodes=4", "--no-kill", SPARES="2")
+    cluster.crash("node3")
+    went_on(drill, "another node dies during a swap", "node1 node2", "node1 node4")
+    assert sorted(remembered(drill)) == ["node2", "node3"]
 
 
 def test_preemption(drill, cluster):

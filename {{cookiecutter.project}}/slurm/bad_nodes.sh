@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Lists the nodes that jobs of this project avoid, adds one, or forgets one.
 #
-#   bash slurm/bad_nodes.sh                                lists them: node, time, job, reason
+#   bash slurm/bad_nodes.sh                             lists them: node, time, job, reason
 #   bash slurm/bad_nodes.sh add node7 slow
-#   bash slurm/bad_nodes.sh add node[3-5],node9 no reply   nodes as Slurm writes them
-#   bash slurm/bad_nodes.sh forget node7
+#   bash slurm/bad_nodes.sh add 'node[3-5],node9' slow  nodes as Slurm writes them
+#   bash slurm/bad_nodes.sh forget node7                submits to it again
 #
-# Jobs add a node if slurm/preflight.sh finds a fault on it, or if it dies. For BAD_NODE_DAYS
-# (env.sh) slurm/submit_multinode.sh then submits with --exclude=NODE. sbatch alone does not read
-# the list, which is the file logs/bad_nodes.
+# A job adds a node if slurm/preflight.sh finds a fault on it, or if the node dies. For BAD_NODE_DAYS
+# days (env.sh) slurm/submit_multinode.sh excludes the node from new jobs (--exclude). sbatch alone
+# does not read the list, which is the file logs/bad_nodes.
 
 # shellcheck disable=SC2154 # slurm/nodes.sh sets bad_nodes
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
@@ -19,22 +19,34 @@ list() {
     local lines
     BAD_NODE_DAYS=$(setting_of_env BAD_NODE_DAYS)
     lines=$(remembered_nodes)
-    if [[ -n $lines ]]; then
+    if [[ $BAD_NODE_DAYS == 0 ]]; then
+        echo "no node is avoided: BAD_NODE_DAYS=0 (env.sh)"
+    elif [[ -n $lines ]]; then
         column -t -s $'\t' <<<"$lines"
     else
-        echo "no bad nodes within $BAD_NODE_DAYS day(s) (BAD_NODE_DAYS in env.sh)"
+        echo "no node was added in the last $BAD_NODE_DAYS day(s) (BAD_NODE_DAYS in env.sh)"
     fi
+}
+
+# Sets the caller's variable names to single nodes. Arguments: the command, nodes as Slurm writes them.
+read_names() {
+    names=$(scontrol show hostnames "$2" 2>/dev/null) && [[ -n $names ]] ||
+        die "$1: '$2' is no list of nodes; expected node7 or 'node[3-5]'"
 }
 
 # Arguments: nodes, then the words of the reason.
 add() {
-    local node names
+    local node names known
     (($# >= 2)) || die "add: expected nodes and a reason, as in: add node7 slow"
-    names=$(scontrol show hostnames "$1") ||
-        die "add: '$1' is no list of nodes; expected node7 or node[3-5]"
+    read_names add "$1"
+    known=$(nodes_of_cluster) || die "add: Slurm does not say which nodes there are, see above"
     for node in $names; do
-        sinfo --noheader --Node --format=%N | grep -qxF -- "$node" ||
+        grep -qxF -- "$node" <<<"$known" ||
             die "add: this cluster has no node $node; sinfo -N lists its nodes"
+    done
+    ! grep -qxF -- "$2" <<<"$known" ||
+        die "add: '$2' is a node too: write nodes with commas between them, as in: add $1,$2 slow"
+    for node in $names; do
         remember_bad_node "$node" "${*:2}" || die "cannot write to $bad_nodes"
     done
     list
@@ -42,16 +54,19 @@ add() {
 
 # Argument: nodes.
 forget() {
-    local node names
+    local node names lines
     (($# == 1)) || die "forget: expected nodes, as in: forget node7"
-    names=$(scontrol show hostnames "$1") ||
-        die "forget: '$1' is no list of nodes; expected node7 or node[3-5]"
+    read_names forget "$1"
     for node in $names; do
-        grep -qs "^$node"$'\t' "$bad_nodes" || die "forget: $node is not in $bad_nodes"
-        awk -F '\t' -v node="$node" '$1 != node' "$bad_nodes" >"$bad_nodes.new" ||
-            die "cannot write to $bad_nodes.new"
-        mv "$bad_nodes.new" "$bad_nodes" || die "cannot write to $bad_nodes"
+        cut -f 1 "$bad_nodes" 2>/dev/null | grep -xF -- "$node" >/dev/null ||
+            die "forget: $node is not in $bad_nodes"
     done
+    lines=$(<"$bad_nodes")
+    for node in $names; do
+        lines=$(awk -F '\t' -v node="$node" '$1 != node' <<<"$lines")
+    done
+    echo "$lines" >"$bad_nodes.$$" || die "cannot write to $bad_nodes.$$"
+    mv "$bad_nodes.$$" "$bad_nodes" || die "cannot replace $bad_nodes"
     list
 }
 

@@ -2,11 +2,14 @@
 # On which nodes the ranks run. These functions of slurm/submit_multinode.sh choose nodes, replace
 # those that fail, and remember them. slurm/lib.sh reads this file.
 #
-# A node is unfit if slurm/preflight.sh or slurm/doctor.py finds a fault on it, or if it has died,
-# and Slurm has taken it out of the job. A spare is a node of the job on which no rank runs. With
-# SPARES or MIN_NODES (env.sh) a job stays in its allocation when a node fails: its ranks start
-# again on the nodes that are left.
+# A node is unfit for this job if slurm/preflight.sh or slurm/doctor.py finds a fault on it. It is
+# also unfit if it has died, and Slurm has taken it out of the job. A bad node is one that an earlier
+# job found unfit. A spare is a fit node of the job on which no rank runs. With SPARES or MIN_NODES
+# (env.sh) a job stays in its allocation when a node fails: its ranks start again on the nodes that
+# are left.
 #
+# Variables of slurm/lib.sh and slurm/submit_multinode.sh: nodes are those of the job, hosts those of
+# the ranks. batch is the job's number, and empty in a shell of salloc.
 # shellcheck disable=SC2034,SC2154 # slurm/lib.sh and slurm/submit_multinode.sh share variables
 
 # ---- nodes that were found bad -------------------------------------------------------------------
@@ -17,7 +20,7 @@ bad_nodes=$PROJECT_DIR/logs/bad_nodes
 # Adds a node to the file. Arguments: the node, the reason.
 remember_bad_node() {
     make_logs_folder &&
-        printf '%s\t%(%FT%T)T\t%s\t%s\n' "$1" -1 "${SLURM_JOB_ID:--}" "${2//$'\t'/ }" >>"$bad_nodes"
+        printf '%s\t%(%FT%T)T\t%s\t%s\n' "$1" -1 "${SLURM_JOB_ID:--}" "${2//[$'\t\n']/ }" >>"$bad_nodes"
 }
 
 # Prints the newest line of each node, if it is younger than BAD_NODE_DAYS.
@@ -38,7 +41,7 @@ avoid_bad_nodes() {
     local node time job reason known asked excluded
     local bad=()
     [[ $BAD_NODE_DAYS != 0 && -s $bad_nodes ]] || return 0
-    known=$(sinfo --noheader --Node --format=%N) || return 0
+    known=$(nodes_of_cluster) || return 0
     asked=$(scontrol show hostnames "$(option_of_job nodelist w "$1")" 2>/dev/null) || true
     while IFS=$'\t' read -r node time job reason; do
         grep -qxF -- "$node" <<<"$known" || continue
@@ -51,8 +54,14 @@ avoid_bad_nodes() {
     echo "to use a node again: bash slurm/bad_nodes.sh forget ${bad[0]};" \
         "all of them for one job: BAD_NODE_DAYS=0 bash slurm/submit_multinode.sh …"
     excluded=$(option_of_job exclude x "$1")
+    if [[ $excluded == */* ]]; then # a file with the names
+        excluded=$(xargs <"$excluded" | tr ' ' ,)
+    fi
     sbatch_options+=("--exclude=${excluded:+$excluded,}$(with_commas "${bad[@]}")")
 }
+
+# Prints the nodes of the cluster, a line each, and those of hidden partitions too.
+nodes_of_cluster() { sinfo --all --noheader --Node --format=%N; }
 
 with_commas() { (IFS=, && echo "$*"); }
 
@@ -70,17 +79,17 @@ ask_for_spares() {
     ((SPARES > 0)) || return 0
     typed=$(option_of_job nodes N "$1")
     [[ $typed =~ ^[1-9][0-9]*$ ]] ||
-        die "--nodes=$typed: with SPARES=$SPARES a job has to ask for one number of nodes"
+        die "--nodes=$typed: expected one whole number, to which SPARES=$SPARES is added"
     sbatch_options+=("--nodes=$((typed + SPARES))") # of two --nodes, sbatch takes the last
-    echo "asking for $((typed + SPARES)) nodes: $typed, and SPARES=$SPARES"
+    echo "asking for $((typed + SPARES)) nodes: $typed for the ranks, and SPARES=$SPARES"
 }
 
 # Prints the value of an option of sbatch: as it was typed, else as in the #SBATCH lines. Arguments:
 # its long name, its letter, the script with these lines.
 option_of_job() {
-    local long=$1 letter=$2 value
-    value=$(sed -nE "s/^#SBATCH +(--${long}[= ]+|-$letter *)([^ #]+).*/\2/p" "$3" | tail -n 1)
-    set -- "${sbatch_options[@]}"
+    local long=$1 letter=$2 value='' header
+    mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1)
+    set -- "${header[@]}" "${sbatch_options[@]}"
     while (($#)); do
         case $1 in
             "--$long" | "-$letter") value=${2:-} ;;
@@ -121,7 +130,8 @@ choose_nodes() {
         ((${#hosts[@]} >= fewest)) || give_up
         set_rendezvous_endpoint
         ! check_nodes || break
-        note_unfit_nodes || exit 1 # no node of its own is at fault: others would do no better
+        # If preflight blames no node, and none has died, other nodes would not help.
+        note_unfit_nodes || one_has_died || exit 1
     done
     if ((${#hosts[@]} > wanted)); then
         set_spares_aside
@@ -145,6 +155,29 @@ look_at_nodes() {
         say "$node: ${unfit[$node]}"
         remember_bad_node "$node" "${unfit[$node]}" || true
     done
+    [[ -z $batch || " ${nodes[*]} " == *" $SLURMD_NODENAME "* ]] || await_end_of_job
+}
+
+# Waits until the job has ended, and ends this script. Slurm has taken the node of this script out of
+# the job, though the node lives: its slurmd has died. Another node takes over (slurm/stand_by.sh). If
+# this script ended before the job, Slurm would take that for the end of the job.
+await_end_of_job() {
+    local record
+    say "$SLURMD_NODENAME is no longer part of this job: its script waits for the end"
+    until record=$(job_record "$batch") && [[ $record != *JobState=RUNNING* ]]; do
+        sleep 30
+    done
+    exit 1
+}
+
+# Whether one of hosts has died, as Slurm says now.
+one_has_died() {
+    local node
+    look_at_nodes
+    for node in "${hosts[@]}"; do
+        [[ -z ${unfit[$node]:-} ]] || return 0
+    done
+    return 1
 }
 
 # Prints the nodes of this job, a line each. Fails if the job does not run any more.
@@ -168,8 +201,8 @@ note_unfit_nodes() {
     return "$code"
 }
 
-# Leaves as many of hosts as are wanted. The first to stay are those of the caller's list ran, which
-# have run the ranks until now. The first to go are those in the file of bad nodes.
+# Leaves as many of hosts as are wanted. It drops remembered bad nodes first, then nodes on which no
+# rank ran in the last attempt, which the caller's list ran has.
 set_spares_aside() {
     local order node bad kept
     bad=$(remembered_nodes | cut -f 1)
@@ -184,7 +217,7 @@ set_spares_aside() {
 }
 
 # Ends this script, because fewer nodes are fit than are needed. A job goes back into the queue to
-# wait for others, if it was there before, or has SPARES or MIN_NODES.
+# wait for others, if it has been requeued before, or has SPARES or MIN_NODES.
 give_up() {
     local names
     names=$(printf '%s\n' "${!unfit[@]}" | sort --version-sort | paste -sd ,)
@@ -221,8 +254,8 @@ requeue_without() {
 
 # Changes this job, which has just gone back into the queue: Slurm takes some changes only of a job
 # that waits. But as soon as it waits, Slurm sends SIGTERM to this script and to the scontrol that
-# runs then. The next one has come through, before KILL after KillWait (measured with Slurm 22.05.8,
-# 2026-11-24). Gives up after 10 s. Arguments: what scontrol update is to change.
+# runs then. The next scontrol succeeds, long before Slurm sends SIGKILL, after KillWait (measured
+# with Slurm 22.05.8, 2026-11-24). Gives up after 10 s. Arguments: what scontrol update is to change.
 change_waiting_job() {
     local began=$SECONDS
     until scontrol update "JobId=$batch" "$@" 2>/dev/null; do
@@ -245,7 +278,7 @@ restart_may_help() {
     (($1)) && stays_in_allocation || return 1
     [[ ! -e $SAVED_FILE ]] || in_vain=0
     [[ -z $cancelled && $warning != passed-on && ! -e $REQUEUE_FILE ]] || return 1
-    a_node_is_at_fault || program_may_pass || return 1
+    a_node_is_at_fault || retry_may_succeed || return 1
     ((RESTART_COUNT - ${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)) && return
     say "MAX_RESTARTS=$MAX_RESTARTS is reached"
     return 1
@@ -253,18 +286,13 @@ restart_may_help() {
 
 # Whether one of hosts has died, or slurm/preflight.sh finds a fault on it now.
 a_node_is_at_fault() {
-    local node
-    look_at_nodes
-    for node in "${hosts[@]}"; do
-        [[ -z ${unfit[$node]:-} ]] || return 0
-    done
-    ! check_nodes && note_unfit_nodes
+    one_has_died || { ! check_nodes && note_unfit_nodes; }
 }
 
-# Whether another start may go better, though slurm/preflight.sh finds no fault: slurm/doctor.py
-# blames a node, or does not know. If it does not know, two attempts without a newer checkpoint are
-# enough; a program tells of a checkpoint by SAVED_FILE. A job that was stuck is no case for it.
-program_may_pass() {
+# Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/doctor.py blames
+# a node, or knows no cause. Without a cause, two failed attempts in a row end the job, unless the
+# program saves a checkpoint, and then creates SAVED_FILE. A job that hung is not started again.
+retry_may_succeed() {
     local fault='' node=''
     [[ -z ${stuck:-} ]] && type -P python3 >/dev/null || return 1
     explained=1
@@ -283,7 +311,7 @@ program_may_pass() {
         say "two attempts have failed without a newer checkpoint, and no node is at fault"
         return 1
     fi
-    say "no fault was found on a node: the ranks start again on the same ones"
+    say "no fault was found on a node, and no error of the program"
 }
 
 # Begins the next attempt: its nodes, its folder, its step.
@@ -326,6 +354,7 @@ keep_a_node_standing_by() {
     export VARIABLES_OF_BATCH
     while kill -0 $$ 2>/dev/null; do
         all=$(nodes_of_job) || all='' # Slurm does not answer now
+        [[ -z $all ]] || grep -qxF -- "$SLURMD_NODENAME" <<<"$all" || return 0 # await_end_of_job
         mapfile -t others < <(grep -vxF -- "$SLURMD_NODENAME" <<<"$all" | tac)
         if [[ -n ${others[*]} ]]; then
             node=${others[turn++ % ${#others[@]}]}

@@ -125,10 +125,11 @@ ask_nodes() {
 #   faults[HOST]         the node's faults, joined by "; "
 #   unreached[HOST]      why this node cannot reach the master
 #   srun_message         the first line of srun
+# Ends this script if no node has answered and srun does not say because of which node.
 read_answers() {
     local host kind text
     srun_message=$(grep -m 1 -v $'\t' <<<"$answers")
-    if [[ $answers != *$'\t'* ]]; then
+    if [[ $answers != *$'\t'* && -z $(lost_node) ]]; then
         echo "preflight: srun started nothing in $SECONDS s: ${srun_message:-it says nothing}" >&2
         exit 1
     fi

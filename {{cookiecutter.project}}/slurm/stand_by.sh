@@ -5,20 +5,21 @@
 #   slurm/stand_by.sh NODE [PROGRAM …]
 #
 # It waits until NODE is no longer part of the job. Then it runs slurm/submit_multinode.sh with
-# PROGRAM, which starts the ranks again on the nodes that are left. In the end it ends the job.
+# PROGRAM, which starts the ranks again on the nodes that are left. After the run it ends the job.
 #
 # Read from the environment, beside the variables of the job:
-#   VARIABLES_OF_BATCH   the variables of Slurm on NODE, as bash declares them: those of this step
-#                        describe the step
+#   VARIABLES_OF_BATCH   Slurm's variables in the job's script on NODE, as "declare -px" prints them:
+#                        srun has replaced them by those of this step
 
 main() {
-    local output errors code=0 dead=$1
+    local output errors code=0 dead=$1 own_step=$SLURM_STEP_ID
     shift
     restore_variables_of_job
     wait_for_death_of "$dead"
     find_output # sets output, errors
     exec >>"$output" 2>>"$errors"
     say "$dead, on which this job's script ran, has died: $SLURMD_NODENAME takes over"
+    end_other_steps "$own_step" || say "Slurm does not say which steps of $dead still run"
     run_submit_script "$dead" "$@" || code=$?
     end_job "$code"
 }
@@ -36,9 +37,10 @@ restore_variables_of_job() {
 # script.
 wait_for_death_of() {
     local now
-    while sleep 30; do
-        now=$(nodes_of_job) || continue # Slurm is busy, or the job ends
-        grep -qxF -- "$1" <<<"$now" || return 0
+    while :; do
+        sleep 30
+        now=$(nodes_of_job) && [[ -n $now ]] || continue # Slurm is busy, or the job ends
+        [[ $'\n'$now$'\n' == *$'\n'"$1"$'\n'* ]] || return 0
     done
 }
 
@@ -48,8 +50,25 @@ find_output() {
     record=$(job_record "$batch") || true
     output=$(sed -n 's/^ *StdOut=//p' <<<"$record")
     errors=$(sed -n 's/^ *StdErr=//p' <<<"$record")
-    output=${output:-$PROJECT_DIR/logs/$SLURM_JOB_ID.out} # if Slurm does not answer
-    errors=${errors:-$output} # Slurm 26.05 names no StdErr that is the same
+    # If Slurm does not answer, or the folder was one of the dead node's.
+    { : >>"$output"; } 2>/dev/null || output=$PROJECT_DIR/logs/$SLURM_JOB_ID.out
+    { : >>"$errors"; } 2>/dev/null || errors=$output # Slurm 26.05 omits StdErr if it is StdOut
+}
+
+# Ends the other steps of this job, which the dead node has started. Slurm ends a step itself if one of
+# its ranks ran on that node. A spare that had taken over has no ranks: its steps would run on beside
+# the new ones. Argument: the number of this step. Fails if Slurm does not answer.
+end_other_steps() {
+    local try step steps
+    for try in 1 2 3; do
+        steps=$(squeue --noheader --steps --jobs="$batch" --format=%i) && break
+        ((try < 3)) || return 1
+        sleep "$try"
+    done
+    for step in $steps; do
+        [[ $step == "$batch".[0-9]* && $step != "$batch.$1" ]] || continue # not those of other jobs
+        scancel --signal=KILL "$step" 2>/dev/null || true # it may have ended
+    done
 }
 
 # Runs the submit script, and passes SIGTERM on to it: after scancel, Slurm sends that to this step.
@@ -60,24 +79,27 @@ run_submit_script() {
     script=$!
     trap 'kill -TERM "$script"' TERM
     while kill -0 "$script" 2>/dev/null; do # a signal ends wait, hence the loop
-        wait "$script" && code=0 || code=$?
+        wait "$script" || true
     done
+    trap : TERM
+    wait "$script" || code=$?
     return "$code"
 }
 
-# Ends the job. Slurm takes an exit code from the job's own script alone. So the job goes back into
-# the queue for a moment, as one of a node and a minute, and its script finds the exit code in a
-# file. Argument: the exit code.
+# Ends the job. Slurm takes an exit code from the job's own script alone. So this function writes the
+# code to a file, and requeues the job with one node for one minute. There the job's script ends with
+# that code (end_if_taken_over). Argument: the exit code.
 end_job() {
     local record
     record=$(job_record "$batch") || true
-    [[ $record == *JobState=RUNNING* ]] || return 0 # it was cancelled, or is in the queue already
+    # It may have been cancelled, or be in the queue already.
+    [[ -z $record || $record == *JobState=RUNNING* ]] || return 0
     echo "$1" >"$PROJECT_DIR/logs/$SLURM_JOB_ID.ended.new"
     mv "$PROJECT_DIR/logs/$SLURM_JOB_ID.ended.new" "$PROJECT_DIR/logs/$SLURM_JOB_ID.ended"
     say "the run has ended with exit code $1: this job goes back into the queue to tell Slurm so"
-    trap : TERM
     if ! ask_for_requeue; then
         say "Slurm does not requeue this job, so it is cancelled; its exit code is $1"
+        rm -f "$PROJECT_DIR/logs/$SLURM_JOB_ID.ended"
         scancel "$batch"
         return
     fi
