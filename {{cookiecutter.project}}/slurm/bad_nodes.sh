@@ -4,11 +4,11 @@
 #   bash slurm/bad_nodes.sh                             lists them: node, time, job, reason
 #   bash slurm/bad_nodes.sh add node7 slow
 #   bash slurm/bad_nodes.sh add 'node[3-5],node9' slow  nodes as Slurm writes them
-#   bash slurm/bad_nodes.sh forget node7                submits to it again
+#   bash slurm/bad_nodes.sh forget node7                lets new jobs use it again
 #
-# A job adds a node if slurm/preflight.sh finds a fault on it, or if the node dies. For BAD_NODE_DAYS
-# days (env.sh) slurm/submit_multinode.sh excludes the node from new jobs (--exclude). sbatch alone
-# does not read the list, which is the file logs/bad_nodes.
+# A job adds a node if slurm/preflight.sh or slurm/doctor.py finds a fault on it, or if the node
+# dies. For BAD_NODE_DAYS days (env.sh) slurm/submit_multinode.sh excludes the node from new jobs
+# (--exclude). The list is the file logs/bad_nodes. sbatch alone does not read it.
 
 # shellcheck disable=SC2154 # slurm/nodes.sh sets bad_nodes
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
@@ -28,7 +28,8 @@ list() {
     fi
 }
 
-# Sets the caller's variable names to single nodes. Arguments: the command, nodes as Slurm writes them.
+# Sets the caller's variable names to single nodes. Arguments: the command, nodes as Slurm writes
+# them.
 read_names() {
     names=$(scontrol show hostnames "$2" 2>/dev/null) && [[ -n $names ]] ||
         die "$1: '$2' is no list of nodes; expected node7 or 'node[3-5]'"
@@ -61,12 +62,14 @@ forget() {
         cut -f 1 "$bad_nodes" 2>/dev/null | grep -xF -- "$node" >/dev/null ||
             die "forget: $node is not in $bad_nodes"
     done
-    lines=$(<"$bad_nodes")
+    lines=$(<"$bad_nodes") || die "cannot read $bad_nodes"
     for node in $names; do
         lines=$(awk -F '\t' -v node="$node" '$1 != node' <<<"$lines")
     done
     echo "$lines" >"$bad_nodes.$$" || die "cannot write to $bad_nodes.$$"
-    mv "$bad_nodes.$$" "$bad_nodes" || die "cannot replace $bad_nodes"
+    # Not mv: the file keeps its owner and mode, which others in the project may need.
+    cp "$bad_nodes.$$" "$bad_nodes" || die "cannot replace $bad_nodes by $bad_nodes.$$"
+    rm "$bad_nodes.$$"
     list
 }
 

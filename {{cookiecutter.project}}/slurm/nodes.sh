@@ -3,13 +3,13 @@
 # those that fail, and remember them. slurm/lib.sh reads this file.
 #
 # A node is unfit for this job if slurm/preflight.sh or slurm/doctor.py finds a fault on it. It is
-# also unfit if it has died, and Slurm has taken it out of the job. A bad node is one that an earlier
-# job found unfit. A spare is a fit node of the job on which no rank runs. With SPARES or MIN_NODES
-# (env.sh) a job stays in its allocation when a node fails: its ranks start again on the nodes that
-# are left.
+# also unfit if it has died, and Slurm has taken it out of the job. A bad node is one that an
+# earlier job found unfit. A spare is a fit node of the job on which no rank runs. With SPARES or
+# MIN_NODES (env.sh) a job stays in its allocation when a node fails: its ranks start again on the
+# nodes that are left.
 #
-# Variables of slurm/lib.sh and slurm/submit_multinode.sh: nodes are those of the job, hosts those of
-# the ranks. batch is the job's number, and empty in a shell of salloc.
+# Variables of slurm/lib.sh and slurm/submit_multinode.sh: nodes are those of the job, hosts those
+# of the ranks. batch is the job's number, and empty in a shell of salloc.
 # shellcheck disable=SC2034,SC2154 # slurm/lib.sh and slurm/submit_multinode.sh share variables
 
 # ---- nodes that were found bad -------------------------------------------------------------------
@@ -20,7 +20,8 @@ bad_nodes=$PROJECT_DIR/logs/bad_nodes
 # Adds a node to the file. Arguments: the node, the reason.
 remember_bad_node() {
     make_logs_folder &&
-        printf '%s\t%(%FT%T)T\t%s\t%s\n' "$1" -1 "${SLURM_JOB_ID:--}" "${2//[$'\t\n']/ }" >>"$bad_nodes"
+        printf '%s\t%(%FT%T)T\t%s\t%s\n' \
+            "$1" -1 "${SLURM_JOB_ID:--}" "${2//[$'\t\n']/ }" >>"$bad_nodes"
 }
 
 # Prints the newest line of each node, if it is younger than BAD_NODE_DAYS.
@@ -42,7 +43,7 @@ avoid_bad_nodes() {
     local bad=()
     [[ $BAD_NODE_DAYS != 0 && -s $bad_nodes ]] || return 0
     known=$(nodes_of_cluster) || return 0
-    asked=$(scontrol show hostnames "$(option_of_job nodelist w "$1")" 2>/dev/null) || true
+    asked=$(scontrol show hostnames "$(nodes_of_option nodelist w "$1")" 2>/dev/null) || true
     while IFS=$'\t' read -r node time job reason; do
         grep -qxF -- "$node" <<<"$known" || continue
         ! grep -qxF -- "$node" <<<"$asked" || continue
@@ -53,10 +54,7 @@ avoid_bad_nodes() {
     ((${#bad[@]})) || return 0
     echo "to use a node again: bash slurm/bad_nodes.sh forget ${bad[0]};" \
         "all of them for one job: BAD_NODE_DAYS=0 bash slurm/submit_multinode.sh …"
-    excluded=$(option_of_job exclude x "$1")
-    if [[ $excluded == */* ]]; then # a file with the names
-        excluded=$(xargs <"$excluded" | tr ' ' ,)
-    fi
+    excluded=$(nodes_of_option exclude x "$1")
     sbatch_options+=("--exclude=${excluded:+$excluded,}$(with_commas "${bad[@]}")")
 }
 
@@ -101,12 +99,22 @@ option_of_job() {
     echo "$value"
 }
 
+# Prints the nodes that an option names, with commas between them. Arguments: as for option_of_job.
+nodes_of_option() {
+    local value
+    value=$(option_of_job "$@")
+    if [[ $value == */* ]]; then # sbatch takes this for a file with the names
+        value=$(xargs <"$value" | tr ' ' ,)
+    fi
+    echo "$value"
+}
+
 # ---- choose the nodes ----------------------------------------------------------------------------
 
 declare -A unfit=() # unfit[NODE]: why the ranks do not run there, in this job
 in_vain=0           # attempts that failed without a newer checkpoint, while no node was at fault
 
-# Sets how many nodes the ranks run on: wanted, and fewest, with which they still start.
+# Sets wanted, the number of nodes for the ranks, and fewest, the smallest with which they start.
 count_nodes() {
     wanted=$((SLURM_JOB_NUM_NODES - SPARES))
     ((wanted > 0)) ||
@@ -158,9 +166,10 @@ look_at_nodes() {
     [[ -z $batch || " ${nodes[*]} " == *" $SLURMD_NODENAME "* ]] || await_end_of_job
 }
 
-# Waits until the job has ended, and ends this script. Slurm has taken the node of this script out of
-# the job, though the node lives: its slurmd has died. Another node takes over (slurm/stand_by.sh). If
-# this script ended before the job, Slurm would take that for the end of the job.
+# Waits until the job has ended, and ends this script. Slurm has taken the node of this script out
+# of the job, though the node lives: its slurmd has died. Another node takes over
+# (slurm/stand_by.sh). If this script ended before the job, Slurm would take that for the end of the
+# job.
 await_end_of_job() {
     local record
     say "$SLURMD_NODENAME is no longer part of this job: its script waits for the end"
@@ -188,10 +197,11 @@ nodes_of_job() {
     scontrol show hostnames "${BASH_REMATCH[1]}"
 }
 
-# Notes those of hosts on which check_nodes has found a fault. Returns 1 if there are none.
+# Notes those of hosts on which check_nodes has found a fault. Returns 1 if there are none. After
+# scancel Slurm ends the check, and nodes that do not answer any more are not at fault.
 note_unfit_nodes() {
     local node reason code=1
-    [[ -r $UNFIT_FILE ]] || return 1
+    [[ -r $UNFIT_FILE && -z $cancelled ]] || return 1
     while IFS=$'\t' read -r node reason; do
         [[ -n $node && " ${hosts[*]} " == *" $node "* ]] || continue
         unfit[$node]=$reason
@@ -235,9 +245,9 @@ give_up() {
     exit 1
 }
 
-# Puts the job back into the queue, and keeps it from nodes. If Slurm does not keep it from them, the
-# job may get the same node again, find it unfit again, and go back. Argument: the nodes, with commas
-# between them.
+# Puts the job back into the queue, and keeps it from nodes. If Slurm does not keep it from them,
+# the job may get the same node again, find it unfit again, and go back. Argument: the nodes, with
+# commas between them.
 requeue_without() {
     local record excluded
     record=$(job_record "$batch") || return
@@ -255,7 +265,8 @@ requeue_without() {
 # Changes this job, which has just gone back into the queue: Slurm takes some changes only of a job
 # that waits. But as soon as it waits, Slurm sends SIGTERM to this script and to the scontrol that
 # runs then. The next scontrol succeeds, long before Slurm sends SIGKILL, after KillWait (measured
-# with Slurm 22.05.8, 2026-11-24). Gives up after 10 s. Arguments: what scontrol update is to change.
+# with Slurm 22.05.8, 2026-11-24). Gives up after 10 s. Arguments: what scontrol update is to
+# change.
 change_waiting_job() {
     local began=$SECONDS
     until scontrol update "JobId=$batch" "$@" 2>/dev/null; do
@@ -278,7 +289,11 @@ restart_may_help() {
     (($1)) && stays_in_allocation || return 1
     [[ ! -e $SAVED_FILE ]] || in_vain=0
     [[ -z $cancelled && $warning != passed-on && ! -e $REQUEUE_FILE ]] || return 1
-    a_node_is_at_fault || retry_may_succeed || return 1
+    if a_node_is_at_fault; then
+        in_vain=0
+    else
+        retry_may_succeed || return 1
+    fi
     ((RESTART_COUNT - ${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)) && return
     say "MAX_RESTARTS=$MAX_RESTARTS is reached"
     return 1
@@ -289,9 +304,10 @@ a_node_is_at_fault() {
     one_has_died || { ! check_nodes && note_unfit_nodes; }
 }
 
-# Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/doctor.py blames
-# a node, or knows no cause. Without a cause, two failed attempts in a row end the job, unless the
-# program saves a checkpoint, and then creates SAVED_FILE. A job that hung is not started again.
+# Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/doctor.py
+# blames a node, or knows no cause. Without a cause, two failed attempts in a row end the job,
+# unless the program saves a checkpoint, and then creates SAVED_FILE. A job that hung is not started
+# again.
 retry_may_succeed() {
     local fault='' node=''
     [[ -z ${stuck:-} ]] && type -P python3 >/dev/null || return 1
