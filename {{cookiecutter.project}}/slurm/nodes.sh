@@ -158,7 +158,7 @@ look_at_nodes() {
     now=$(nodes_of_job) && [[ -n $now ]] || return 0 # Slurm does not answer: they stay the same
     mapfile -t nodes <<<"$now"
     for node in "${before[@]}"; do
-        [[ " ${nodes[*]} " != *" $node "* ]] || continue
+        [[ " ${nodes[*]} " != *" $node "* && -z ${unfit[$node]:-} ]] || continue
         unfit[$node]="it failed, says Slurm"
         say "$node: ${unfit[$node]}"
         remember_bad_node "$node" "${unfit[$node]}" || true
@@ -168,8 +168,8 @@ look_at_nodes() {
 
 # Waits until the job has ended, and ends this script. Slurm has taken the node of this script out
 # of the job, though the node lives: its slurmd has died. Another node takes over
-# (slurm/stand_by.sh). If this script ended before the job, Slurm would take that for the end of the
-# job.
+# (slurm/stand_by.sh). If this script ended before the job, Slurm would end the job (measured with
+# Slurm 22.05.8, 2026-11-24).
 await_end_of_job() {
     local record
     say "$SLURMD_NODENAME is no longer part of this job: its script waits for the end"

@@ -29,12 +29,12 @@
 #
 # Edit two places: the #SBATCH lines below, and env.sh in the project's folder. That file sets
 #? if software == "container"
-# the container, modules, the launcher and variables of the network. Put "export NAME=value"
+# the container, modules, the launcher and variables of the network. A variable of your own goes
 #? else
-# Python, modules, the launcher and variables of the network. Put "export NAME=value"
+# Python, modules, the launcher and variables of the network. A variable of your own goes
 #? endif
-# there, too. To change a setting of env.sh for one job, write it before the command:
-# LAUNCHER=srun bash slurm/submit_multinode.sh …
+# there, too, as: export NAME="${NAME:-value}". To change a setting of env.sh for one job, write it
+# before the command: LAUNCHER=srun bash slurm/submit_multinode.sh …
 # The rules for port, stop request and requeue are functions in slurm/lib.sh.
 #
 # Before the walltime is over, this script asks the program to save and to end: it creates the file
@@ -101,7 +101,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 unset_stale_variables
 program='' words=()
-read_arguments "$@" # program: what runs; words: what you typed; and the options of sbatch
+read_arguments "$@" # program: what runs; words: as typed, with its arguments; the options of sbatch
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
     check_submission                # refuses what would fail after hours in the queue
@@ -117,10 +117,11 @@ choose_nodes             # those without a fault, and without the spares; MASTER
 build_step               # the {{ starters }} command that starts the launcher, or the ranks, on these nodes
 stand_by                 # with SPARES or MIN_NODES: another node takes over if this one dies
 #? if software == "container"
-# A step of your own goes here. It runs once, on the first node, outside the container.
+# A step of your own goes here. It runs once, on the first node, outside the container. If it fails,
+# the job ends.
 
 #? else
-# A step of your own goes here. It runs once, on the first node.
+# A step of your own goes here. It runs once, on the first node. If it fails, the job ends.
 
 #? endif
 run "$program" "${words[@]:1}"
