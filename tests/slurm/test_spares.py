@@ -53,17 +53,17 @@ class SpareDrill(Drill):
 
     table = "spare"
 
-    def await_new_step(self, within=30):
+    def await_new_step(self, count=2, within=30):
         """Wait until the run has made a step after its newest start; return the seconds since it was broken."""
         end = time.monotonic() + BUSY * within
         while True:
             found = re.findall(r"start   at step (\d+)", self.output)
-            if len(found) >= starts and self.step() > int(found[-1]):
+            if len(found) >= count and self.step() > int(found[-1]):
                 return time.monotonic() - self.broken
             shown = self.cluster.run("scontrol", "show", "job", str(self.job)).stdout
             ended = re.search(r"JobState=(COMPLETED|FAILED|CANCELLED)", shown)
             assert time.monotonic() < end and not ended, shown + self.output
-            if len(found) < starts:
+            if len(found) < count:
                 self.reached = max(self.reached, self.step())
             time.sleep(0.1)
 
