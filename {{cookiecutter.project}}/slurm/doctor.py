@@ -612,6 +612,16 @@ CAUSES = (
         ),
     ),
     Cause(
+        name="daemons of mpirun",
+        strength=MAY_FOLLOW,
+        patterns=("The Slurm process starter requires a minimum Slurm version level",),
+        says="mpirun could not start its daemons on the nodes. Its remark on the version of Slurm is wrong on Debian",
+        fix="Submit again. If it fails again, use LAUNCHER=torchrun or LAUNCHER=srun, which need no daemons.",
+        source="Open MPI 5.0.7 of Debian 13 (2026-11-24); openpmix/prrte #1448, #2155: it asks for the version after a"
+        " start has failed, and reads 0.0 from Debian's 'slurm-wlm 24.11.5'",
+        examples=("The Slurm process starter requires a minimum Slurm version level",),
+    ),
+    Cause(
         name="cancelled",
         strength=MAY_FOLLOW,
         patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"JobState=CANCELLED"),
@@ -1946,6 +1956,7 @@ MAY_PASS = (
     "port",
     "node failure",
     "step launch",
+    "daemons of mpirun",
     "name or route",
     "rendezvous",
     "waited in vain",
