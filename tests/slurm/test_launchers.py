@@ -72,6 +72,20 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(each_slurm
         assert all(abs(a - b) < 1e-5 for loss in losses for a, b in zip(loss, losses[0])), losses
 
 
+def test_mpirun_that_has_lost_a_node_has_failed(cluster, project, tmp_path):
+    """Open MPI 5.0.7 says so, and ends with exit code 0; the drill of test_spares.py in Apptainer has the real one."""
+    lost = "PRTE has lost communication with a remote daemon."
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exec echo "mpirun (Open MPI) 5.0.7"\necho "{lost}" >&2\n')
+    mpirun.chmod(0o755)
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{PATH}", "LAUNCHER": "mpirun-ranks", "NPROC_PER_NODE": "1"}
+    words = [project / "slurm/submit_multinode.sh", "check/hello.py"]
+    for options in ([], [f"--error={tmp_path}/errors"]):
+        job = cluster.submit(*options, *words, cwd=tmp_path, env=environment)
+        assert (job.state, job.exit_code) == ("FAILED", 1), job.output
+        assert (f"\n{lost}\n" in job.output) == (not options), job.output  # the doctor quotes it in both
+
+
 @pytest.mark.parametrize("launcher", ["srun", "spawn", "mpirun", "mpirun-ranks"])  # torchrun: test_slurm.py
 def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
     """The others sleep for hours; the job fails, and says why."""

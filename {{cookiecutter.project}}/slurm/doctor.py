@@ -622,6 +622,22 @@ CAUSES = (
         examples=("The Slurm process starter requires a minimum Slurm version level",),
     ),
     Cause(
+        name="mpirun lost a node",
+        strength=MAY_FOLLOW,
+        patterns=(
+            "PRTE has lost communication with a remote daemon",
+            "ORTE has lost communication with a remote daemon",
+        ),
+        says="mpirun lost the connection to a node: the node died, or its network failed",
+        fix="The lines after the proof name the node (Remote daemon). Submit again with --exclude=NODE, and tell your"
+        " site.",
+        source="Open MPI 4.1.4 of Debian 12 and 5.0.7 of Debian 13 (2026-11-24)",
+        examples=(
+            "ORTE has lost communication with a remote daemon.",
+            "PRTE has lost communication with a remote daemon.",
+        ),
+    ),
+    Cause(
         name="cancelled",
         strength=MAY_FOLLOW,
         patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"JobState=CANCELLED"),
@@ -1957,6 +1973,7 @@ MAY_PASS = (
     "node failure",
     "step launch",
     "daemons of mpirun",
+    "mpirun lost a node",
     "name or route",
     "rendezvous",
     "waited in vain",

@@ -612,8 +612,9 @@ name_hosts() {
     list=$(listed_hosts)
     on_hosts=("--nodes=${#hosts[@]}" ${list:+"--nodelist=$list"})
     # If a node dies after a rank of its step has failed, Slurm 22.05.8 keeps the step, and the step
-    # the cores of its other nodes. So the next step shares them (measured 2026-11-24).
-    ((RESTART_COUNT == ${SLURM_RESTART_COUNT:-0})) || on_hosts+=(--overlap)
+    # the cores of its other nodes. So the next step shares them. In the first attempt, the srun of
+    # Open MPI 5.0.7 fails beside that of stand_by if it may not share (measured 2026-11-24).
+    ! stays_in_allocation || on_hosts+=(--overlap)
 }
 
 #? if mpi
@@ -661,6 +662,10 @@ gpus_of_a_step() {
 # Runs a program on all nodes. Arguments: the program and its arguments. Returns its exit code.
 launch() {
     local code=0 watcher
+    #? if mpi
+    local sizes
+    mapfile -t sizes < <(stat -L -c %s "/proc/$$/fd/1" "/proc/$$/fd/2")
+    #? endif
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
     stuck='' explained=''
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
@@ -670,9 +675,29 @@ launch() {
     ${batch:+wait_and_hear_signals} "${step[@]}" "${CONTAINER_EXEC[@]}" "${wrapper[@]}" "$@" ||
         code=$?
     kill "$watcher" 2>/dev/null || true
+    #? if mpi
+    ((code)) || ! mpirun_lost_a_node "${sizes[@]}" || code=1
+    #? endif
     return "$code"
 }
 
+#? if mpi
+# Whether mpirun has printed that it lost a node. The ranks have not come to their end then, but
+# Open MPI 5.0.7 ends with exit code 0 (measured 2026-11-24). Arguments: the sizes of the job's
+# output and error file before mpirun was started [bytes].
+mpirun_lost_a_node() {
+    local file size
+    for file in "/proc/$$/fd/1" "/proc/$$/fd/2"; do
+        size=$1
+        shift
+        [[ $LAUNCHER == mpirun* && -f $file ]] || continue
+        ! tail -c +$((size + 1)) "$file" |
+            grep -F "has lost communication with a remote daemon" >/dev/null || return 0
+    done
+    return 1
+}
+
+#? endif
 # Runs a command in the background, because bash handles no signal while it waits for a command in
 # the foreground. A signal ends `wait`, hence the loop. Where something has to be looked at meanwhile,
 # it sleeps for a second at a time. Returns the command's exit code, or STUCK_CODE if end_if_stuck has

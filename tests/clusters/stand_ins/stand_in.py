@@ -327,9 +327,10 @@ class Root:
         mounted.append(target)
 
     def close(self) -> None:
-        """Make the image read-only."""
-        for path in ["/", *self.own.values()]:
-            if path not in self.fresh:
+        """Make the image read-only, but not a folder that was mounted over one of its own."""
+        mount(None, "/", None, MS_BIND | MS_REMOUNT | MS_RDONLY)
+        for device, path in self.own.items():
+            if path not in self.fresh and os.stat(path).st_dev == device:
                 mount(None, path, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
 
 
