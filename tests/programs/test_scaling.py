@@ -255,8 +255,9 @@ def test_on_slurm_no_more_jobs_than_the_queue_takes(slurm, tmp_path):
 # ---- Run:ai ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.drill
 @pytest.mark.skipif(bool(RunaiCluster.missing()), reason=f"no pods: {RunaiCluster.missing()}")
-@pytest.mark.parametrize("generation", [pytest.param("v1", marks=pytest.mark.drill), "v2"])
+@pytest.mark.parametrize("generation", ["v1", "v2"])
 def test_in_pods(generation, tmp_path):
     with Site(tmp_path, generation) as site:
         folder = site.project / "benchmark/results/pods"

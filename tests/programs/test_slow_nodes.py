@@ -396,6 +396,7 @@ def project(tmp_path_factory):
     return bake(tmp_path_factory.mktemp("a b") / "slow_nodes", site="slurm", nodes="4", gpus_per_node="0")
 
 
+@pytest.mark.drill
 def test_the_slow_node_of_a_cluster_is_named(cluster, tc, project, tmp_path):
     """Four nodes with fast cables; then one with a slow one; then slow only between two nodes."""
     environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1", "LAUNCHER": "srun"}
