@@ -663,7 +663,7 @@ gpus_of_a_step() {
 launch() {
     local code=0 watcher
     #? if mpi
-    local sizes
+    local sizes # of the job's output and error file, for mpirun_lost_a_node
     mapfile -t sizes < <(stat -L -c %s "/proc/$$/fd/1" "/proc/$$/fd/2")
     #? endif
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
@@ -676,7 +676,9 @@ launch() {
         code=$?
     kill "$watcher" 2>/dev/null || true
     #? if mpi
-    ((code)) || ! mpirun_lost_a_node "${sizes[@]}" || code=1
+    if ((code == 0)) && mpirun_lost_a_node "${sizes[@]}"; then
+        code=1
+    fi
     #? endif
     return "$code"
 }
@@ -686,13 +688,16 @@ launch() {
 # Open MPI 5.0.7 ends with exit code 0 (measured 2026-11-24). Arguments: the sizes of the job's
 # output and error file before mpirun was started [bytes].
 mpirun_lost_a_node() {
-    local file size
-    for file in "/proc/$$/fd/1" "/proc/$$/fd/2"; do
-        size=$1
-        shift
-        [[ $LAUNCHER == mpirun* && -f $file ]] || continue
-        ! tail -c +$((size + 1)) "$file" |
-            grep -F "has lost communication with a remote daemon" >/dev/null || return 0
+    local number file sizes=("$@")
+    [[ $LAUNCHER == mpirun* ]] || return 1
+    for number in 1 2; do
+        file=/proc/$$/fd/$number
+        [[ -f $file ]] || continue # a terminal or a pipe, which cannot be read again
+        # Not grep -q, which would end tail by a signal.
+        if tail -c +$((${sizes[number - 1]:-0} + 1)) "$file" |
+            grep -F "has lost communication with a remote daemon" >/dev/null; then
+            return 0
+        fi
     done
     return 1
 }
