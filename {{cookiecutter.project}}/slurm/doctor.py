@@ -958,7 +958,8 @@ def ask_slurm(number, asked_run):
     if asked_run and (not job.has_ended or attempt_of(asked_run) != attempt_of(newest_run or asked_run)):
         return Job(job_id, "", "", "", "", asked_run, hosts)
     if not (job.output or job.run or job.state):
-        searched = f"there is no *-{job_id}.out in {here()} or {project}"
+        folders = " or ".join(sorted({here(), project}))
+        searched = f"there is no *-{job_id}.out in {folders}"
         die(f"Slurm does not know a job {job_id}, and {searched}: name its output file")
     return job
 
