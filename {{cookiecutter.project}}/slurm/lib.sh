@@ -134,9 +134,9 @@ set_up_run() {
     check_settings
 }
 
-# Refuses settings that cannot work. Sets wrapper, the script that srun or mpirun starts on the nodes
-# and that becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the word
-# "ranks" for once per rank, as their number is not known yet.
+# Refuses settings that cannot work. Sets wrapper, the script that srun or mpirun starts on the
+# nodes and that becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the
+# word "ranks" for once per rank, as their number is not known yet.
 check_settings() {
     type -P srun >/dev/null ||
         die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
@@ -256,8 +256,8 @@ match_gpu_option() {
 }
 
 #? if node.segment
-# Gives a job whose --nodes=N was typed a --segment that fits, unless a segment was chosen too. Slurm
-# refuses a segment that does not divide N, and before 26.05 one that is larger than N.
+# Gives a job whose --nodes=N was typed a --segment that fits, unless a segment was chosen too.
+# Slurm refuses a segment that does not divide N, and before 26.05 one that is larger than N.
 match_segment() {
     local option nodes='' segment="{{ node.segment }}"
     [[ -z ${SBATCH_SEGMENT_SIZE:-} ]] || return 0
@@ -611,16 +611,17 @@ name_hosts() {
     local list
     list=$(listed_hosts)
     on_hosts=("--nodes=${#hosts[@]}" ${list:+"--nodelist=$list"})
-    # If a node dies after a rank of its step has failed, Slurm 22.05.8 keeps the step, and the step
-    # the cores of its other nodes. So the next step shares them. In the first attempt, the srun of
-    # Open MPI 5.0.7 fails beside that of stand_by if it may not share (measured 2026-11-24).
+    # If a node dies after a rank of its step has failed, Slurm 22.05.8 keeps the step alive, and that
+    # step the cores of its other nodes. With --overlap the next step shares them. In the first
+    # attempt, the srun of Open MPI 5.0.7 fails without it, beside that of stand_by (measured
+    # 2026-11-24).
     ! stays_in_allocation || on_hosts+=(--overlap)
 }
 
 #? if mpi
-# Sets step for Open MPI's mpirun, which starts its daemons by an srun of its own. That one takes
-# the variables here: all of the environment and all cores (srun 22.05 to 23.02 would give it one),
-# and not the header's one task per node.
+# Sets step for Open MPI's mpirun, which starts its daemons by an srun of its own. The variables
+# here give that srun all of the environment and all cores (srun 22.05 to 23.02 would give it one
+# core). They also replace the header's one task per node.
 build_step_of_mpirun() {
     local overlap=''
     [[ " ${on_hosts[*]} " != *" --overlap "* ]] || overlap=SLURM_OVERLAP=1
@@ -704,9 +705,9 @@ mpirun_lost_a_node() {
 
 #? endif
 # Runs a command in the background, because bash handles no signal while it waits for a command in
-# the foreground. A signal ends `wait`, hence the loop. Where something has to be looked at meanwhile,
-# it sleeps for a second at a time. Returns the command's exit code, or STUCK_CODE if end_if_stuck has
-# ended it.
+# the foreground. A signal ends `wait`, hence the loop. To look for the stop time or a stall, the
+# loop sleeps for a second at a time. Returns the command's exit code, or STUCK_CODE if end_if_stuck
+# has ended it.
 # shellcheck disable=SC2329 # called in batch jobs
 wait_and_hear_signals() {
     "$@" &
@@ -727,10 +728,10 @@ wait_and_hear_signals() {
 
 # ---- where the ranks are -------------------------------------------------------------------------
 
-# Waits until a collective of a rank fails, as it times out. Then it asks all ranks at which line they
-# are, before the launcher ends them. With gloo that rank creates TIMEOUT_FILE, and waits a minute
-# for stacks.txt (launch/stacks/python/rank_collectives.py). With NCCL torch writes nccl-rank-RANK,
-# and the ranks live on for a minute (torch 2.13, ProcessGroupNCCL.cpp).
+# Waits until a collective of a rank fails, as it times out. Then it asks all ranks at which line
+# they are, before the launcher ends them. With gloo that rank creates TIMEOUT_FILE, and waits a
+# minute for stacks.txt (launch/stacks/python/rank_collectives.py). With NCCL torch writes
+# nccl-rank-RANK, and the ranks live on for a minute (torch 2.13, ProcessGroupNCCL.cpp).
 answer_timeout() {
     local places
     trap '' USR1 # the warning before the walltime is over, which is for this script alone
@@ -768,8 +769,8 @@ watches_for_stall() {
 }
 
 # Ends the ranks if the job has printed nothing for STALL_TIMEOUT seconds, nor written to a file of
-# RUN_DIR, and no rank moves. Sets stuck, and next_look, before which nothing is looked at. Argument:
-# the process that started the ranks.
+# RUN_DIR, and no rank moves. Sets stuck, and next_look, before which nothing is looked at.
+# Argument: the process that started the ranks.
 # shellcheck disable=SC2329 # called in batch jobs
 end_if_stuck() {
     local now last places before=${looked:-0}
