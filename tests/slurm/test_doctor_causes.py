@@ -55,7 +55,7 @@ CASES = [
     ("processor", "compute node", "srun: error: node2: task 3: Illegal instruction (core dumped)"),
     ("a module is not found", "spider", 'Lmod has detected an error: The following module(s) are unknown: "x"'),
     ("refuses", "sacctmgr", "sbatch: error: Batch job submission failed: Invalid account or account"),
-    ("refuses", "#SBATCH", "There are not enough slots available in the system to satisfy the 4"),
+    ("more processes than", "--ntasks-per-node", "There are not enough slots available in the system to satisfy the 4"),
     # NVIDIA/pyxis #127, apptainer/singularity #5183
     ("image", "build_container.sh", "slurmstepd: error: pyxis: failed to import docker image"),
     ("image", "build_container.sh", "FATAL:   could not open image /a/x.sif: failed to retrieve path"),
@@ -182,7 +182,7 @@ def test_the_help_of_the_programs_has_no_cause(read, project):
 
 
 def test_several_causes_the_most_probable_first(read):
-    words = ("Permission denied", "Disk quota exceeded", "CUDA out of memory", "oom_kill", "task 1: Killed")
+    words = ("Permission denied", "Disk quota exceeded", "CUDA out of memory", "1 oom_kill event", "task 1: Killed")
     code, report = read(GOOD + "".join(f"srun: error: node1: {text}\n" for text in words))
     causes = re.findall(r"^cause: (.*)", report, re.MULTILINE)
     assert code == 0 and len(causes) == 3
@@ -234,6 +234,15 @@ def test_long_and_strange_logs(read):
         "/opt/conda_env.sh: line 3: module: command found",
         "retrying after OutOfMemoryError",
         "node2: Permission denied (publickey,password).",
+        "memory.events: oom 0 oom_kill 0",
+        "Port 6006: Address already in use, trying 6007",
+        "Volatile uncorrectable ECC errors: 0",
+        "this flag is kept for forward compatibility",
+        "note: the code below is unreachable",
+        "[ERROR] URL fetch failed, skipping",
+        "FATAL:  could not open file 'postgresql.conf'",
+        "handler installed for signal 10",
+        "kernel: NVRM: Xid (PCI:0000:04:00): 31, pid=7, name=python, MMU Fault: ENGINE GRAPHICS",
     ],
 )
 def test_what_is_no_cause(read, line):

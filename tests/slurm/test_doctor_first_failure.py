@@ -35,6 +35,11 @@ def test_the_rank_that_complains_of_others_is_not_the_first(read):
     assert report.endswith(f"{first}KeyError: 'x'\n") and report.count(first) == 30
 
 
+MPIRUN_LOST_A_NODE = (
+    "PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : node1\n  Remote daemon: node2\n"
+)
+
+
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
@@ -44,6 +49,14 @@ def test_the_rank_that_complains_of_others_is_not_the_first(read):
         ("srun: error: node2: task 3: Killed\n", "unknown"),
         (traceback(PEER, "[node1:0] [rank0]: "), "unknown"),
         (traceback("RuntimeError: CUDA error: uncorrectable NVLink error", "[node2:3] [rank3]: "), "node node2"),
+        # The rank that complains first is not on the node that broke.
+        (traceback(PEER, "[node1:0] [rank0]: ") + "[node2:3] RuntimeError: CUDA error: GPU is lost\n", "node node2"),
+        ("[node2:3] Failed to initialize NVML: Driver/library version mismatch\n", "node node2"),
+        ("Failed to initialize NVML: Driver/library version mismatch\n", "unknown"),
+        (traceback("KeyError: 'x'", "[node1:0] ") + "node2 kernel: NVRM: Xid (PCI:0000:04:00): 31, pid=7\n", "program"),
+        # mpirun has lost a node, and the ranks have words of their own for that
+        (traceback(PEER, "[node1:0] ") + MPIRUN_LOST_A_NODE, "unknown"),
+        (traceback("mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED: Process Failure", "") + MPIRUN_LOST_A_NODE, "unknown"),
     ],
 )
 def test_whose_fault_it_is(doctor, tmp_path, lines, fault):
@@ -56,6 +69,39 @@ def test_whose_fault_it_is(doctor, tmp_path, lines, fault):
 
 def test_causes_that_may_pass_are_in_the_table():
     assert set(DOCTOR.MAY_PASS) <= {cause.name for cause in DOCTOR.CAUSES}
+
+
+def test_a_fault_that_cannot_be_written(doctor, tmp_path):
+    (tmp_path / "my.out").write_text(GOOD + traceback("KeyError: 'x'"))
+    done = doctor("--fault=no/fault", "my.out")
+    assert (done.returncode, done.stderr) == (2, b"slurm/doctor.py: --fault=no/fault: No such file or directory\n")
+
+
+def test_the_node_that_mpirun_has_lost_comes_before_a_rank_that_said_nothing(doctor, project):
+    """The others lost rank 1, which printed no error: the program is not at fault, as the node died."""
+    run = project / "logs/900013.0"
+    for rank, text in enumerate((traceback("ConnectionError: Connection reset by peer"), "")):
+        folder = run / f"node{rank}-node{rank + 1}/0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+    output = project / "demo-900013.out"
+    output.write_text(GOOD + MPIRUN_LOST_A_NODE)
+    report = doctor("900013", cwd=project).stdout.decode()
+    assert report.startswith("cause: mpirun lost a node"), report
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "redis.exceptions.ConnectionError: Error 111 connecting to node9:6379. Connection refused.",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "TimeoutError: Timed out waiting for lock /a/x.lock",
+    ],
+)
+def test_a_connection_that_is_not_to_a_rank(read, error):
+    """The rank that says so has failed by itself, and others have lost it."""
+    report = read(GOOD + traceback(PEER, "[node1:0] ") + traceback(error, "[node2:3] "))[1]
+    assert "first failure: [node2:3] (" in report, report
 
 
 def test_of_a_chain_the_first_exception_decides(read):

@@ -377,6 +377,14 @@ def test_exit_codes_as_launchers_say_them(words, code):
     assert DOCTOR.code_in(words) == code
 
 
+@pytest.mark.parametrize(
+    ("signal", "way"), [("signal 9 (Killed).", "killed"), ("signal 11 (Segmentation fault).", "crashed")]
+)
+def test_open_mpi_5_breaks_the_line_before_the_signal(signal, way):
+    lines = lines_of("prterun noticed that process rank 3 with PID 7 on node node2 exited on", signal)
+    assert [report.way for report in DOCTOR.launcher_reports(lines)] == [way]
+
+
 def test_reports_end_where_srun_ends_the_others():
     told = "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-21T17:20:37 ***"
     first, later = "srun: error: node[9-10]: tasks 0-1: Exited with exit code 2", "srun: error: node1: task 3: Killed"

@@ -171,7 +171,7 @@ def test_it_is_python_3_6_with_its_standard_library():
     tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 6))
     imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imports == {"bisect", "glob", "itertools", "os", "re", "subprocess", "sys", "typing"}
+    assert imports == {"bisect", "glob", "itertools", "os", "re", "signal", "subprocess", "sys", "typing"}
     newer = r"removeprefix|removesuffix|capture_output|text=True|missing_ok|dataclass|:=|\.reconfigure|fromisoformat"
     assert not re.search(newer, PROGRAM.read_text())
     assert os.access(PROGRAM, os.X_OK) and PROGRAM.read_text().startswith("#!/usr/bin/env python3\n")

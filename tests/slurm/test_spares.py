@@ -1,7 +1,8 @@
 """What a job with spare nodes does when a node fails, on a real Slurm: the ranks go on elsewhere, and nothing is lost.
 
-Like the drills of test_drills.py, but the job stays in its allocation. A row of the table says how long it took from
-the fault to the first new step.
+Like the drills of test_drills.py, but the job stays in its allocation as long as enough nodes are left. A row of the
+table says how long it took from the fault to the first new step. drills.SLOWLY is the program: it pauses PAUSE seconds
+in each step of the first SLOW_ATTEMPTS attempts (1), so that there is time to break something.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import drills
@@ -28,24 +30,25 @@ from cluster_options.runtimes import LAUNCHERS
 
 pytestmark = pytest.mark.drill
 
-cluster, reference = drills.cluster, drills.reference
-THREE = ("--nodes=3", "--no-kill")  # what slurm/submit_multinode.sh asks sbatch for with SPARES=1 and --nodes=2
+cluster, reference = drills.cluster, drills.reference  # both use `breakable`, and `cluster` mends it after each test
+# What slurm/submit_multinode.sh passes to sbatch with SPARES=1 and --nodes=2 (test_bad_nodes.py).
+ONE_SPARE = ("--nodes=3", "--no-kill")
 
 
 @pytest.fixture(scope="session")
 def breakable(request, tmp_path_factory):
     """Six nodes: the biggest job has four, and finds four when two of them have died. The parameter names a Debian."""
-    # SlurmdTimeout: beside other tests nodes that are well have not answered for 5 s.
+    # SlurmdTimeout: on a busy machine, healthy nodes have been silent for 5 s.
     conf = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nSlurmdTimeout=20\nKillWait=30"
     how = {"nodes": [Nodes(6)], "partitions": drills.PARTITIONS, "extra_conf": conf}
     folder = tmp_path_factory.mktemp("slurm") / "s"
     if debian := getattr(request, "param", None):
-        cluster = cluster_of(request.getfixturevalue(debian), folder, **how)
+        nodes = cluster_of(request.getfixturevalue(debian), folder, **how)
     else:
-        cluster = Cluster(folder, **how)
-    needs_namespaces(cluster)
-    with cluster:
-        yield cluster
+        nodes = Cluster(folder, **how)
+    needs_namespaces(nodes)
+    with nodes:
+        yield nodes
 
 
 class SpareDrill(Drill):
@@ -54,14 +57,17 @@ class SpareDrill(Drill):
     table = "spare"
 
     def await_new_step(self, count=2, within=30):
-        """Wait until the run has made a step after its newest start; return the seconds since it was broken."""
+        """Wait until the ranks have started `count` times and then made a step; return the seconds since start_clock().
+
+        Fails if the job ends before.
+        """
         end = time.monotonic() + BUSY * within
         while True:
-            found = re.findall(r"start   at step (\d+)", self.output)
+            shown = self.cluster.run("scontrol", "show", "job", str(self.job)).stdout
+            ended = re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", shown)
+            found = re.findall(r"start   at step (\d+)", self.output)  # after the state: the job may end in between
             if len(found) >= count and self.step() > int(found[-1]):
                 return time.monotonic() - self.broken
-            shown = self.cluster.run("scontrol", "show", "job", str(self.job)).stdout
-            ended = re.search(r"JobState=(COMPLETED|FAILED|CANCELLED)", shown)
             assert time.monotonic() < end and not ended, shown + self.output
             if len(found) < count:
                 self.reached = max(self.reached, self.step())
@@ -88,7 +94,11 @@ def drill(cluster, project, tmp_path, reference, record_property):
 
 
 def went_on(drill, name, *nodes, restarts=0, says=""):
-    """The run has gone on elsewhere and come to its end. `nodes`: a pattern for the nodes of each start."""
+    """The run goes on elsewhere and comes to its end, with the losses of an undisturbed run.
+
+    nodes: a pattern for the nodes of each start. restarts: how often Slurm has requeued the job. If another node has
+    taken over, that is once, at the end, as Slurm takes an exit code from the job's own script alone.
+    """
     seconds = drill.await_new_step(len(nodes))
     job, _ = drill.await_end()
     shown = drill.cluster.run("scontrol", "show", "job", str(job.id)).stdout
@@ -110,15 +120,21 @@ def remembered(drill):
     return [line.split("\t")[0] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def fill_shared_memory(drill, node):
+@contextmanager
+def full_shared_memory(drill, node, *options):
     """Make a node unfit: torch could not share memory between the processes of a rank any more."""
-    step = ["srun", f"--jobid={drill.job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
+    step = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
     command = "mount -t tmpfs -o size=64k tmpfs /dev/shm; head -c 1M /dev/zero >/dev/shm/full || true"
-    drill.cluster.run(*step, "bash", "-ec", command)
+    drill.cluster.run(*step, *options, "bash", "-ec", command)
+    try:
+        yield
+    finally:
+        drill.cluster.run("scancel", "--user", drill.cluster.user)  # after a failure, umount would wait for the job
+        drill.cluster.run(*step, "umount", "/dev/shm")
 
 
-def tool(drill, name, script):
-    """Return a PATH on which a program comes first that says something else than the true one."""
+def path_with(drill, name, script):
+    """Return a PATH on which `script` comes first under the name of a program."""
     folder = drill.folder / "bin"
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/bash\n{script}\n")
@@ -131,7 +147,7 @@ def tool(drill, name, script):
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_another_node_dies(drill, cluster, launcher):
-    drill.submit(*THREE, SPARES="1", LAUNCHER=launcher)
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER=launcher)
     drill.reach()
     drill.start_clock()
     cluster.crash("node2")
@@ -142,7 +158,7 @@ def test_another_node_dies(drill, cluster, launcher):
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun-ranks"])
 def test_the_first_node_dies(drill, cluster, launcher):
     """It ran the job's script: another node takes over, and hands Slurm the exit code in the end."""
-    drill.submit(*THREE, SPARES="1", LAUNCHER=launcher)
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER=launcher)
     drill.reach()
     drill.start_clock()
     cluster.crash("node1")
@@ -155,7 +171,7 @@ def test_the_first_node_dies(drill, cluster, launcher):
 @pytest.mark.parametrize("breakable", ["debian13", "debian14"], indirect=True)
 @pytest.mark.parametrize("node", ["node1", "node2"])
 def test_newer_slurm(drill, cluster, node):
-    drill.submit(*THREE, SPARES="1", LAUNCHER="srun", PAUSE="0.1")
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="srun", PAUSE="0.1")
     drill.reach()
     drill.start_clock()
     cluster.crash(node)
@@ -168,7 +184,7 @@ def test_newer_slurm(drill, cluster, node):
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun-ranks"])
 def test_in_apptainer(drill, cluster, sif, tmp_path_factory, launcher):
     drill.project = apptainer_project(tmp_path_factory, sif)
-    drill.submit(*THREE, SPARES="1", LAUNCHER=launcher, PAUSE="0.1")
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER=launcher, PAUSE="0.1")
     drill.reach()
     drill.start_clock()
     cluster.crash("node2")
@@ -185,7 +201,7 @@ def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tm
     here = tmp_path / "here"
     here.mkdir()
     drill = SpareDrill(cluster, project, here, reference, record_property)
-    drill.submit(*THREE, SPARES="1", LAUNCHER="srun", PAUSE="0.1", **environment)
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="srun", PAUSE="0.1", **environment)
     drill.reach()
     drill.start_clock()
     cluster.crash("node1")
@@ -194,19 +210,25 @@ def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tm
 
 
 def test_an_array(drill, cluster):
-    """Scontrol takes the array's own number for all of its jobs, and that is the number of its last job."""
-    drill.submit(*THREE, "--array=7", SPARES="1", LAUNCHER="srun")
+    """Of the array's two jobs the second waits, and keeps the array's own number, which scontrol takes for both."""
+    array = drill.submit(*ONE_SPARE, "--array=7-8%1", SPARES="1", LAUNCHER="srun")
+    shown = wait_for(lambda: cluster.run("squeue", "--noheader", "--states=R", "--format=%A %F_%K").stdout, "task 7")
+    number, task = shown.split()
+    assert task == f"{array}_7" and int(number) != array, shown
+    drill.jobs[-1] = int(number)
     drill.reach()
     drill.start_clock()
     cluster.crash("node1")
-    went_on(
-        drill, "power failure of the first node, a job of an array, a spare", "node1 node2", "node2 node3", restarts=1
-    )
+    name = "power failure of the first node, a job of an array, a spare"
+    wait_for(lambda: "takes over" in drill.output, "the other node")
+    cluster.run("scancel", f"{array}_8")
+    went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
 
 
 def test_an_allocation_of_salloc(drill, cluster):
     """The script runs where salloc was called, and needs no node that takes over."""
-    words = ["salloc", *THREE, "bash", drill.project / "slurm/submit_multinode.sh", "slowly.py", *drills.RUN.split()]
+    script = drill.project / "slurm/submit_multinode.sh"
+    words = ["salloc", *ONE_SPARE, "bash", script, "slowly.py", *drills.RUN.split()]
     environment = {**drills.ONE_THREAD, "SPARES": "1", "LAUNCHER": "spawn", "PAUSE": "0.1"}
     with ThreadPoolExecutor() as pool:
         done = pool.submit(cluster.run, *words, "--out", drill.out, cwd=drill.folder, env=environment, check=False)
@@ -220,8 +242,8 @@ def test_an_allocation_of_salloc(drill, cluster):
 
 def test_the_program_fails_after_the_first_node_has_died(drill, cluster):
     """The exit code of the run becomes that of the job."""
-    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", RAISE_AT="60")
-    drill.reach()
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", RAISE_AT="60", PAUSE="1")
+    drill.reach(10)
     cluster.crash("node1")
     job, _ = drill.await_end()
     said = re.search(r"the run has ended with exit code (\d+)", job.output)
@@ -231,17 +253,20 @@ def test_the_program_fails_after_the_first_node_has_died(drill, cluster):
 
 def test_a_slurmd_is_killed(drill):
     """Slurm takes the node for dead, though its ranks live on for a while."""
-    drill.submit(*THREE, SPARES="1", PAUSE="0.5")
-    drill.reach()
+    drill.submit(*ONE_SPARE, SPARES="1", PAUSE="1")
+    drill.reach(10)
+    ranks = drill.rank(3), drill.rank(2)
     drill.start_clock()
     os.kill(drill.process("node2", "slurmd -D", daemons=True), signal.SIGKILL)
+    time.sleep(1)  # a rank that the death of slurmd ended would be gone
+    assert all(Path(f"/proc/{rank}").exists() for rank in ranks)
     went_on(drill, "`kill -9` of a slurmd, a spare", "node1 node2", "node1 node3")
 
 
 def test_the_slurmd_of_the_first_node_is_killed(drill):
     """The job's script lives on there. It leaves the run to the node that takes over."""
-    drill.submit(*THREE, SPARES="1", LAUNCHER="srun", PAUSE="0.5")
-    drill.reach()
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="srun", PAUSE="1")
+    drill.reach(10)
     drill.start_clock()
     os.kill(drill.process("node1", "slurmd -D", daemons=True), signal.SIGKILL)
     name = "`kill -9` of the first node's slurmd, a spare"
@@ -251,7 +276,7 @@ def test_the_slurmd_of_the_first_node_is_killed(drill):
 
 def test_two_nodes_die_and_there_is_one_spare(drill, cluster):
     """The second time the job goes back into the queue, and asks for as many nodes as in the beginning."""
-    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", SLOW_ATTEMPTS="2")
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", SLOW_ATTEMPTS="2")
     drill.reach()
     cluster.crash("node2")
     drill.await_new_step()
@@ -260,11 +285,12 @@ def test_two_nodes_die_and_there_is_one_spare(drill, cluster):
     cluster.crash("node3")
     name = "two nodes die, one spare"
     says = "1 of 3 node(s) are fit, and the ranks need 2"
-    went_on(drill, name, "node1 node2", "node1 node3", "node[1456] node[456]", restarts=1, says=says)
+    job = went_on(drill, name, "node1 node2", "node1 node3", "node[1456] node[456]", restarts=1, says=says)
+    assert re.findall(r"ranks on 2 node\(s\) of (\d)", job.output) == ["3", "2", "3"], job.output
 
 
 def test_the_node_that_took_over_dies_too(drill, cluster):
-    """It ran no rank, so Slurm would let the ranks live on beside the new ones."""
+    """Node4, the last of the job, takes over and runs no rank. So Slurm would let the ranks live on beside new ones."""
     drill.submit("--nodes=4", "--no-kill", SPARES="2", LAUNCHER="spawn", SLOW_ATTEMPTS="2", PAUSE="1")
     drill.reach(10)
     cluster.crash("node1")
@@ -273,8 +299,10 @@ def test_the_node_that_took_over_dies_too(drill, cluster):
     drill.start_clock()
     cluster.crash("node4")
     name = "the first node dies, then the one that took over"
-    wait_for(lambda: "has died: node3 takes over" in drill.output, "node3")
-    wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in old), "the end of the old ranks")
+    wait_for(lambda: len(starts(drill.output)) == 3, "the third start")
+    assert not any(Path(f"/proc/{number}").exists() for number in old), "the old ranks run beside the new ones"
+    taken_over = re.findall("(node.), on which this job's script ran, has died: (node.) takes over", drill.output)
+    assert taken_over == [("node1", "node4"), ("node4", "node3")], drill.output
     went_on(drill, name, "node1 node2", "node2 node3", "node2 node3", restarts=1)
 
 
@@ -296,59 +324,58 @@ def test_no_spare_and_no_fewer_nodes(drill, cluster):
     job, _ = drill.await_end()
     assert (job.state, job.exit_code, len(job.nodes)) == ("COMPLETED", 0, 2), job.output
     assert "node2" not in job.nodes, job.nodes
+    assert "Restarts=1 " in cluster.run("scontrol", "show", "job", str(job.id)).stdout
     drill.row("power failure of the second node, no spare", job, seconds, until="first new step", lost=drill.lost())
 
 
 # ---- a node is unfit -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["a full node", "a hanging node", "a node with a wrong clock"])
-def test_a_node_is_unfit_before_the_start(drill, cluster, fault):
-    on_node2 = "[[ $(uname -n) != node2 ]] ||"
-    how = {}
-    if fault == "a hanging node":
-        says, how["PATH"] = "node2: no answer, stuck at: cores", tool(drill, "nproc", f"{on_node2} sleep 600; echo 1")
-    elif fault == "a node with a wrong clock":
-        minute = f'{on_node2} set -- --date="60 seconds ago" "$@"; exec /bin/date "$@"'
-        says, how["PATH"] = "node2: its clock is off by -", tool(drill, "date", minute)
-    else:
-        says = "node2: cannot write to /dev/shm (No space left on device)"
-        command = "mount -t tmpfs -o size=64k tmpfs /dev/shm; head -c 1M /dev/zero >/dev/shm/full || true"
-        cluster.run("srun", "--nodes=1", "--nodelist=node2", "bash", "-ec", command)
+def unfit_before_the_start(drill, fault, says, **settings):
+    """Node2 is left out and remembered. The job is not requeued."""
     drill.start_clock()
-    try:
-        drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", PREFLIGHT_TIMEOUT="5", PAUSE="0", **how)
-        job = went_on(drill, f"{fault} before the start, a spare", "node1 node3", says=says)
-    finally:
-        if fault == "a full node":
-            cluster.run("srun", "--nodes=1", "--nodelist=node2", "umount", "/dev/shm")
-    assert remembered(drill) == ["node2"] and "exclude" not in job.output, job.output
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", PAUSE="0", **settings)
+    went_on(drill, f"{fault} before the start, a spare", "node1 node3", says=f"node2: {says}")
+    assert remembered(drill) == ["node2"]
 
 
-def test_a_node_is_unfit_from_the_second_attempt_on(drill, cluster):
-    drill.submit(*THREE, SPARES="1")
+def test_a_node_is_full_before_the_start(drill, cluster):
+    with full_shared_memory(drill, "node2"):
+        cluster.wait_for_nodes()
+        unfit_before_the_start(drill, "a full node", "cannot write to /dev/shm (No space left on device)")
+
+
+def test_a_node_hangs_before_the_start(drill):
+    path = path_with(drill, "nproc", "[[ $(uname -n) != node2 ]] || sleep 600; echo 1")
+    says = "no answer, stuck at: cores"
+    unfit_before_the_start(drill, "a hanging node", says, PREFLIGHT_TIMEOUT="20", PATH=path)
+
+
+def test_a_node_has_a_wrong_clock_before_the_start(drill):
+    date = '[[ $(uname -n) != node2 ]] || set -- --date="60 seconds ago" "$@"; exec /bin/date "$@"'
+    path = path_with(drill, "date", date)
+    unfit_before_the_start(drill, "a node with a wrong clock", "its clock is off by -", PATH=path)
+
+
+def test_a_node_is_unfit_from_the_second_attempt_on(drill):
+    drill.submit(*ONE_SPARE, SPARES="1")
     drill.reach()
-    fill_shared_memory(drill, "node2")
-    drill.start_clock()
-    os.kill(drill.rank(3), signal.SIGKILL)
-    try:
+    with full_shared_memory(drill, "node2", f"--jobid={drill.job}", "--overlap"):
+        drill.start_clock()
+        os.kill(drill.rank(3), signal.SIGKILL)
         went_on(drill, "a rank dies on a node that has become unfit, a spare", "node1 node2", "node1 node3")
-    finally:
-        cluster.run("srun", "--nodes=1", "--nodelist=node2", "umount", "/dev/shm")
+    assert remembered(drill) == ["node2"]
 
 
 def test_a_requeued_job_meets_an_unfit_node(drill, cluster):
     """It has no spare: it goes back into the queue without the node, as its file of bad nodes then says."""
     drill.submit("--nodes=2", LAUNCHER="spawn")
     drill.reach()
-    fill_shared_memory(drill, "node2")
-    drill.start_clock()
-    cluster.run("scontrol", "requeue", str(drill.job))
-    try:
+    with full_shared_memory(drill, "node2", f"--jobid={drill.job}", "--overlap"):
+        drill.start_clock()
+        cluster.run("scontrol", "requeue", str(drill.job))
         seconds = drill.await_new_step()
         job, _ = drill.await_end()
-    finally:
-        cluster.run("srun", "--nodes=1", "--nodelist=node2", "umount", "/dev/shm")
     assert (job.state, job.exit_code, len(job.nodes)) == ("COMPLETED", 0, 2), job.output
     assert "node2" not in job.nodes, job.nodes
     shown = cluster.run("scontrol", "show", "job", str(job.id)).stdout
@@ -364,7 +391,7 @@ def test_a_requeued_job_meets_an_unfit_node(drill, cluster):
 
 def test_a_bug_that_ends_a_rank_without_a_word(drill):
     """It may be the node's fault, so the ranks start once more; no node is blamed."""
-    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", ABORT_AT="10")
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", ABORT_AT="10")
     drill.start_clock()
     job, seconds = drill.await_failure(within=60)
     said = re.search("two attempts have failed without a newer checkpoint, and no node is at fault", job.output)[0]
@@ -373,7 +400,7 @@ def test_a_bug_that_ends_a_rank_without_a_word(drill):
 
 
 def test_a_bug_that_says_what_it_is(drill):
-    drill.submit(*THREE, SPARES="1", LAUNCHER="spawn", RAISE_AT="10")
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", RAISE_AT="10")
     drill.start_clock()
     job, seconds = drill.await_failure(within=60)
     assert drill.attempts == 1 and remembered(drill) == [], job.output
@@ -382,27 +409,34 @@ def test_a_bug_that_says_what_it_is(drill):
 
 
 def test_restarts_are_counted(drill, cluster):
-    drill.submit(*THREE, SPARES="1", MAX_RESTARTS="0", LAUNCHER="spawn")
+    drill.submit("--nodes=4", "--no-kill", SPARES="2", MAX_RESTARTS="1", LAUNCHER="spawn", SLOW_ATTEMPTS="2")
     drill.reach()
     cluster.crash("node2")
+    drill.await_new_step()
+    cluster.crash("node3")
     job, _ = drill.await_failure(within=60)
-    assert "MAX_RESTARTS=0 is reached" in job.output and drill.attempts == 1, job.output
+    assert starts(job.output) == [["node1", "node2"], ["node1", "node3"]], job.output
+    assert "MAX_RESTARTS=1 is reached" in job.output, job.output
 
 
 # ---- the job has to stop while its nodes are swapped -----------------------------------------------------------------
 
 
-def swap_slowly(drill, cluster, *options, seconds=10, **settings):
-    """Bring a run to where its second node has died, and the checks of the others have begun: they take a while."""
-    slow = f"{{ rm slow; touch checking; sleep {seconds}; }}"
-    slow = f'[[ "$*" != *preflight_node.sh* || ! -e slow ]] || {slow}; exec /usr/bin/srun "$@"'
-    settings = {"SPARES": "1", "LAUNCHER": "spawn", "PATH": tool(drill, "srun", slow), **settings}
-    drill.submit(*(options or THREE), **settings)
+def swap_slowly(drill, cluster, *options, **settings):
+    """Bring a run to where its second node has died, and the others are being checked; that ends by go_on_swapping."""
+    waits = "{ rm slow; touch checking; until [[ -e go_on ]]; do sleep 0.1; done; }"
+    srun = f'[[ "$*" != *preflight_node.sh* || ! -e slow ]] || {waits}; exec /usr/bin/srun "$@"'
+    settings = {"SPARES": "1", "LAUNCHER": "spawn", "PATH": path_with(drill, "srun", srun), **settings}
+    drill.submit(*(options or ONE_SPARE), PREFLIGHT_TIMEOUT="600", **settings)
     drill.reach()
     (drill.folder / "slow").touch()
     drill.start_clock()
     cluster.crash("node2")
     wait_for((drill.folder / "checking").exists, "the swap")
+
+
+def go_on_swapping(drill):
+    (drill.folder / "go_on").touch()
 
 
 def test_scancel_during_a_swap(drill, cluster):
@@ -415,36 +449,46 @@ def test_scancel_during_a_swap(drill, cluster):
 
 
 def test_walltime_during_a_swap(drill, cluster):
-    """The next attempt saves at once, and the job goes back into the queue."""
+    """The next attempt saves after its first step, and the job goes back into the queue."""
     swap_slowly(drill, cluster)
     drill.warn()
+    wait_for(lambda: "the program is asked to save" in drill.output, "the warning")
+    go_on_swapping(drill)
     seconds = drill.await_new_step()
     job, _ = drill.await_end()
     assert (job.state, job.exit_code, drill.attempts) == ("COMPLETED", 0, 3), job.output
     assert "back into the queue" in job.output, job.output
+    _, second, third = map(int, re.findall(r"start   at step (\d+)", job.output))
+    assert third == second + 1, job.output
     drill.row("early warning during a swap", job, seconds, until="first new step", lost=drill.lost())
 
 
 def test_the_walltime_is_over_during_a_swap(drill, cluster):
     """Slurm ends the job; what was saved is whole."""
-    swap_slowly(drill, cluster, *THREE, "--time=4", seconds=600, PREFLIGHT_TIMEOUT="600")
+    swap_slowly(drill, cluster, *ONE_SPARE, "--time=0:04:00")
     job, seconds = drill.await_end(within=300)
     assert job.state == "TIMEOUT" and drill.attempts == 1, job.output
     drill.await_no_process()
     drill.row("the walltime is over during a swap", job, seconds, lost=drill.resume(), message="TIME LIMIT")
 
 
-def test_another_node_dies_during_a_swap(drill, cluster):
-    """Slurm takes it out of the job while the nodes are checked, and then starts nothing on it."""
+@pytest.mark.parametrize("noticed", [True, False], ids=["Slurm knows", "Slurm does not know yet"])
+def test_another_node_dies_during_a_swap(drill, cluster, noticed):
+    """Slurm then starts nothing on it, and may take it out of the job before the check begins there."""
     swap_slowly(drill, cluster, "--nodes=4", "--no-kill", SPARES="2")
     cluster.crash("node3")
-    went_on(drill, "another node dies during a swap", "node1 node2", "node1 node4")
+    if noticed:
+        job = ["scontrol", "show", "job", str(drill.job)]
+        wait_for(lambda: " NodeList=node[1,4]\n" in cluster.run(*job).stdout, "the end of node3")
+    go_on_swapping(drill)
+    name = "another node dies during a swap" + ("" if noticed else ", and Slurm does not know yet")
+    went_on(drill, name, "node1 node2", "node1 node4")
     assert sorted(remembered(drill)) == ["node2", "node3"]
 
 
 def test_preemption(drill, cluster):
     """Slurm itself puts the job back into the queue: no node has failed."""
-    drill.submit(*THREE, SPARES="1")
+    drill.submit(*ONE_SPARE, SPARES="1")
     drill.reach()
     drill.start_clock()
     (drill.folder / "urgent.sh").write_text("#!/bin/sh\nsrun sleep 1\n")

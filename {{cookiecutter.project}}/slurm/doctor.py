@@ -5,7 +5,8 @@
   python3 slurm/doctor.py demo-123.out        an output file alone, also of a job that this project did not start
   python3 slurm/doctor.py logs/123.0          the rank logs of one attempt
   python3 slurm/doctor.py --fault=FILE 123    also writes into FILE whose fault it is (slurm/nodes.sh reads that):
-                                              node NAME, program (another start would end likewise), or unknown
+                                              node NAME, program (another start would fail too), or unknown.
+                                              It writes nothing if the job hung, did not fail, or has not ended
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's stderr.log, and Slurm's record of the job.
 Of an output with several attempts it reads the newest one. Of an older attempt, or one that still runs, it reads
@@ -24,6 +25,7 @@ To teach it a cause, add a row to CAUSES: the comment above the table says how.
 import glob
 import os
 import re
+import signal
 import subprocess
 import sys
 from bisect import bisect_right
@@ -67,8 +69,7 @@ def main():
     causes, others = weigh(hits, first, has_output=bool(output))
 
     if fault_file:
-        with open(fault_file, "w") as file:
-            file.write(fault_of(first, causes) + "\n")
+        write_fault(fault_file, fault_of(first, causes, logs))
     answer = cause_lines(causes, others, places) + failure_lines(first, causes, lines, job, places)
     return show(answer, code=0 if causes else 1)
 
@@ -97,7 +98,8 @@ class Cause(NamedTuple):
 
 # To teach doctor.py a cause, add a row. Its `strength` says how much its lines prove beside those of other rows.
 # Of two rows that match the same line, with as much strength, the one that stands first in the table counts.
-# A pattern sees one line at a time, without its label. In "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
+# A pattern sees a line without its label. In "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches. All lines are
+# searched at once, so no pattern may match a newline: write " +" for \s+ and "[^)\n]" for [^)].
 # In the template's repository, tests/slurm/test_doctor_causes.py runs each example: the report begins with its row.
 #
 # A new message may need a pattern in another list, too:
@@ -111,7 +113,7 @@ class Cause(NamedTuple):
 #   LAUNCHER_ERROR   the traceback of a launcher ends with it
 #   NATIVE           compiled code prints it as it goes down, without a traceback
 #   LAUNCHER_NOISE   a launcher or a library prints it, and it is no part of a rank's error message
-#   SLURM_SAYS       Slurm or the kernel prints it, and it counts beside a rank's own error
+#   SLURM_SAYS       Slurm, the kernel or mpirun prints it, and it counts beside a rank's own error
 CAUSES = (
     Cause(
         name="stuck",
@@ -170,7 +172,8 @@ CAUSES = (
         name="host memory",
         strength=TELLS_WHY,
         patterns=(
-            r"oom[-_]kill",
+            r"oom[-_]kill event",
+            r"oom-kill:",
             r": Out Of Memory",
             r"JobState=OUT_OF_MEMORY",
             r"MemoryError: Unable to allocate",
@@ -219,9 +222,8 @@ CAUSES = (
         strength=TELLS_WHY,
         patterns=(
             r"on your system is too old",
-            r"forward compatibility",
+            r"forward compatibility was attempted",
             r"driver version is insufficient",
-            r"Driver/library version",
             r"no kernel image is",
         ),
         says="this torch does not support this GPU driver or GPU",
@@ -284,8 +286,8 @@ CAUSES = (
         name="broken node",
         strength=TELLS_WHY,
         patterns=(
-            r"Xid \(PCI",
-            r"uncorrectable (?:NVLink|ECC)",
+            r"Xid \(PCI[^)\n]*\): (?!(?:13|31|43|45)\b)",  # with these the program is at fault, or has ended
+            r"uncorrectable (?:NVLink|ECC) error\b",
             r"UNCORRECTABLE MEMORY",
             r"GPU is lost",
             r"fallen off the bus",
@@ -294,10 +296,25 @@ CAUSES = (
         ),
         says="a GPU or a node is broken",
         fix="Submit again with --exclude=NODE, and tell your site.",
-        source="torch 2.13; NVIDIA's driver messages; pytorch/pytorch #35710 (2026-11-22)",
+        source="torch 2.13; NVIDIA's driver messages; pytorch/pytorch #35710 (2026-11-22). The Xids of programs:"
+        " plexus.company/guides/gpu-xid-errors (2026-11-24)",
         examples=(
+            "kernel: NVRM: Xid (PCI:0000:c1:00): 79, pid=2646416, GPU has fallen off the bus.",
             "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
             "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        ),
+    ),
+    Cause(
+        name="driver of two versions",
+        strength=TELLS_WHY,
+        patterns=(r"[Dd]river/library version mismatch",),
+        says="a node's GPU driver was updated, and the old one is still loaded",
+        fix="Submit again with --exclude=NODE, and ask your site to restart the node. If all nodes say so, the"
+        " container or LD_LIBRARY_PATH may have a libcuda or libnvidia-ml of its own.",
+        source="oddmario/NVIDIA-Ubuntu-Driver-Guide #4, NVIDIA/nvidia-container-toolkit #394 (2026-11-24)",
+        examples=(
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown.",
         ),
     ),
     Cause(
@@ -351,7 +368,7 @@ CAUSES = (
             r"received 0 items of ancdata",
             r"exitcode +: -7 ",
             r"exit code 135$",
-            r"signal 7(?: \(|$)",
+            r"(?:^|by |on )signal 7(?: \(|$)",
         ),
         says="too little /dev/shm, memory or open files to read data ahead",
         fix="Use fewer --workers (with 0 the rank itself reads, and shows errors), or put ulimit -n 65536 into env.sh.",
@@ -412,7 +429,7 @@ CAUSES = (
             r"Illegal instruction",
             r"exitcode +: -4 ",
             r"exit code 132$",
-            r"signal 4(?: \(|$)",
+            r"(?:^|by |on )signal 4(?: \(|$)",
         ),
         says="a library is missing, or made for another system or processor",
         fix="Build the library on a compute node, use a container, or name its module in MODULES of env.sh.",
@@ -455,16 +472,23 @@ CAUSES = (
             r"violates accounting",
             r"Unable to create step",
             r"More processors req",
-            r"not enough slots",
         ),
         says="Slurm refuses the request",
         fix="Edit the #SBATCH lines. Your queues: sinfo. Your accounts: sacctmgr show associations user=$USER.",
-        source="Slurm 22.05 and 24.11; Open MPI 4.1 (2026-11-21)",
+        source="Slurm 22.05 and 24.11 (2026-11-21)",
         examples=(
             "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
             "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification",
-            "There are not enough slots available in the system to satisfy the 4",
         ),
+    ),
+    Cause(
+        name="slots of mpirun",
+        strength=TELLS_WHY,
+        patterns=(r"not enough slots",),
+        says="mpirun shall start more processes than the job has slots for",
+        fix="mpirun starts as many ranks on a node as the job has tasks there: ask for them with --ntasks-per-node.",
+        source="Open MPI 4.1 (2026-11-21)",
+        examples=("There are not enough slots available in the system to satisfy the 4",),
     ),
     Cause(
         name="two GPU options",
@@ -507,8 +531,8 @@ CAUSES = (
         strength=TELLS_WHY,
         patterns=(
             r"pyxis: failed to \S",
-            r"\[ERROR\] (?:No such file|URL )",
-            r"FATAL: +(?:could not open|Unable to handle|[Ww]hile )",
+            r"\[ERROR\] (?:No such file|URL \S+ returned)",
+            r"FATAL: +(?:could not open image|Unable to handle|[Ww]hile )",
             r"FAILED to find requested image",
         ),
         says="the container image is not there, or does not start",
@@ -523,7 +547,7 @@ CAUSES = (
     Cause(
         name="port",
         strength=TELLS_WHY,
-        patterns=(r"EADDRINUSE", r"ddress already in use"),
+        patterns=(r"EADDRINUSE", r"(?:[Ee]rr|bind|failed).*ddress already in use"),
         says="the port is taken",
         fix="To get another port, submit again. Do not set MASTER_PORT, and start torchrun once on a node.",
         source="torch 2.13; pytorch/pytorch #73656 (2026-11-21)",
@@ -615,8 +639,10 @@ CAUSES = (
         name="daemons of mpirun",
         strength=MAY_FOLLOW,
         patterns=("The Slurm process starter requires a minimum Slurm version level",),
-        says="mpirun could not start its daemons on the nodes. Its remark on the version of Slurm is wrong on Debian",
-        fix="Submit again. If it fails again, use LAUNCHER=torchrun or LAUNCHER=srun, which need no daemons.",
+        says="mpirun could not start its helper process (prted) on each node. Then it asks for a newer Slurm, even"
+        " if Slurm is new enough",
+        fix="srun has refused to start them: the lines before the proof may say why. Submit again, or with"
+        " LAUNCHER=torchrun or LAUNCHER=srun before the command, which need no prted.",
         source="Open MPI 5.0.7 of Debian 13 (2026-11-24); openpmix/prrte #1448, #2155: it asks for the version after a"
         " start has failed, and reads 0.0 from Debian's 'slurm-wlm 24.11.5'",
         examples=("The Slurm process starter requires a minimum Slurm version level",),
@@ -628,9 +654,9 @@ CAUSES = (
             "PRTE has lost communication with a remote daemon",
             "ORTE has lost communication with a remote daemon",
         ),
-        says="mpirun lost the connection to a node: the node died, or its network failed",
-        fix="The lines after the proof name the node (Remote daemon). Submit again with --exclude=NODE, and tell your"
-        " site.",
+        says="mpirun lost a node: the node died, its network failed, or mpirun's process there was killed",
+        fix="The output names the node a few lines after the proof (Remote daemon). Submit again with --exclude=NODE,"
+        " and tell your site.",
         source="Open MPI 4.1.4 of Debian 12 and 5.0.7 of Debian 13 (2026-11-24)",
         examples=(
             "ORTE has lost communication with a remote daemon.",
@@ -691,7 +717,12 @@ CAUSES = (
     Cause(
         name="name or route",
         strength=MAY_FOLLOW,
-        patterns=(r"ame or service not known", r"name resolution", r"is unreachable", r"No route to host"),
+        patterns=(
+            r"ame or service not known",
+            r"name resolution",
+            r"(?:[Nn]etwork|[Hh]ost) is unreachable",
+            r"No route to host",
+        ),
         says="a host has no address, or cannot be reached",
         fix="For a node's name, set MASTER_ADDR_SUFFIX in env.sh. From the internet, download on a login node first.",
         source="torch 2.13, c10d/socket.cpp (2026-11-22)",
@@ -791,7 +822,7 @@ CAUSES = (
             r"line \d+: +\d+ Killed",
             r"exitcode +: -9 ",
             r"exit code 137$",
-            r"signal 9(?: \(|$)",
+            r"(?:^|by |on )signal 9(?: \(|$)",
         ),
         says="a process was killed",
         fix="Mostly memory was lacking: ask for more --mem, or use fewer --workers and ranks per node.",
@@ -810,11 +841,11 @@ CAUSES = (
             r"Segmentation fault",
             r"exitcode +: -11 ",
             r"exit code 139$",
-            r"signal 11(?: \(|$)",
+            r"(?:^|by |on )signal 11(?: \(|$)",
             r"tasks? [0-9,-]+: (?:Aborted|Floating point)",
             r"exitcode +: -[68] ",
             r"exit code 13[46]$",
-            r"signal [68](?: \(|$)",
+            r"(?:^|by |on )signal [68](?: \(|$)",
         ),
         says="a process crashed in compiled code",
         fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
@@ -830,7 +861,7 @@ CAUSES = (
         patterns=(
             r"tasks? [0-9,-]+: (?:User defined signal|Hangup)",
             r"exitcode +: -(?:1|10|12) ",
-            r"signal (?:1|10|12)(?: \(|$)",
+            r"(?:^|by |on )signal (?:1|10|12)(?: \(|$)",
         ),
         says="a signal ended a process that does not handle it",
         fix="Handle SIGUSR1 in the program, or do not send it (--signal). STOP_FILE asks to end without a signal.",
@@ -882,16 +913,17 @@ VERDICT = re.compile(
     r"|ranks disagree: |all ranks have entered "
 )
 ASKED = re.compile(r"[\d-]+ [\d:]+ .*where each of them (?:is|was):$")  # slurm/lib.sh, in the line before
-WAITS = ("stuck", "waited in vain", "lost another rank", "returned early", "process group")  # causes that say no more
+# Causes in whose place the report puts the verdict, if there is one: it also names the rank that the others waited for.
+WAITS = ("stuck", "waited in vain", "lost another rank", "returned early", "process group")
 OWN_REPORT = re.compile(  # how lines of a report of this program begin
     r"(?:cause|proof|fix|may also matter|first failure|who (?:waited for it|lost it|complained|noticed it)): "
     r"|no cause known to doctor|where each rank was:$"
     r"|the program ended with exit code \d+; "
 )
-# What Slurm or the kernel says: it counts also where a rank has spoken for itself.
+# What Slurm, the kernel or mpirun says of a node: it counts also where a rank has spoken for itself.
 SLURM_SAYS = re.compile(
-    r"^(?:slurmstepd|srun|sbatch|salloc): |JobState=|oom[-_]kill|Out Of Memory|DUE TO [A-Z]|Xid \("
-    r"|\*\*\* (?:JOB|STEP) "
+    r"^(?:slurmstepd|srun|sbatch|salloc): |JobState=|oom[-_]kill event|oom-kill:|Out Of Memory"
+    r"|DUE TO [A-Z]|Xid \(|\*\*\* (?:JOB|STEP) |[OP]RTE has lost communication"
 )
 
 
@@ -1238,8 +1270,11 @@ WAITED = re.compile(
 )
 # Errors of several lines, of which a later one may say that another rank was lost.
 OF_COMMUNICATION = re.compile(r"CCL|[Gg]loo|c10|torch\.distributed|terminate called")
-OTHER_PEER = re.compile(r"[a-z]*(?:requests|urllib|http)|subprocess\.")  # the peer in these errors is no rank
-SOCKET_ERROR = re.compile(r"Connection(?:Reset|Refused)Error\b")  # of Redis, S3, MLflow, too; torch mostly says more
+# The peer in these errors is no rank: a library for something else raised them, as redis.exceptions.ConnectionError.
+OTHER_PEER = re.compile(r"[a-z]*(?:requests|urllib|http)|(?!torch|horovod|deepspeed|mpi4py)[a-z_]\w*\.[\w.]*[A-Z]\w*\b")
+SOCKET_ERROR = re.compile(  # of Redis, S3, MLflow, too; torch mostly says more
+    r"(?:Connection(?:Reset|Refused|Aborted)|BrokenPipe|Timeout)Error\b"
+)
 BETWEEN_RANKS = re.compile(r'File ".*\b(?:torch/distributed|horovod|deepspeed|mpi4py)/')
 LAUNCHER_ERROR = re.compile(r"ChildFailedError|CalledProcessError")
 
@@ -1280,7 +1315,7 @@ class Failure:
 
     @property
     def spoke(self):
-        """Tell whether it left an error message."""
+        """Tell whether it left an error message, or a launcher reports its end."""
         return self.way not in ("silent", "launcher")
 
 
@@ -1429,6 +1464,7 @@ SIGNALS = {  # as srun names them
     "Bus error": 7,
     "Illegal instruction": 4,
     "Floating point exception": 8,
+    "Trace/breakpoint trap": 5,
     "Out Of Memory": 9,
     "User defined signal 1": 10,
     "User defined signal 2": 12,
@@ -1468,16 +1504,16 @@ class Report(NamedTuple):
 
 def code_in(words):
     """Return the exit code that srun, spawn.py or mpirun tell of, or minus the signal; None if they tell of neither."""
-    for name, signal in SIGNALS.items():
+    for name, number in SIGNALS.items():
         if words.startswith(name):
-            return -signal
-    signal = re.search(r"signal (\d+)", words)
+            return -number
+    by_signal = re.search(r"signal (\d+)", words)
     code = re.search(r"exit code (\d+)", words)
-    if signal:
-        return -int(signal.group(1))
+    if by_signal:
+        return -int(by_signal.group(1))
     if code:
         return signal_or_code(int(code.group(1)))
-    return -9 if words.startswith("exited on") else None  # Open MPI 5 breaks the line before the signal
+    return -9 if words.startswith("exited on") else None  # a signal, whose line is lost
 
 
 def signal_or_code(code):
@@ -1501,12 +1537,14 @@ def launcher_reports(output):
 def sentence_reports(lines, clean_up):
     """Return the reports that are one line each, with their places: of srun, of spawn.py, of mpirun on a signal."""
     found = []
-    for at, line in lines:
+    for index, (at, line) in enumerate(lines):
         for launcher, sentence in (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN)):
             match = sentence.match(line.text)
             if match and at not in clean_up:
-                rank, host, code = int(match.group("rank")), match.group("host"), code_in(match.group("end"))
-                found.append((at, Report(line, launcher, rank, host, code)))
+                end = match.group("end")
+                if end == "exited on":  # Open MPI 5 breaks the line before the signal
+                    end = " ".join([end, *(following.text for _, following in lines[index + 1 : index + 2])])
+                found.append((at, Report(line, launcher, int(match.group("rank")), match.group("host"), code_in(end))))
     return found
 
 
@@ -1880,7 +1918,7 @@ def is_clean_up(hit):
 
 
 def mark_what_first_said(hits, first, lines):
-    """Mark what the first failing rank said itself: its last words, and in some ways to fail all of its lines."""
+    """Mark what the first failing rank said itself: its last words; if its way is "exited" or "peer", all it said."""
     concerned = [failure for failure in (first.failed, first.hung) if failure]
     words = {word for failure in concerned for word in failure.words}
     speakers = []  # of whom other lines count, too
@@ -1966,33 +2004,54 @@ def returned_early(hits):
     return [Hit(cause_named("returned early"), hit.line) for hit in lost[:1]]
 
 
-# Causes that another start may not meet again: what is left of a rank or a node that could not say more.
-MAY_PASS = (
-    "broken node",
-    "busy GPU",
-    "port",
-    "node failure",
-    "step launch",
-    "daemons of mpirun",
-    "mpirun lost a node",
-    "name or route",
-    "rendezvous",
-    "waited in vain",
-    "killed",
-    "crashed",
-    "unexpected signal",
-    "lost another rank",
-)
+# Causes that another start may not meet again, and why. If all causes of a run are of these, its fault is "unknown".
+# Any other cause is the program's, and would end the next start too.
+MAY_PASS = {
+    "broken node": "slurm/preflight.sh may find the node, and leave it out",
+    "driver of two versions": "slurm/preflight.sh may find the node, and leave it out",
+    "busy GPU": "the other process may end",
+    "port": "each attempt has another port",
+    "node failure": "Slurm takes the node out of the job",
+    "step launch": "Slurm may take the node out of the job",
+    "daemons of mpirun": "what kept srun from starting them may have ended",
+    "mpirun lost a node": "Slurm may take the node out of the job",
+    "name or route": "the network may recover",
+    "rendezvous": "a node that started slowly may have read its files",
+    "waited in vain": "the rank that hung may have hung because of its node",
+    "killed": "something else on the node may have taken its memory",
+    "crashed": "a fault of the node's memory crashes a rank too",
+    "unexpected signal": "whoever sent it may not send it again",
+    "lost another rank": "the network may recover",
+}
 
 
-def fault_of(first, causes):
-    """Return whose fault it is: "node NAME", "program", or "unknown", with which another start may go better."""
+def fault_of(first, causes, logs):
+    """Return whose fault it is: "node NAME"; "program", if the next start would fail too; or "unknown"."""
+    for hit in causes:
+        host = host_of(hit, first, logs) if hit.cause.name in ("broken node", "driver of two versions") else ""
+        if host:
+            return f"node {host}"
     names = {hit.cause.name for hit in causes}
-    if "broken node" in names and first.failed and first.failed.host:
-        return f"node {first.failed.host}"
     if names:
         return "unknown" if names.issubset(MAY_PASS) else "program"
     return "program" if first.way in ("error", "exited") else "unknown"
+
+
+def host_of(hit, first, logs):
+    """Return the host of the rank that printed the line of a hit; "" if that is not known."""
+    rank, host = rank_of(hit.line.label)
+    of_log = [log.host for log in logs if log.rank == rank or hit.line.file.startswith(short(log.file))]
+    of_first = [first.failed.host] if first.failed and hit.said_by_first else []
+    return next(filter(None, [host, *of_log, *of_first]), "")
+
+
+def write_fault(path, fault):
+    """Write whose fault it is into a file."""
+    try:
+        with open(path, "w") as file:
+            file.write(f"{fault}\n")
+    except OSError as error:
+        die(f"--fault={path}: {error.strerror}")
 
 
 def cause_named(name):
@@ -2095,4 +2154,5 @@ def show(lines, code):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly if "| head" has read enough
     sys.exit(main())
