@@ -128,6 +128,8 @@ def test_what_the_user_says_of_nodes_counts(submit, remember, project):
     assert asked(submit("--nodes=1", "-x", "node1")[1], "ExcNodeList") == "node[1-2]"
     (project / "to avoid").write_text("node1\n")
     assert asked(submit("--nodes=1", f"--exclude={project}/to avoid")[1], "ExcNodeList") == "node[1-2]"
+    refused = submit("--nodes=1", "--exclude=no/file", check=False)[1]
+    assert refused.endswith(": --exclude=no/file: cannot read this file; expected nodes, or a file of them\n"), refused
     said, shown = submit("--nodes=1", "--nodelist=node2")
     assert (asked(shown, "ExcNodeList"), asked(shown, "ReqNodeList")) == ("(null)", "node2") and "without" not in said
 

@@ -330,7 +330,7 @@ SPECIFIC = [
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
     ("mn5", {}, "benchmark/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
-    ("mn5", {}, "README.md", "Neither login nor compute nodes reach a registry"),
+    ("mn5", {}, "README.md", "has no internet. Build the image on a machine with Docker"),
     (
         "leonardo",
         {"runtime": "venv"},
@@ -358,9 +358,9 @@ SPECIFIC = [
         "clariden",
         {},
         "README.md",
-        "sbatch --nodes=2 slurm/submit_multinode.sh benchmark/all_reduce.py",
+        "bash slurm/submit_multinode.sh --nodes=2 -- benchmark/all_reduce.py",
     ),  # 4 are too long
-    ("mn5", {}, "README.md", "sbatch --nodes=4 slurm/submit_multinode.sh benchmark/all_reduce.py"),
+    ("mn5", {}, "README.md", "bash slurm/submit_multinode.sh --nodes=4 -- benchmark/all_reduce.py"),
 ]
 
 

@@ -43,7 +43,8 @@ avoid_bad_nodes() {
     local bad=()
     [[ $BAD_NODE_DAYS != 0 && -s $bad_nodes ]] || return 0
     known=$(nodes_of_cluster) || return 0
-    asked=$(scontrol show hostnames "$(nodes_of_option nodelist w "$1")" 2>/dev/null) || true
+    asked=$(nodes_of_option nodelist w "$1") || exit
+    asked=$(scontrol show hostnames "$asked" 2>/dev/null) || true
     while IFS=$'\t' read -r node time job reason; do
         grep -qxF -- "$node" <<<"$known" || continue
         ! grep -qxF -- "$node" <<<"$asked" || continue
@@ -54,7 +55,7 @@ avoid_bad_nodes() {
     ((${#bad[@]})) || return 0
     echo "to use a node again: bash slurm/bad_nodes.sh forget ${bad[0]};" \
         "all of them for one job: BAD_NODE_DAYS=0 bash slurm/submit_multinode.sh …"
-    excluded=$(nodes_of_option exclude x "$1")
+    excluded=$(nodes_of_option exclude x "$1") || exit
     sbatch_options+=("--exclude=${excluded:+$excluded,}$(with_commas "${bad[@]}")")
 }
 
@@ -104,6 +105,7 @@ nodes_of_option() {
     local value
     value=$(option_of_job "$@")
     if [[ $value == */* ]]; then # sbatch takes this for a file with the names
+        [[ -r $value ]] || die "--$1=$value: cannot read this file; expected nodes, or a file of them"
         value=$(xargs <"$value" | tr ' ' ,)
     fi
     echo "$value"
