@@ -330,7 +330,7 @@ SPECIFIC = [
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
     ("mn5", {}, "benchmark/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
-    ("mn5", {}, "README.md", "has no internet. Build the image on a machine with Docker"),
+    ("mn5", {}, "README.md", "has no internet. So you need this folder twice"),
     (
         "leonardo",
         {"runtime": "venv"},
