@@ -25,8 +25,8 @@ PAGE = "{{ instructions(cookiecutter) }}"
 
 SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
 FIRST_JOBS = [
-    (f"{SUBMIT} check/ranks.py", "who is rank N: the table to read before anything else"),
-    (SUBMIT, "the same, then a short training"),
+    (f"{SUBMIT} check/ranks.py", "checks the node, GPU and network of each rank"),
+    (SUBMIT, "the same, then trains 200 steps"),
 ]
 if EXAMPLES == "no":
     FIRST_JOBS[1] = (f"{SUBMIT} PROGRAM.py", "a program of yours; its arguments may follow")
