@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -88,6 +90,29 @@ def test_the_node_that_mpirun_has_lost_comes_before_a_rank_that_said_nothing(doc
     output.write_text(GOOD + MPIRUN_LOST_A_NODE)
     report = doctor("900013", cwd=project).stdout.decode()
     assert report.startswith("cause: mpirun lost a node"), report
+
+
+RICH = """\
+import rich.traceback
+rich.traceback.install()
+def step():
+    try:
+        {}["lr"]
+    except KeyError as error:
+        raise RuntimeError("Connection closed by peer") from error
+step()
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_traceback_of_rich(read, encoding):
+    """As typer prints it. Of the chain the first error counts, which is the rank's own."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C.UTF-8" if encoding == "utf-8" else "C"}
+    done = subprocess.run([sys.executable, "-c", RICH], capture_output=True, check=False, env=environment)
+    said = done.stderr.decode()
+    assert ("╭──" in said) == (encoding == "utf-8") and "Traceback (most recent call last) -" in said.replace("─", "-")
+    report = read(GOOD + traceback(PEER, "[node1:0] ") + labelled("[node2:3] ", said))[1]
+    assert report.startswith("first failure: [node2:3] (") and "[node2:3] KeyError: 'lr'\n" in report, report
 
 
 @pytest.mark.parametrize(

@@ -1275,10 +1275,12 @@ OTHER_PEER = re.compile(r"[a-z]*(?:requests|urllib|http)|(?!torch|horovod|deepsp
 SOCKET_ERROR = re.compile(  # of Redis, S3, MLflow, too; torch mostly says more
     r"(?:Connection(?:Reset|Refused|Aborted)|BrokenPipe|Timeout)Error\b"
 )
-BETWEEN_RANKS = re.compile(r'File ".*\b(?:torch/distributed|horovod|deepspeed|mpi4py)/')
+BETWEEN_RANKS = re.compile(r'(?:File "|[│|] ).*\b(?:torch/distributed|horovod|deepspeed|mpi4py)/')
 LAUNCHER_ERROR = re.compile(r"ChildFailedError|CalledProcessError")
 
-TRACEBACK = re.compile(r"Traceback \(most")
+# Python's own, and that of rich, which typer and others print: a box of │ and ─, or of | and - (rich 15.0, 2026-11-24).
+TRACEBACK = re.compile(r"(?:[╭+][─-]+ )?Traceback \(most")
+WITHIN_TRACEBACK = (" ", "Traceback", "╭", "│", "╰", "+-", "|")  # how its lines begin, but for the last one, the error
 SYNTAX_ERROR = re.compile(r'  File ".*", line \d+$')  # of the program itself: it has no "Traceback"
 NATIVE = re.compile(  # compiled code says that it goes down
     r"terminate called|Fatal Python error|\*\*\* stack smashing detected|double free or corruption|corrupted size vs"
@@ -1368,7 +1370,7 @@ class Speaker:
             self.keep(line)
         has_begun = self.in_survived_traceback or (self.last and self.last.way != "silent")
         self.next_traceback_belongs_here = bool(NO_FAILURE.search(text) or (has_begun and GOES_ON.match(text)))
-        if self.inside and not text.startswith((" ", "Traceback")):  # the traceback's last line, which is the error
+        if self.inside and not text.startswith(WITHIN_TRACEBACK):  # the traceback's last line, which is the error
             self.inside = False
 
     def begin(self, line):
@@ -1399,7 +1401,7 @@ class Speaker:
             self.message_lines_left -= 1
             if failure.way == "error" and OF_COMMUNICATION.search(failure.error) and way_of(text) == "peer":
                 failure.way = "peer"  # a message of several lines: the first one says less
-        elif not text.startswith((" ", "Traceback")):
+        elif not text.startswith(WITHIN_TRACEBACK):
             failure.error = text
             if self.is_of_launcher(line):
                 failure.way = "launcher"
@@ -1892,7 +1894,7 @@ def read_tracebacks(lines):
     for at, line in enumerate(lines):
         text, speaker = line.text, (line.file, line.label)
         state = states.get(speaker)
-        if state in ("handled", "inside") and text.startswith((" ", "Traceback")):
+        if state in ("handled", "inside") and text.startswith(WITHIN_TRACEBACK):
             if state == "handled":
                 handled.add(at)
         elif state == "handled":  # its last line
