@@ -20,6 +20,8 @@ CASES = [
     ("SLOW NODE node2", "asks for", "[node1:0] # SLOW NODE node2: 0.57 GB/s, 66% of|exitcode  : 1 (pid: 9)"),
     ("WRONG DATA on rank 1", "asks for", "[node1:0] # WRONG DATA on rank 1 (node2) at 4096 bytes: 3 of 1024 elements"),
     ("no command python", "asks for", "preflight: node2: no command python: name"),
+    ("of a host", "--mem", "kernel: python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0"),
+    ("cannot be reached", "MASTER_ADDR_SUFFIX", "node1:42 UCX ERROR connect failed: Destination is unreachable"),
     # nextflow #5932, PyBNF #118
     ("of a host", "--mem", "error: Detected 1 oom_kill event in StepId=12.0.|srun: error: node2: task 3: Killed"),
     ("of a host", "--mem", "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to"),

@@ -55,6 +55,9 @@ MPIRUN_LOST_A_NODE = (
         (traceback(PEER, "[node1:0] [rank0]: ") + "[node2:3] RuntimeError: CUDA error: GPU is lost\n", "node node2"),
         ("[node2:3] Failed to initialize NVML: Driver/library version mismatch\n", "node node2"),
         ("Failed to initialize NVML: Driver/library version mismatch\n", "unknown"),
+        # On all nodes: the container may have a driver's library of its own.
+        ("".join(f"[node{n}:{n}] NVML: Driver/library version mismatch\n" for n in (1, 2)), "unknown"),
+        (traceback("KeyError: 'x'", "[node1:0] ") + MPIRUN_LOST_A_NODE, "program"),
         (traceback("KeyError: 'x'", "[node1:0] ") + "node2 kernel: NVRM: Xid (PCI:0000:04:00): 31, pid=7\n", "program"),
         # mpirun has lost a node, and the ranks have words of their own for that
         (traceback(PEER, "[node1:0] ") + MPIRUN_LOST_A_NODE, "unknown"),
@@ -77,6 +80,19 @@ def test_a_fault_that_cannot_be_written(doctor, tmp_path):
     (tmp_path / "my.out").write_text(GOOD + traceback("KeyError: 'x'"))
     done = doctor("--fault=no/fault", "my.out")
     assert (done.returncode, done.stderr) == (2, b"slurm/doctor.py: --fault=no/fault: No such file or directory\n")
+    assert b"KeyError" in done.stdout
+
+
+def test_the_node_at_fault_is_that_of_the_log(doctor, project, tmp_path):
+    """torchrun may number the nodes in another order than slurm/lib.sh: rank 0 of this job is on node2."""
+    run = project / "logs/900014.0"
+    for node, text in ((0, ""), (1, traceback("RuntimeError: CUDA error: uncorrectable ECC error", "[rank0]: "))):
+        folder = run / f"node{node}-node{node + 1}/0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+        os.utime(folder / "stderr.log", (node, node))
+    doctor(f"--fault={tmp_path}/fault", run)
+    assert (tmp_path / "fault").read_text() == "node node2\n"
 
 
 def test_the_node_that_mpirun_has_lost_comes_before_a_rank_that_said_nothing(doctor, project):
@@ -104,6 +120,16 @@ step()
 """
 
 
+LOST = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection\nclosed by peer"
+
+
+def test_an_error_that_rich_breaks_at_80_columns(read):
+    """It is the error of a rank that lost another one, as the second line says."""
+    box = f"╭{'─' * 9} Traceback (most recent call last) {'─' * 9}╮\n│ /x.py:1 in <module> │\n╰{'─' * 53}╯\n"
+    lines = labelled("[node1:0] ", f"{box}{LOST}\n") + traceback("KeyError: 'x'", "[node2:3] ")
+    assert read(GOOD + lines)[1].startswith("first failure: [node2:3] (")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_traceback_of_rich(read, encoding):
     """As typer prints it. Of the chain the first error counts, which is the rank's own."""
@@ -119,7 +145,6 @@ def test_a_traceback_of_rich(read, encoding):
     "error",
     [
         "redis.exceptions.ConnectionError: Error 111 connecting to node9:6379. Connection refused.",
-        "BrokenPipeError: [Errno 32] Broken pipe",
         "TimeoutError: Timed out waiting for lock /a/x.lock",
     ],
 )
@@ -127,6 +152,20 @@ def test_a_connection_that_is_not_to_a_rank(read, error):
     """The rank that says so has failed by itself, and others have lost it."""
     report = read(GOOD + traceback(PEER, "[node1:0] ") + traceback(error, "[node2:3] "))[1]
     assert "first failure: [node2:3] (" in report, report
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "jaxlib.xla_extension.XlaRuntimeError: UNKNOWN: Gloo AllReduce failed: Connection closed by peer",
+        f"{PEER}\n{TRACEBACK}ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+    ],
+    ids=["a library between ranks", "a tracker that breaks as the rank goes down", "a pipe"],
+)
+def test_a_rank_that_lost_another_is_not_the_first(read, error):
+    report = read(GOOD + labelled("[node1:0] ", traceback(error)) + traceback("KeyError: 'x'", "[node2:3] "))[1]
+    assert report.startswith("first failure: [node2:3] ("), report
 
 
 def test_of_a_chain_the_first_exception_decides(read):

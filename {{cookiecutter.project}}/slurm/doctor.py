@@ -68,10 +68,11 @@ def main():
     mark_what_first_said(hits, first, lines)
     causes, others = weigh(hits, first, has_output=bool(output))
 
-    if fault_file:
-        write_fault(fault_file, fault_of(first, causes, logs))
     answer = cause_lines(causes, others, places) + failure_lines(first, causes, lines, job, places)
-    return show(answer, code=0 if causes else 1)
+    code = show(answer, code=0 if causes else 1)
+    if fault_file:
+        write_fault(fault_file, fault_of(first, causes, hits, logs))
+    return code
 
 
 # ---- what is known: the causes ---------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ class Cause(NamedTuple):
 #   LAUNCHER_ERROR   the traceback of a launcher ends with it
 #   NATIVE           compiled code prints it as it goes down, without a traceback
 #   LAUNCHER_NOISE   a launcher or a library prints it, and it is no part of a rank's error message
-#   SLURM_SAYS       Slurm, the kernel or mpirun prints it, and it counts beside a rank's own error
+#   SLURM_SAYS       Slurm or the kernel prints it, and it counts beside a rank's own error
 CAUSES = (
     Cause(
         name="stuck",
@@ -174,6 +175,8 @@ CAUSES = (
         patterns=(
             r"oom[-_]kill event",
             r"oom-kill:",
+            r"invoked oom-killer",
+            r"result 'oom-kill'",
             r": Out Of Memory",
             r"JobState=OUT_OF_MEMORY",
             r"MemoryError: Unable to allocate",
@@ -307,7 +310,7 @@ CAUSES = (
     Cause(
         name="driver of two versions",
         strength=TELLS_WHY,
-        patterns=(r"[Dd]river/library version mismatch",),
+        patterns=(r"river/library version mismatch",),
         says="a node's GPU driver was updated, and the old one is still loaded",
         fix="Submit again with --exclude=NODE, and ask your site to restart the node. If all nodes say so, the"
         " container or LD_LIBRARY_PATH may have a libcuda or libnvidia-ml of its own.",
@@ -368,7 +371,7 @@ CAUSES = (
             r"received 0 items of ancdata",
             r"exitcode +: -7 ",
             r"exit code 135$",
-            r"(?:^|by |on )signal 7(?: \(|$)",
+            r"(?<!for )signal 7(?: \(|$)",
         ),
         says="too little /dev/shm, memory or open files to read data ahead",
         fix="Use fewer --workers (with 0 the rank itself reads, and shows errors), or put ulimit -n 65536 into env.sh.",
@@ -429,7 +432,7 @@ CAUSES = (
             r"Illegal instruction",
             r"exitcode +: -4 ",
             r"exit code 132$",
-            r"(?:^|by |on )signal 4(?: \(|$)",
+            r"(?<!for )signal 4(?: \(|$)",
         ),
         says="a library is missing, or made for another system or processor",
         fix="Build the library on a compute node, use a container, or name its module in MODULES of env.sh.",
@@ -547,7 +550,7 @@ CAUSES = (
     Cause(
         name="port",
         strength=TELLS_WHY,
-        patterns=(r"EADDRINUSE", r"(?:[Ee]rr|bind|failed).*ddress already in use"),
+        patterns=(r"EADDRINUSE", r"ddress already in use"),
         says="the port is taken",
         fix="To get another port, submit again. Do not set MASTER_PORT, and start torchrun once on a node.",
         source="torch 2.13; pytorch/pytorch #73656 (2026-11-21)",
@@ -720,7 +723,9 @@ CAUSES = (
         patterns=(
             r"ame or service not known",
             r"name resolution",
-            r"(?:[Nn]etwork|[Hh]ost) is unreachable",
+            r"etwork is unreachable",
+            r"ost is unreachable",
+            r"estination is unreachable",  # UCX; openucx/ucx #3513 (2026-11-24)
             r"No route to host",
         ),
         says="a host has no address, or cannot be reached",
@@ -822,7 +827,7 @@ CAUSES = (
             r"line \d+: +\d+ Killed",
             r"exitcode +: -9 ",
             r"exit code 137$",
-            r"(?:^|by |on )signal 9(?: \(|$)",
+            r"(?<!for )signal 9(?: \(|$)",
         ),
         says="a process was killed",
         fix="Mostly memory was lacking: ask for more --mem, or use fewer --workers and ranks per node.",
@@ -841,11 +846,11 @@ CAUSES = (
             r"Segmentation fault",
             r"exitcode +: -11 ",
             r"exit code 139$",
-            r"(?:^|by |on )signal 11(?: \(|$)",
+            r"(?<!for )signal 11(?: \(|$)",
             r"tasks? [0-9,-]+: (?:Aborted|Floating point)",
             r"exitcode +: -[68] ",
             r"exit code 13[46]$",
-            r"(?:^|by |on )signal [68](?: \(|$)",
+            r"(?<!for )signal [68](?: \(|$)",
         ),
         says="a process crashed in compiled code",
         fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
@@ -861,7 +866,7 @@ CAUSES = (
         patterns=(
             r"tasks? [0-9,-]+: (?:User defined signal|Hangup)",
             r"exitcode +: -(?:1|10|12) ",
-            r"(?:^|by |on )signal (?:1|10|12)(?: \(|$)",
+            r"(?<!for )signal (?:1|10|12)(?: \(|$)",
         ),
         says="a signal ended a process that does not handle it",
         fix="Handle SIGUSR1 in the program, or do not send it (--signal). STOP_FILE asks to end without a signal.",
@@ -903,6 +908,7 @@ HARMLESS_LINES = (
     r"Error caught was: ",  # xformers without triton; oobabooga/textgen #1086 (2026-11-22)
     r": ignored\.?$",  # ld.so, of a library in LD_PRELOAD; rizsotto/Bear #582 (2026-11-22)
     r"\(ignored\)$",  # Open MPI, of a plugin; BirolLab/abyss #175 (2026-11-22)
+    r"ddress already in use, trying",  # TensorBoard and others take the next port
     r"\bRetrying\b|thrown while requesting|entering retry loop",  # huggingface_hub, urllib3, wandb (2026-11-22)
 )
 HARMLESS = re.compile("|".join(HARMLESS_LINES))
@@ -920,10 +926,10 @@ OWN_REPORT = re.compile(  # how lines of a report of this program begin
     r"|no cause known to doctor|where each rank was:$"
     r"|the program ended with exit code \d+; "
 )
-# What Slurm, the kernel or mpirun says of a node: it counts also where a rank has spoken for itself.
+# What Slurm or the kernel says: it counts also where a rank has spoken for itself.
 SLURM_SAYS = re.compile(
-    r"^(?:slurmstepd|srun|sbatch|salloc): |JobState=|oom[-_]kill event|oom-kill:|Out Of Memory"
-    r"|DUE TO [A-Z]|Xid \(|\*\*\* (?:JOB|STEP) |[OP]RTE has lost communication"
+    r"^(?:slurmstepd|srun|sbatch|salloc): |JobState=|oom[-_]kill event|oom-kill:|invoked oom-killer|Out Of Memory"
+    r"|DUE TO [A-Z]|Xid \(|\*\*\* (?:JOB|STEP) "
 )
 
 
@@ -1261,7 +1267,7 @@ WAYS = {
 PEER = re.compile(  # the last words of a rank that ended because of another one
     r"Connection (?:closed|reset) by peer|Connection refused|Broken pipe|(?:recvVector|sendBytes) failed|got 0 bytes"
     r"|remote process exited|ncclRemoteError|communicator was aborted|HorovodInternalError|ChildFailedError"
-    r"|SignalException|KeyboardInterrupt|reached monitoredBarrier, but received errors"
+    r"|SignalException|KeyboardInterrupt|reached monitoredBarrier, but received errors|MPI_ERR_PROC_FAILED"
 )
 NCCL_WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
 WAITED = re.compile(
@@ -1270,17 +1276,19 @@ WAITED = re.compile(
 )
 # Errors of several lines, of which a later one may say that another rank was lost.
 OF_COMMUNICATION = re.compile(r"CCL|[Gg]loo|c10|torch\.distributed|terminate called")
-# The peer in these errors is no rank: a library for something else raised them, as redis.exceptions.ConnectionError.
-OTHER_PEER = re.compile(r"[a-z]*(?:requests|urllib|http)|(?!torch|horovod|deepspeed|mpi4py)[a-z_]\w*\.[\w.]*[A-Z]\w*\b")
-SOCKET_ERROR = re.compile(  # of Redis, S3, MLflow, too; torch mostly says more
-    r"(?:Connection(?:Reset|Refused|Aborted)|BrokenPipe|Timeout)Error\b"
+OTHER_PEER = re.compile(  # the peer in these errors is no rank
+    r"[a-z]*(?:requests|urllib|http)|(?:subprocess|redis|pymongo|botocore|psycopg2?|sqlalchemy|filelock|grpc|mlflow)\."
+)
+SOCKET_ERROR = re.compile(  # of Redis, S3, MLflow, locks, too; torch mostly says more
+    r"(?:Connection(?:Reset|Refused|Aborted)|Timeout)Error\b"
 )
 BETWEEN_RANKS = re.compile(r'(?:File "|[│|] ).*\b(?:torch/distributed|horovod|deepspeed|mpi4py)/')
 LAUNCHER_ERROR = re.compile(r"ChildFailedError|CalledProcessError")
 
 # Python's own, and that of rich, which typer and others print: a box of │ and ─, or of | and - (rich 15.0, 2026-11-24).
 TRACEBACK = re.compile(r"(?:[╭+][─-]+ )?Traceback \(most")
-WITHIN_TRACEBACK = (" ", "Traceback", "╭", "│", "╰", "+-", "|")  # how its lines begin, but for the last one, the error
+RICH = ("╭", "+-")
+WITHIN_TRACEBACK = (" ", "Traceback", *RICH, "│", "╰", "|")  # how its lines begin, but for the last one, the error
 SYNTAX_ERROR = re.compile(r'  File ".*", line \d+$')  # of the program itself: it has no "Traceback"
 NATIVE = re.compile(  # compiled code says that it goes down
     r"terminate called|Fatal Python error|\*\*\* stack smashing detected|double free or corruption|corrupted size vs"
@@ -1314,6 +1322,11 @@ class Failure:
         self.first_error = None  # which of the words is the first exception of a chain
         self.report = None  # what the launcher says of it
         self.only_reported = False  # nothing but that says that it failed
+
+    @property
+    def is_socket_error(self):
+        """Tell whether a connection of its own broke, and not one to another rank."""
+        return self.way == "error" and bool(SOCKET_ERROR.match(self.error))
 
     @property
     def spoke(self):
@@ -1351,6 +1364,8 @@ class Speaker:
         self.failures = [new_failure(None)] if logs_all else []
         self.last = self.failures[0] if logs_all else None  # the failure that it told of last
         self.inside = False  # a traceback
+        self.is_of_rich = False  # that traceback is, and its error may go on in the next line
+        self.error_line = ""  # the last line of the newest traceback, as it is quoted
         self.next_traceback_belongs_here = False  # to what has begun, or to a line that announces no failure
         self.in_survived_traceback = False  # the traceback that began last is no failure
         self.message_lines_left = 0  # so many more lines may belong to the last message
@@ -1376,6 +1391,7 @@ class Speaker:
     def begin(self, line):
         """A traceback, or another message that a rank ends with, begins in this line."""
         native = bool(NATIVE.match(line.text))
+        self.is_of_rich = line.text.startswith(RICH)
         self.inside = bool(TRACEBACK.match(line.text) or SYNTAX_ERROR.match(line.text))
         if native and self.last and self.last.way in ("error", "waited", "peer"):
             self.message_lines_left = 0  # it goes down, and has said why
@@ -1401,8 +1417,10 @@ class Speaker:
             self.message_lines_left -= 1
             if failure.way == "error" and OF_COMMUNICATION.search(failure.error) and way_of(text) == "peer":
                 failure.way = "peer"  # a message of several lines: the first one says less
+            if failure.way == "error" and self.is_of_rich and failure.words[-2:-1] == [self.error_line]:
+                failure.way = way_of(f"{failure.error.rstrip()} {text}")
         elif not text.startswith(WITHIN_TRACEBACK):
-            failure.error = text
+            failure.error, self.error_line = text, line.quoted
             if self.is_of_launcher(line):
                 failure.way = "launcher"
             elif failure.way == "cut":  # of a chain of exceptions the first one decides
@@ -1544,8 +1562,9 @@ def sentence_reports(lines, clean_up):
             match = sentence.match(line.text)
             if match and at not in clean_up:
                 end = match.group("end")
-                if end == "exited on":  # Open MPI 5 breaks the line before the signal
-                    end = " ".join([end, *(following.text for _, following in lines[index + 1 : index + 2])])
+                following = lines[index + 1][1].text if index + 1 < len(lines) else ""
+                if end == "exited on" and following.startswith("signal "):  # Open MPI 5 breaks the line
+                    end += f" {following}"
                 found.append((at, Report(line, launcher, int(match.group("rank")), match.group("host"), code_in(end))))
     return found
 
@@ -1819,6 +1838,8 @@ def first_failure(failures, logs, ended_by_srun=frozenset()):
     for failure in failures:
         if failure.way != "launcher":
             speaker = failure.who or failure.way  # lines without a label are of any rank: each way may be of another
+            if speaker in last_of_rank and failure.is_socket_error and last_of_rank[speaker].way in ("waited", "peer"):
+                continue  # a connection of its own that breaks as the rank goes down
             last_of_rank.pop(speaker, None)
             last_of_rank[speaker] = failure
     failures = list(last_of_rank.values())
@@ -1958,7 +1979,9 @@ def weigh(hits, first, has_output):
     if first.way == "none":
         # It is not known which rank failed: every line counts.
         return strongest(hits), []
-    evidence = said_by_first_or_slurm + [hit for hit in hits if hit.by_project]
+    evidence = said_by_first_or_slurm + [
+        hit for hit in hits if hit.by_project or hit.cause.name == "mpirun lost a node"
+    ]
     if first.way in ("killed", "crashed", "aborted"):
         # The signal is the cause, unless Slurm, or the launcher that reports it, says what is behind it.
         report = first.failed.report.line
@@ -2027,13 +2050,13 @@ MAY_PASS = {
 }
 
 
-def fault_of(first, causes, logs):
+def fault_of(first, causes, hits, logs):
     """Return whose fault it is: "node NAME"; "program", if the next start would fail too; or "unknown"."""
-    for hit in causes:
-        host = host_of(hit, first, logs) if hit.cause.name in ("broken node", "driver of two versions") else ""
-        if host:
-            return f"node {host}"
     names = {hit.cause.name for hit in causes}
+    of_nodes = names & {"broken node", "driver of two versions"}
+    hosts = {host_of(hit, first, logs) for hit in hits if hit.cause.name in of_nodes} - {""}
+    if len(hosts) == 1:  # what several nodes say may be the fault of the container
+        return f"node {hosts.pop()}"
     if names:
         return "unknown" if names.issubset(MAY_PASS) else "program"
     return "program" if first.way in ("error", "exited") else "unknown"
@@ -2042,9 +2065,12 @@ def fault_of(first, causes, logs):
 def host_of(hit, first, logs):
     """Return the host of the rank that printed the line of a hit; "" if that is not known."""
     rank, host = rank_of(hit.line.label)
-    of_log = [log.host for log in logs if log.rank == rank or hit.line.file.startswith(short(log.file))]
-    of_first = [first.failed.host] if first.failed and hit.said_by_first else []
-    return next(filter(None, [host, *of_log, *of_first]), "")
+    if not host:
+        host = next((log.host for log in logs if hit.line.file.startswith(short(log.file))), "")
+    if not host and hit.said_by_first and first.failed:
+        host = first.failed.host
+    # Last, as the ranks of logs are counted by their nodes, which torchrun may number in another order.
+    return host or next((log.host for log in logs if log.rank == rank), "")
 
 
 def write_fault(path, fault):
