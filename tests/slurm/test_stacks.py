@@ -157,17 +157,19 @@ torch.distributed.init_process_group("gloo")
 for i in range(64):
     torch.distributed.all_reduce(torch.ones(1)); time.sleep(0.5)
 """,
-    # Rank 1 needs ten times as long for its last two steps as for those before, and the others wait for it.
+    # Rank 1 needs ten times as long for its last two steps as for those before, and the others wait for it. A step has
+    # ten places, so that five looks rarely meet the same one by chance.
     "slows down": """\
 import time, torch, torch.distributed
-def reads(): time.sleep(0.7)
-def forward(): time.sleep(0.7)
-def backward(): time.sleep(0.7)
+def compute():
+"""
+    + 10 * "    time.sleep(0.21)\n"
+    + """\
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 for step in range(8):
     for _ in range(10 if rank == 1 and step >= 6 else 1):
-        reads(); forward(); backward()
+        compute()
     torch.distributed.all_reduce(torch.ones(1))
     if rank == 0: print("step", step, flush=True)
 """,

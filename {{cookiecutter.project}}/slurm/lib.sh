@@ -798,15 +798,16 @@ end_if_stuck() {
     echo "$places" >"$RUN_DIR/stacks.txt"
 }
 
-# Whether all ranks are at the same place at five looks. Sets the caller's variable places. Where a
-# node or a rank does not answer, nobody knows: then they do not stand still.
+# Whether all ranks are at the same place at five looks. Sets the caller's variable places. If a node
+# or a rank does not answer, its place is not known, and the ranks do not count as standing still.
 # shellcheck disable=SC2329 # called in batch jobs
 ranks_stand_still() {
-    local look again
+    local again pause pauses=(5 17 9 13) # [s] unequal: a loop of 10 s would be met at the same place
+    ((STALL_TIMEOUT >= 60)) || pauses=(0.5 1.7 0.9 1.3)
     places=$(where_ranks_are) || return
-    for ((look = 2; look <= 5; look++)); do
+    for pause in "${pauses[@]}"; do
         watches_for_stall || return
-        sleep $((STALL_TIMEOUT < 60 ? 1 : 10))
+        sleep "$pause"
         again=$(where_ranks_are) && [[ $again == "$places" ]] || return
     done
 }
