@@ -366,7 +366,17 @@ class Cluster:
     @property
     def _environment(self) -> dict[str, str]:
         conf = f"{self.directory}/etc/slurm.conf"
-        return {"PATH": PATH, "HOME": str(self.home), "USER": self.user, "LANG": "C.UTF-8", "SLURM_CONF": conf}
+        # Open MPI 5 does not start where a killed process of its own, with the same number, has left a folder in /tmp.
+        # The nodes here share /tmp, and number processes from 1. Each node's /dev/shm is new when it boots.
+        folder = {"PRTE_MCA_prte_tmpdir_base": "/dev/shm"}
+        return {
+            "PATH": PATH,
+            "HOME": str(self.home),
+            "USER": self.user,
+            "LANG": "C.UTF-8",
+            "SLURM_CONF": conf,
+            **folder,
+        }
 
     def _spawn(self, name: str, *command: str, **environment: str) -> None:
         with open(self.directory / "log" / f"{name}.start.log", "w") as log:

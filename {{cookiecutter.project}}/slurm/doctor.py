@@ -644,10 +644,10 @@ CAUSES = (
         patterns=("The Slurm process starter requires a minimum Slurm version level",),
         says="mpirun could not start its helper process (prted) on each node. Then it asks for a newer Slurm, even"
         " if Slurm is new enough",
-        fix="srun has refused to start them: the lines before the proof may say why. Submit again, or with"
-        " LAUNCHER=torchrun or LAUNCHER=srun before the command, which need no prted.",
+        fix="Submit again: srun may have failed, or a killed prted has left a folder /tmp/prted.HOST.PID.UID on a node."
+        " If that does not help, use LAUNCHER=torchrun or LAUNCHER=srun, which need no prted.",
         source="Open MPI 5.0.7 of Debian 13 (2026-11-24); openpmix/prrte #1448, #2155: it asks for the version after a"
-        " start has failed, and reads 0.0 from Debian's 'slurm-wlm 24.11.5'",
+        " start has failed, and reads 0.0 from Debian's 'slurm-wlm 24.11.5'. The folder: strace of prted (2026-11-24)",
         examples=("The Slurm process starter requires a minimum Slurm version level",),
     ),
     Cause(
@@ -2038,7 +2038,7 @@ MAY_PASS = {
     "port": "each attempt has another port",
     "node failure": "Slurm takes the node out of the job",
     "step launch": "Slurm may take the node out of the job",
-    "daemons of mpirun": "what kept srun from starting them may have ended",
+    "daemons of mpirun": "prted has another number then, and another folder",
     "mpirun lost a node": "Slurm may take the node out of the job",
     "name or route": "the network may recover",
     "rendezvous": "a node that started slowly may have read its files",

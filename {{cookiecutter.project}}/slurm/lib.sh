@@ -612,8 +612,7 @@ name_hosts() {
     list=$(listed_hosts)
     on_hosts=("--nodes=${#hosts[@]}" ${list:+"--nodelist=$list"})
     # If a node dies after a rank of its step has failed, Slurm 22.05.8 keeps the step alive, and that
-    # step the cores of its other nodes. With --overlap the next step shares them. In the first
-    # attempt, the srun of Open MPI 5.0.7 fails without it, beside that of stand_by (measured
+    # step the cores of its other nodes. With --overlap the next step shares them (measured
     # 2026-11-24).
     ! stays_in_allocation || on_hosts+=(--overlap)
 }
