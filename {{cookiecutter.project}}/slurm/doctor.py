@@ -1325,7 +1325,7 @@ class Failure:
 
     @property
     def is_socket_error(self):
-        """Tell whether a connection of its own broke, and not one to another rank."""
+        """Tell whether a connection to a server broke, and not one to another rank."""
         return self.way == "error" and bool(SOCKET_ERROR.match(self.error))
 
     @property
@@ -1364,7 +1364,7 @@ class Speaker:
         self.failures = [new_failure(None)] if logs_all else []
         self.last = self.failures[0] if logs_all else None  # the failure that it told of last
         self.inside = False  # a traceback
-        self.is_of_rich = False  # that traceback is, and its error may go on in the next line
+        self.is_of_rich = False  # the newest traceback is one of rich
         self.error_line = ""  # the last line of the newest traceback, as it is quoted
         self.next_traceback_belongs_here = False  # to what has begun, or to a line that announces no failure
         self.in_survived_traceback = False  # the traceback that began last is no failure
@@ -1417,7 +1417,8 @@ class Speaker:
             self.message_lines_left -= 1
             if failure.way == "error" and OF_COMMUNICATION.search(failure.error) and way_of(text) == "peer":
                 failure.way = "peer"  # a message of several lines: the first one says less
-            if failure.way == "error" and self.is_of_rich and failure.words[-2:-1] == [self.error_line]:
+            follows_error = failure.words[-2:-1] == [self.error_line]
+            if failure.way == "error" and self.is_of_rich and follows_error:  # rich breaks lines at 80 columns
                 failure.way = way_of(f"{failure.error.rstrip()} {text}")
         elif not text.startswith(WITHIN_TRACEBACK):
             failure.error, self.error_line = text, line.quoted
@@ -1839,7 +1840,7 @@ def first_failure(failures, logs, ended_by_srun=frozenset()):
         if failure.way != "launcher":
             speaker = failure.who or failure.way  # lines without a label are of any rank: each way may be of another
             if speaker in last_of_rank and failure.is_socket_error and last_of_rank[speaker].way in ("waited", "peer"):
-                continue  # a connection of its own that breaks as the rank goes down
+                continue  # as the rank went down, its connection to a tracker or the like broke too
             last_of_rank.pop(speaker, None)
             last_of_rank[speaker] = failure
     failures = list(last_of_rank.values())
