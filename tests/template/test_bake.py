@@ -28,7 +28,9 @@ COMMON = {
     "launch/program.sh",
     "launch/torchrun.sh",
     *(f"launch/stacks/{name}" for name in ("collect.sh", "group.py", "collectives.py", "records.py")),
-    *(f"launch/stacks/python/{name}.py" for name in ("rank_collectives", "rank_stacks", "sitecustomize")),
+    *(f"launch/stacks/python/{name}.py" for name in ("rank_collectives", "rank_packages", "rank_stacks")),
+    *(f"launch/stacks/python/{name}.py" for name in ("sitecustomize", "snapshot_imports")),
+    *(f"launch/code/{name}.py" for name in ("git_state", "record", "run_module", "snapshot")),
     "check/ranks.py",
     "check/hello.py",
     "pi/pi.py",
@@ -45,11 +47,18 @@ COMMON = {
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",
 }
-PAGES = ("your-own-program", "how-a-run-starts", "it-does-not-work", "it-hangs", "updating")
+PAGES = ("your-own-program", "which-code-runs", "how-a-run-starts", "it-does-not-work", "it-hangs", "updating")
 SLURM_PAGES = (*PAGES, "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
 RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma")
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
-SLURM |= {"slurm/nodes.sh", "slurm/stand_by.sh", "slurm/bad_nodes.sh", "slurm/docs/when-a-node-fails.md"}
+SLURM |= {
+    "slurm/repeat.py",
+    "slurm/clean.sh",
+    "slurm/nodes.sh",
+    "slurm/stand_by.sh",
+    "slurm/bad_nodes.sh",
+    "slurm/docs/when-a-node-fails.md",
+}
 SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
 SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES}

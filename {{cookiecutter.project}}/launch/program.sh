@@ -7,6 +7,9 @@
 #                                      program, only the subshell of $(…) ends, so write
 #                                      program=$(find_program "$@") || exit
 #   starts_its_own_ranks FILE          whether the program calls torch.multiprocessing.spawn itself
+#   take_snapshot                      copies the sources of project and program, for SNAPSHOT=1
+#   runs_from_snapshot                 whether PROJECT_DIR is such a copy
+#   edited_project                     prints the project's folder of which PROJECT_DIR is a copy
 #   make_logs_folder                   makes logs/, which git does not list
 #   print_usage FILE                   prints the comment at the top of a script
 #   die MESSAGE                        prints a message and ends the script with exit code 2
@@ -203,6 +206,48 @@ starts_its_own_ranks() {
         return 0
     fi
     grep -q 'from detectron2' "$file" && grep -qE '^ *launch\(' "$file"
+}
+
+# Copies the sources of the project, and those of the program. Sets copy to the project's folder in
+# the copy. words, the program and its arguments as they were typed, then name the program in the
+# copy. Exports SNAPSHOTS, the folders of the copies with ":" between them. Argument: the program as
+# find_program has printed it; none for the programs that a script runs by itself.
+take_snapshot() {
+    local output program=${1:-}
+    type -P python3 >/dev/null ||
+        die "SNAPSHOT=1 needs python3 on this machine, to copy the sources; or set SNAPSHOT=0"
+    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the copies of sources go"
+    [[ $program != -m ]] || program=$PWD # Python looks for a module in this folder
+    output=$(python3 -B "$PROJECT_DIR/launch/code/snapshot.py" "$PROJECT_DIR" \
+        ${program:+"$program"}) || exit
+    { read -r copy && read -r program && read -r SNAPSHOTS; } <<<"$output"
+    export SNAPSHOTS
+    if [[ ${1:-} == -m ]]; then
+        words=("$copy/launch/code/run_module.py" "$program" "${words[@]:1}")
+    elif [[ -n $program ]]; then
+        words=("$program" "${words[@]:1}")
+    fi
+}
+
+# Whether PROJECT_DIR is a copy that SNAPSHOTS names. SNAPSHOTS may also be that of another job, in
+# whose shell this script was called.
+runs_from_snapshot() {
+    local snapshot=${SNAPSHOTS:-}
+    snapshot=${snapshot%%:*}
+    [[ -d $snapshot && $(cd -P "$PROJECT_DIR" && pwd)/ == "$(cd -P "$snapshot" && pwd)"/* ]]
+}
+
+# Prints the project's folder that the user edits: PROJECT_DIR, or that of which it is a copy.
+edited_project() {
+    local snapshot inside
+    if ! runs_from_snapshot; then
+        echo "$PROJECT_DIR"
+        return
+    fi
+    snapshot=$(cd -P "${SNAPSHOTS%%:*}" && pwd)
+    inside=$(cd -P "$PROJECT_DIR" && pwd)
+    inside=${inside#"$snapshot"/}/ # NAME/, or NAME/folder/ in a larger repository
+    (cd -P "$snapshot/original/${inside#*/}" && pwd)
 }
 
 # Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project

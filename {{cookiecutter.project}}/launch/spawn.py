@@ -23,7 +23,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-import rank_stacks  # in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
+import rank_packages  # this and the next in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
+import rank_stacks
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.run import parse_args
@@ -76,6 +77,7 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         os.environ["LOCAL_RANK"] = str(local_rank)
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
         rank_stacks.start()
+        rank_packages.start()
         # NumPy 1 loads numpy.random together with torch. Unseeded, all ranks of a node would draw the same numbers.
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()

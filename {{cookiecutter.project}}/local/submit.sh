@@ -44,7 +44,11 @@ program=$(find_program "$@") || exit
 if [[ -z $ranks_asked_for ]] && starts_its_own_ranks "$program"; then
     die "$program starts its own ranks: run it without this script, $PYTHON $program"
 fi
+if [[ $SNAPSHOT == 1 ]] && ! runs_from_snapshot; then
+    start_from_snapshot "$@" # copies the sources, and runs this script's copy
+fi
 make_run_folder # logs/TIME.PROCESS
+record_run "$@" # logs/TIME.PROCESS/run.json: code, software
 
 launch "$program" "${@:2}"
 #? if cookiecutter.examples == "yes"

@@ -14,6 +14,10 @@ export NPROC_PER_NODE="${NPROC_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 #? endif
+# 1: a run uses a copy of the sources as they are when it starts, so that you can edit them meanwhile
+# (local/docs/which-code-runs.md). 0: the files themselves.
+SNAPSHOT="${SNAPSHOT:-0}"
+
 # ---- Python -------------------------------------------------------------------------------------
 # Where Python and torch come from:
 # venv:       the virtual environment VENV

@@ -30,6 +30,10 @@ PREEMPTIBLE="${PREEMPTIBLE:-}"
 # waits 200 seconds for the first pod, as it does while that pod's node still pulls the image.
 RETRIES="${RETRIES:-1}"
 
+# 1: a job runs a copy of the sources as they are when you submit it; 0: the files as they are when
+# its pods start (runai/docs/which-code-runs.md).
+SNAPSHOT="${SNAPSHOT:-0}"
+
 # Container image of the pods.
 IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 # 1: the image's entry point runs runai/pod.sh; 0: runai/pod.sh replaces the entry point.
@@ -73,7 +77,7 @@ RUN_AS_GID="${RUN_AS_GID:-}"
 # Programs in the pods see the variables that this file exports in its copy on the volume. They also
 # see these variables if you set them before a command: NAME=value bash runai/submit_multinode.sh …
 FORWARD=(NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_IB_DISABLE NCCL_NET NCCL_SOCKET_IFNAME NPROC_PER_NODE
-    OMP_NUM_THREADS CPU_RANKS_PER_NODE RDZV_BACKEND RDZV_TIMEOUT RUNTIME VENV PYTHON ALLOW_CPU)
+    OMP_NUM_THREADS CPU_RANKS_PER_NODE RDZV_BACKEND RDZV_TIMEOUT RUNTIME VENV PYTHON ALLOW_CPU IMAGE)
 # Variables that get their values from secrets of the cluster: VARIABLE=SECRET,KEY as in
 # WANDB_API_KEY=wandb,key
 SECRETS=()

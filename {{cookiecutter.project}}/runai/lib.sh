@@ -42,7 +42,7 @@ check_settings() {
         [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] ||
             die "$name='${!name}': expected a whole number of at least 0"
     done
-    for name in RDMA REQUIRE_RDMA LARGE_SHM HOST_IPC KEEP_ENTRYPOINT CHECK_VOLUMES; do
+    for name in RDMA REQUIRE_RDMA LARGE_SHM HOST_IPC KEEP_ENTRYPOINT CHECK_VOLUMES SNAPSHOT; do
         [[ ${!name} == [01] ]] || die "$name='${!name}': expected 0 or 1"
     done
     [[ $PREEMPTIBLE =~ ^[01]?$ ]] || die "PREEMPTIBLE='$PREEMPTIBLE': expected 0 or 1, or nothing"
@@ -220,6 +220,32 @@ refuse_program_with_own_ranks() {
         die "$1 starts its own ranks, so it has to be started once per pod:" \
             "NPROC_PER_NODE=1 bash runai/submit_multinode.sh $2," \
             "and let its ranks meet by env://, not by tcp://"
+}
+
+# Copies the sources, for SNAPSHOT=1. Sets pod_scripts to the folder whose runai/pod.sh the pods run:
+# the project's copy, or POD_PROJECT_DIR without one. program then names the program in the copy.
+# Arguments: the program as you named it, and its arguments.
+choose_sources_of_pods() {
+    local PROJECT_DIR=$PROJECT_DIR copy words=("$@")
+    pod_scripts=$POD_PROJECT_DIR
+    [[ $SNAPSHOT == 1 ]] || return 0
+    [[ $POD_PROJECT_DIR -ef $PROJECT_DIR ]] ||
+        die "SNAPSHOT=1: this machine does not see POD_PROJECT_DIR='$POD_PROJECT_DIR', so it cannot" \
+            "make a copy there: submit where the volume is mounted, or set SNAPSHOT=0"
+    PROJECT_DIR=$POD_PROJECT_DIR # the name that pods know
+    if (($# == 0)); then
+        take_snapshot
+    elif [[ $1 == -m ]]; then
+        take_snapshot -m
+    elif [[ -e ${program[0]} ]]; then
+        take_snapshot "${program[0]}"
+    else
+        die "SNAPSHOT=1: this machine does not see '$1', so it cannot copy it: submit where its" \
+            "volume is mounted, or set SNAPSHOT=0"
+    fi
+    program=("${words[@]}")
+    pod_scripts=$copy
+    pod_variables+=("SNAPSHOTS=$SNAPSHOTS")
 }
 
 # ---- build the command for runai ----------------------------------------------------------------

@@ -31,11 +31,11 @@ start_log       # all further output also goes to logs/JOB.UUID/podN.log
 hand_on_signals # SIGTERM, which Kubernetes sends to this script alone, reaches the program too
 
 rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
-cd "$PROJECT_DIR" || exit
+cd "$(edited_project)" || exit # with SNAPSHOT=1 PROJECT_DIR is a copy
 # shellcheck source=/dev/null
-source env.sh
+source "$PROJECT_DIR/env.sh"
 # shellcheck source=/dev/null
-source launch/software.sh
+source "$PROJECT_DIR/launch/software.sh"
 set_up_software || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
 
@@ -43,10 +43,12 @@ decode_arguments "$@" # sets arguments
 find_program "${arguments[@]}" >/dev/null || exit # refuses what is no program of Python
 describe_pod
 require_torch
+record_run # logs/JOB.UUID/run.json: code, software, nodes
 set_up_rdma "$rdma_required" # refuses a pod without RDMA if the job has asked for it
 
 code=0
 launch "${arguments[@]}" || code=$?
+await_record
 ((code == 0)) ||
     echo "runai/pod.sh in $HOSTNAME: ended with exit code $code; all that was printed: $log"
 exit $code

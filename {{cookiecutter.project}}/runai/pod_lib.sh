@@ -43,7 +43,8 @@ start_log() {
     local job=${RUNAI_JOB_NAME:-${JOB_NAME:-run}}
     local uuid=${RUNAI_JOB_UUID:-${JOB_UUID:-$(date +%Y%m%d)}}
     pod=${PET_NODE_RANK:-${RANK:-0}}
-    export RUN_DIR="$PROJECT_DIR/logs/$job.$uuid"
+    RUN_DIR="$(edited_project)/logs/$job.$uuid"
+    export RUN_DIR
     { make_logs_folder && mkdir -p "$RUN_DIR"; } ||
         die "cannot write below $PROJECT_DIR as user $(id -u), group $(id -g):" \
             "the volume belongs to others; see RUN_AS_UID in env.sh"
@@ -96,8 +97,9 @@ decode_arguments() {
     done
 }
 
-# Prints where the program runs.
+# Prints where the program runs, and adds it to RUN_DIR/nodes, for run.json.
 describe_pod() {
+    echo "$HOSTNAME on ${NODE_NAME:-a node}" >>"$RUN_DIR/nodes"
     say "pod $pod: $HOSTNAME on ${NODE_NAME:-a node}, user $(id -u)," \
         "${RUNAI_NUM_OF_GPUS:-?} GPU(s), job ${RUN_DIR##*/}"
 }
@@ -108,6 +110,26 @@ require_torch() {
         'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
         die "$PYTHON does not start here, or has no torch; set another IMAGE," \
             "or RUNTIME=venv with a VENV on the volume (env.sh)"
+}
+
+# Has launch/code/record.py write run.json into the folder of logs, in the first pod. The ranks do not
+# wait for it.
+record_run() {
+    ((pod == 0)) || return 0
+    env PROJECT_DIR="$(edited_project)" "$PYTHON" -B "$PROJECT_DIR/launch/code/record.py" \
+        --image="$IMAGE" --nodes-file="$RUN_DIR/nodes" -- "${arguments[@]}" </dev/null &
+    recorder=$!
+    disown "$recorder"
+}
+
+# Waits until run.json has the packages, for two seconds at most: a short program may end before.
+await_record() {
+    local try
+    [[ -n ${recorder:-} && -e $RUN_DIR/packages.txt ]] || return 0
+    for ((try = 0; try < 20; try++)); do
+        kill -0 "$recorder" 2>/dev/null || return 0
+        sleep 0.1
+    done
 }
 
 # Prints the RDMA devices, and sets NCCL_IB_GID_INDEX if NCCL needs it. Argument: 1 refuses a pod
@@ -181,14 +203,14 @@ launch() {
         return
     fi
     #? if cookiecutter.examples == "yes"
-    run_torchrun check/ranks.py || return
+    run_torchrun "$PROJECT_DIR/check/ranks.py" || return
     # The next port, since other pods may still use the first one for check/ranks.py.
     local port=$((${PET_MASTER_PORT:-${MASTER_PORT:-29500}} + 1))
     export MASTER_PORT=$port
     [[ -z ${PET_MASTER_PORT:-} ]] || export PET_MASTER_PORT=$port
-    run_torchrun training/train_ddp.py
+    run_torchrun "$PROJECT_DIR/training/train_ddp.py"
     #? else
-    run_torchrun check/ranks.py
+    run_torchrun "$PROJECT_DIR/check/ranks.py"
     #? endif
 }
 

@@ -63,6 +63,7 @@ unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     unset CDPATH # with it, cd could go to another folder and print it
     unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}" "${!SLURM_CPU_BIND@}"
+    runs_from_snapshot || unset SNAPSHOTS
     #? if mpi
     # In a step, mpirun would take itself for one of the step's tasks. PMIX_MCA_* are settings.
     local left_by_mpi
@@ -95,8 +96,8 @@ unset_variables_of_another_job() {
 
 # ---- read the arguments --------------------------------------------------------------------------
 
-# Sets words (program and arguments), program (its path, or -m) and sbatch_options (the words before
-# "--").
+# Sets words (program and arguments), typed (words before %a is replaced), program (its path, or -m)
+# and sbatch_options (the words before "--").
 read_arguments() {
     sbatch_options=()
     if [[ ${1:-} == -* && $1 != -m ]]; then
@@ -110,7 +111,7 @@ read_arguments() {
             die "options for sbatch end with --, as in:" \
                 "bash slurm/submit_multinode.sh --nodes=4 -- program.py"
     fi
-    words=("$@")
+    words=("$@") typed=("$@")
     program=$(find_program "$@") || exit
     if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
         words=("${words[@]//"%a"/$SLURM_ARRAY_TASK_ID}") # %a is the index of a job in its array
@@ -127,13 +128,28 @@ set_up_run() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
     #? if container
-    set_up_software "$PROJECT_DIR" "$PWD" "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
+    local folders
+    mapfile -t folders < <(edited_project && folders_of_snapshots)
+    set_up_software "${folders[@]}" "$PWD" "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
     #? else
     set_up_software || exit
     #? endif
     check_settings
 }
 
+#? if container
+# Prints the folders that a job with SNAPSHOT=1 needs beside the project: the copies, and the folders
+# to which their links lead.
+folders_of_snapshots() {
+    local folder folders
+    runs_from_snapshot || return 0
+    IFS=: read -r -a folders <<<"$SNAPSHOTS"
+    for folder in "${folders[@]}"; do
+        realpath "$folder" "$folder/original"
+    done
+}
+
+#? endif
 # Refuses settings that cannot work. Sets wrapper, the script that srun or mpirun starts on the
 # nodes and that becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the
 # word "ranks" for once per rank, as their number is not known yet.
@@ -176,6 +192,11 @@ check_settings() {
         die "MAX_RESTARTS='$MAX_RESTARTS': expected a whole number; 0: ranks are not started again"
     [[ $BAD_NODE_DAYS =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "BAD_NODE_DAYS='$BAD_NODE_DAYS': expected whole days; 0: bad nodes are not avoided"
+    [[ $SNAPSHOT == [01] ]] || die "SNAPSHOT='$SNAPSHOT': expected 1 or 0"
+    if [[ $SNAPSHOT == 1 && -n ${SLURM_JOB_ID:-} ]] && ! runs_from_snapshot; then
+        echo "SNAPSHOT=1 has no effect here: bash slurm/submit_multinode.sh copies the sources, before" \
+            "it submits a job. This one runs the files as they are"
+    fi
     refuse_program_with_own_ranks
     [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
     make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
@@ -283,9 +304,22 @@ setting_of_env() {
     (source "$PROJECT_DIR/env.sh" >/dev/null && echo "${!1}")
 }
 
-# Submits a script and ends this one with sbatch's exit code.
+# Prints words so that a shell, or Python's shlex, reads them as they are.
+quoted() {
+    local quote=\' word
+    for word in "$@"; do
+        printf "'%s' " "${word//$quote/$quote\\$quote$quote}"
+    done
+}
+
+# Submits a script and ends this one with sbatch's exit code. With SNAPSHOT=1 it submits the copy of
+# the script. Exports SUBMITTED, the command, for run.json.
 submit() {
-    local code=0 setting
+    local code=0 setting script=$1 words_of_sbatch copy
+    if [[ $(setting_of_env SNAPSHOT) == 1 ]]; then
+        take_snapshot ${words[0]+"$program"}
+        script=$copy/slurm/submit_multinode.sh
+    fi
     for setting in SPARES MIN_NODES BAD_NODE_DAYS; do # the job keeps them if env.sh changes
         export "$setting=$(setting_of_env "$setting")"
     done
@@ -295,7 +329,10 @@ submit() {
     #? if node.segment
     match_segment
     #? endif
-    sbatch --export=ALL "${sbatch_options[@]}" "$1" "${words[@]}" || code=$?
+    words_of_sbatch=(sbatch --export=ALL "${sbatch_options[@]}" "$script" "${words[@]}")
+    SUBMITTED=$(quoted "${words_of_sbatch[@]}")
+    export SUBMITTED
+    "${words_of_sbatch[@]}" || code=$?
     ((code == 0)) ||
         echo "If sbatch refused the job: your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}" >&2
     exit $code
@@ -351,7 +388,8 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 make_run_folder() {
     RESTART_COUNT=${1:-$(count_attempts)}
     export RESTART_COUNT
-    export RUN_DIR="$PROJECT_DIR/logs/$SLURM_JOB_ID.$RESTART_COUNT"
+    RUN_DIR="$(realpath "$PROJECT_DIR/logs")/$SLURM_JOB_ID.$RESTART_COUNT"
+    export RUN_DIR
     export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
     export SAVED_FILE="$RUN_DIR/saved"
     export HEARTBEAT_FILE="$RUN_DIR/heartbeat" TIMEOUT_FILE="$RUN_DIR/timeout"
@@ -375,6 +413,37 @@ count_attempts() {
         [[ ! $number =~ ^[0-9]+$ ]] || ((number < count)) || count=$((number + 1))
     done
     echo "$count"
+}
+
+# Has launch/code/record.py write run.json into the folder of logs: code, software, nodes. The ranks do
+# not wait for it.
+record_run() {
+    local interpreter options
+    interpreter=$(type -P python3 || type -P "$PYTHON") || return 0
+    options=(--nodes="$(with_commas "${hosts[@]}")" --script="$0")
+    #? if container
+    [[ $RUNTIME != "{{ runtime }}" ]] || options+=(--image="$IMAGE")
+    #? if runtime == "podman-hpc"
+    options+=(--digest-command="podman-hpc images --quiet --no-trunc $IMAGE")
+    #? elif runtime == "shifter"
+    options+=(--digest-command="shifterimg lookup docker:$IMAGE")
+    #? endif
+    #? endif
+    env PROJECT_DIR="$(edited_project)" ${counted_ranks:+-u NPROC_PER_NODE} \
+        "$interpreter" -B "$PROJECT_DIR/launch/code/record.py" "${options[@]}" -- "${typed[@]}" \
+        </dev/null &
+    recorder=$!
+    disown "$recorder" # or bash would tell of its end
+}
+
+# Waits until run.json has the packages, for two seconds at most: a short program may end before.
+await_record() {
+    local try
+    [[ -n ${recorder:-} && -e $RUN_DIR/packages.txt ]] || return 0
+    for ((try = 0; try < 20; try++)); do
+        kill -0 "$recorder" 2>/dev/null || return 0
+        sleep 0.1
+    done
 }
 
 # ---- rendezvous endpoint -------------------------------------------------------------------------
@@ -637,8 +706,10 @@ build_step_of_mpirun() {
 set_ranks_per_node() {
     if [[ -z ${NPROC_PER_NODE:-} && -n $gpus ]]; then
         NPROC_PER_NODE=$(gpus_of_a_step) || exit
+        counted_ranks=1
     fi
     if [[ ${NPROC_PER_NODE:-0} == 0 ]]; then
+        counted_ranks=1
         NPROC_PER_NODE=${CPU_RANKS_PER_NODE:-1}
     fi
     export NPROC_PER_NODE

@@ -114,6 +114,7 @@ look_at_allocation       # nodes, cores, GPUs
 make_run_folder          # logs/JOBID.ATTEMPT
 arrange_stop_request     # so that the program saves before the time limit
 choose_nodes             # those without a fault, and without the spares; MASTER_ADDR, MASTER_PORT
+record_run               # logs/JOBID.ATTEMPT/run.json: code, software, nodes
 build_step               # the {{ starters }} command that starts the launcher, or the ranks, on these nodes
 stand_by                 # with SPARES or MIN_NODES: another node takes over if this one dies
 #? if software == "container"
@@ -131,5 +132,6 @@ if [[ ${#words[@]} == 0 && $code == 0 ]]; then # without a program: the check, t
     run "$PROJECT_DIR/training/train_ddp.py"
 fi
 #? endif
+await_record
 requeue_or_explain "$code"
 exit "$code"

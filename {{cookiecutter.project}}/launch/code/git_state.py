@@ -1,0 +1,113 @@
+"""Asks git for the state of a program's sources: the commit, and what was changed since. It changes nothing.
+
+snapshot.py and record.py, beside this file, import it. Python 3.6, standard library only.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+
+LARGEST_NEW_FILE = 1 << 20  # bytes; larger files that git does not track are data, and stay out of the diff
+
+
+class GitError(Exception):
+    """git refuses to answer; the message is git's own."""
+
+
+def git(folder, *arguments, **options):
+    """Return the output of a git command in `folder`, as bytes.
+
+    options: further environment variables. Raises GitError with git's message if the command fails.
+    """
+    # Without optional locks git does not write to the index, in which another git may be at work.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C", **options}
+    command = ["git", "-C", folder, *arguments]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        output, errors = running.communicate()
+    if running.returncode:
+        raise GitError(errors.decode(errors="replace").strip())
+    return output
+
+
+def names(output):
+    """Return the file names in the output of git -z."""
+    return [os.fsdecode(name) for name in output.split(b"\0") if name]
+
+
+def repository_of(folder):
+    """Return the top folder of the git repository that has `folder`, or None.
+
+    None too if git ignores the folder or tracks nothing in it: it then only lies in somebody's repository, as in a
+    home directory under git. Raises GitError if git refuses to read the repository.
+    """
+    if not shutil.which("git"):
+        return None
+    try:
+        top = os.fsdecode(git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n"))
+    except GitError as error:
+        if "not a git repository" in str(error):
+            return None
+        raise
+    if not top:
+        return None  # inside of .git
+    top = os.path.realpath(top)
+    ignored = subprocess.run(["git", "-C", folder, "check-ignore", "-q", "."], stderr=subprocess.DEVNULL, check=False)
+    owns_it = os.path.realpath(folder) == top or git(folder, "ls-files", "-z", "--", ".") or has_no_commit(top)
+    return top if ignored.returncode and owns_it else None
+
+
+def has_no_commit(top):
+    """Return whether a repository has no commit yet."""
+    try:
+        git(top, "rev-parse", "--verify", "--quiet", "HEAD")
+    except GitError:
+        return True
+    return False
+
+
+def state_of(folder):
+    """Return the state of the repository around `folder`, and the diff since its commit as bytes; (None, b"") without.
+
+    The state: "repository", "commit" (None before the first), "branch", "clean", "untracked" (names of new files).
+    The diff holds changed files, and new ones up to 1 MiB that git does not ignore: after
+    `git checkout COMMIT && git apply DIFF` the sources are the same.
+    """
+    top = repository_of(folder)
+    if not top:
+        return None, b""
+    commit = branch = None
+    if not has_no_commit(top):
+        commit = git(top, "rev-parse", "HEAD").decode().strip()
+        branch = git(top, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
+    new = names(git(top, "ls-files", "-z", "--others", "--exclude-standard"))
+    diff = diff_of(top, commit, new)
+    state = {"repository": top, "commit": commit, "branch": branch, "clean": not diff and not new, "untracked": new}
+    return state, diff
+
+
+def diff_of(top, commit, new):
+    """Return the diff from a commit to the files as they are, with the new files up to 1 MiB."""
+    small = [name for name in new if is_small_file(os.path.join(top, name))]
+    with tempfile.TemporaryDirectory() as folder:
+        # `git diff` shows new files that the index names. So they are added to a copy of the index.
+        index = os.path.join(folder, "index")
+        live = os.path.join(top, os.fsdecode(git(top, "rev-parse", "--git-path", "index").rstrip(b"\n")))
+        if os.path.exists(live):
+            shutil.copyfile(live, index)
+        # `git add` writes an empty file into the folder of objects, which may be read-only.
+        objects = os.path.join(top, os.fsdecode(git(top, "rev-parse", "--git-path", "objects").rstrip(b"\n")))
+        quoted = '"' + objects.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        new_objects = {"GIT_OBJECT_DIRECTORY": folder, "GIT_ALTERNATE_OBJECT_DIRECTORIES": quoted}
+        for begin in range(0, len(small), 500):  # a command line takes no more than some megabytes
+            batch = small[begin : begin + 500]
+            git(top, "add", "--intent-to-add", "--", *batch, GIT_INDEX_FILE=index, **new_objects)
+        since = commit or git(top, "hash-object", "-t", "tree", os.devnull).decode().strip()  # the empty tree
+        # Whatever the user's own configuration says, `git apply` has to read the diff.
+        plain = ["--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/"]
+        return git(top, "diff", "--binary", *plain, since, GIT_INDEX_FILE=index)
+
+
+def is_small_file(path):
+    """Return whether a path is a file, or a link, of at most 1 MiB; not a repository within this one."""
+    return not path.endswith("/") and os.path.lexists(path) and os.lstat(path).st_size <= LARGEST_NEW_FILE

@@ -1,0 +1,23 @@
+"""Runs a module of a snapshot, as `python -m package.module` would run it in the folder of submission.
+
+    python launch/code/run_module.py FOLDER package.module [arguments]
+
+Python looks for a module in the current folder. With SNAPSHOT=1 that is still the folder of submission, whose files may
+have been edited since. So this script looks in FOLDER, the copy of that folder. Slurm shows FOLDER among the words of a
+job. That tells slurm/clean.sh that the job needs this copy.
+"""
+
+import runpy
+import sys
+
+
+def main() -> None:
+    """Run the module that the second argument names."""
+    folder, module = sys.argv[1:3]
+    sys.argv = sys.argv[2:]
+    sys.path[0] = folder
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

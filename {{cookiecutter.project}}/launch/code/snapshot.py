@@ -1,0 +1,338 @@
+"""Copies the sources of a program as they are now, for SNAPSHOT=1, and prints where the copies are.
+
+    python3 launch/code/snapshot.py PROJECT [PROGRAM | FOLDER]
+
+Copied are the git repository that has PROJECT, and the one that has PROGRAM, or the FOLDER from which a module is
+started, if that is another one. Of a repository it copies the files that git tracks, as they are on disk, and new files
+that git does not ignore. Where there is no git, it copies files with the suffixes of SOURCES, up to 1 MiB each.
+
+A copy is PROJECT/logs/snapshots/HASH/NAME. HASH follows from the content, so jobs with equal sources share a copy. NAME
+is that of the copied folder. The copy gets its name when it is whole. All else in the folder (data, checkpoints,
+environments, logs) is a link in the copy, which leads to the original. Beside the copy stand
+    original       a link to the folder that was copied
+    git.json       commit, branch, and whether all was committed
+    changes.diff   what was not committed
+
+Prints three lines: PROJECT's copy; PROGRAM's or FOLDER's; the folders logs/snapshots/HASH, with ":" between them.
+Exit code 2, with a message, if the sources cannot be copied whole. SNAPSHOT_LIMIT_MB: how much it copies (100).
+It runs on login nodes: Python 3.6, standard library only.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+
+from git_state import LARGEST_NEW_FILE, GitError, git, names, repository_of, state_of
+
+# Without git: what counts as a source. Files without a suffix count if they can be executed.
+SOURCES = {
+    *(".py", ".pyi", ".pyx", ".ipynb", ".sh", ".bash", ".sbatch", ".rc"),
+    *(".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".jinja", ".j2", ".cmake"),
+    *(".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".conf", ".md", ".rst", ".txt", ".lock"),
+}
+# With git: what is no source, if git does not track it and the user has not told git to ignore it.
+DATA = {
+    *(".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".onnx", ".gguf", ".npy", ".npz", ".h5", ".hdf5", ".pkl"),
+    *(".parquet", ".arrow", ".feather", ".lmdb", ".sqlite", ".tar", ".gz", ".xz", ".zst", ".zip", ".sif", ".sqsh"),
+    *(".out", ".log", ".wandb"),
+}
+NEVER = {".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"}  # neither copied nor linked
+MOST_FILES = 20_000  # of a copy, and of the files that a folder without git may hold beside its sources
+MOST_LINKS = 1_000  # in one folder; a folder with more is data
+
+
+class Refusal(Exception):
+    """The sources cannot be copied; the message says why, and what to do."""
+
+
+def main():
+    """Copy, and print where the copies are."""
+    project = os.path.realpath(sys.argv[1])
+    # Not the real path: pods may know the volume by the name that is used here.
+    snapshots = os.path.join(os.path.abspath(sys.argv[1]), "logs", "snapshots")
+    program = os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else ""
+    try:
+        limit = limit_in_bytes()
+        if ":" in snapshots or "\n" in snapshots:
+            raise Refusal(f"the folder {snapshots!r}: ':' separates the folders of SNAPSHOTS, and a line ends a name")
+        root = root_of(project)
+        copies = [(root, take(root, snapshots, limit))]
+        for name in ("env.sh", "launch/program.sh"):
+            path_in_copy(os.path.join(project, name), *copies[0])
+        frozen_program = ""
+        if program:
+            folder = os.path.realpath(program if os.path.isdir(program) else os.path.dirname(program))
+            program = folder if os.path.isdir(program) else os.path.join(folder, os.path.basename(program))
+            if not is_below(folder, root):
+                other = root_of(folder)
+                copies.append((other, take(other, snapshots, limit)))
+            frozen_program = path_in_copy(program, *copies[-1])
+    except (GitError, OSError, Refusal) as error:
+        sys.exit(refuse(error))
+    print(path_in_copy(project, *copies[0]))
+    print(frozen_program)
+    print(":".join(folder for _, folder in copies))
+
+
+def refuse(error):
+    """Print why the sources are not copied; return the exit code."""
+    print(f"SNAPSHOT=1: {error}", file=sys.stderr)
+    return 2
+
+
+def limit_in_bytes():
+    """Return SNAPSHOT_LIMIT_MB in bytes."""
+    text = os.environ.get("SNAPSHOT_LIMIT_MB") or "100"
+    if not text.isdigit() or text == "0":
+        raise Refusal(f"SNAPSHOT_LIMIT_MB='{text}': expected a whole number of MB, as in 100")
+    return int(text) * 10**6
+
+
+def root_of(folder):
+    """Return which folder is copied for the sources in `folder`: the top of its git repository, or itself."""
+    return repository_of(folder) or os.path.realpath(folder)
+
+
+def is_below(path, folder):
+    """Return whether a path is `folder`, or lies in it."""
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))
+
+
+def path_in_copy(path, root, folder):
+    """Return the path in the copy of `root`, which lies in `folder`, of a path in `root`.
+
+    Raises Refusal if the copy has only a link there: then later edits would reach the job. Programs in an environment
+    are an exception. They are installed, and pip has written them.
+    """
+    inside = os.path.relpath(path, root)
+    copied = os.path.normpath(os.path.join(folder, os.path.basename(root), inside))
+    if not os.path.lexists(copied):
+        raise Refusal(f"{path} was not copied: is it still there?")
+    if not is_below(os.path.realpath(copied), os.path.realpath(folder)) and not is_in_environment(path, root):
+        if repository_of(root):
+            fix = "git ignores it, or does not track it and it is no source: git add it"
+        else:
+            fix = f"{root} is under no git, and it has not the suffix of a source: rename it, or run git init"
+        raise Refusal(f"{path} would not be copied. {fix}; or submit with SNAPSHOT=0")
+    return copied
+
+
+def is_in_environment(path, root):
+    """Return whether a path lies in a virtual environment or a conda environment below `root`."""
+    while is_below(path, root) and path != root:
+        if is_environment(path):
+            return True
+        path = os.path.dirname(path)
+    return False
+
+
+def is_environment(folder):
+    """Return whether a folder is a virtual environment or a conda environment."""
+    return any(os.path.exists(os.path.join(folder, name)) for name in ("pyvenv.cfg", "conda-meta"))
+
+
+# ---- which files -----------------------------------------------------------------------------------------------------
+
+
+def sources_of(root, snapshots):
+    """Return the sources in a folder, as a sorted list of paths relative to it."""
+    found = sources_in_repository(root) if repository_of(root) == root else sources_without_git(root)
+    # Slurm scripts of a project write into logs/, also in a repository that does not ignore it.
+    logs = os.path.relpath(os.path.join(os.path.realpath(os.path.join(snapshots, "../..")), "logs"), root)
+    return sorted(name for name in found if not is_below(name, logs))
+
+
+def sources_in_repository(top):
+    """Return what git tracks in a repository and in those below it, and new files that it does not ignore."""
+    found = set()
+    tracked = names(git(top, "ls-files", "-z", "--cached"))
+    new = names(git(top, "ls-files", "-z", "--others", "--exclude-standard"))
+    environments = [os.path.dirname(name) for name in new if os.path.basename(name) == "pyvenv.cfg"]
+    environments += [name[: name.index("conda-meta/")] for name in new if "conda-meta/" in name]
+    for name in tracked:
+        path = os.path.join(top, name)
+        if os.path.isdir(path) and not os.path.islink(path):  # a submodule
+            if os.path.exists(os.path.join(path, ".git")):
+                found.update(os.path.join(name, inner) for inner in sources_in_repository(path))
+        elif os.path.lexists(path):
+            found.add(name)
+    for name in new:
+        path = os.path.join(top, name)
+        if name.endswith("/"):  # a repository that is no submodule
+            found.update(os.path.join(name, inner) for inner in sources_in_repository(path))
+        elif not any(is_below(name, folder) for folder in environments) and is_new_source(path):
+            found.add(name)
+    return found
+
+
+def is_new_source(path):
+    """Return whether a file that git neither tracks nor ignores is a source."""
+    if not os.path.lexists(path) or os.path.splitext(path)[1].lower() in DATA:
+        return False
+    return os.lstat(path).st_size <= LARGEST_NEW_FILE
+
+
+def sources_without_git(root):
+    """Return the sources below a folder, by suffix and size."""
+    found, seen = set(), 0
+    for folder, folders, files in os.walk(root):
+        if is_environment(folder) and folder != root:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in NEVER and not name.startswith(".")]
+        seen += len(files)
+        if seen > MOST_FILES:
+            raise Refusal(
+                f"{root} is under no git and holds more than {MOST_FILES:,} files, so it is not clear which are"
+                " sources: run git init, and list data in .gitignore; or submit with SNAPSHOT=0"
+            )
+        for name in files:
+            path = os.path.join(folder, name)
+            suffix = os.path.splitext(name)[1]
+            is_script = not suffix and os.access(path, os.X_OK)
+            if (suffix in SOURCES or is_script) and os.path.getsize(path) <= LARGEST_NEW_FILE:
+                found.add(os.path.relpath(path, root))
+    return found
+
+
+# ---- copy ------------------------------------------------------------------------------------------------------------
+
+
+def take(root, snapshots, limit):
+    """Copy the sources of `root` to snapshots/HASH; return that folder. Raises Refusal above `limit` [bytes]."""
+    sources = sources_of(root, snapshots)
+    size = check_size(root, sources, limit)
+    os.makedirs(snapshots, exist_ok=True)
+    unfinished = os.path.join(snapshots, f".unfinished-{socket.gethostname()}-{os.getpid()}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        content = copy(root, os.path.join(unfinished, os.path.basename(root)), sources)
+        finished = os.path.join(snapshots, content)
+        link(root, os.path.join(unfinished, "original"))
+        write_git_state(root, unfinished)
+        is_new = rename(unfinished, finished)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    os.utime(finished)  # slurm/clean.sh leaves copies alone that were asked for within the last hour
+    kind = f"copied {len(sources)} files, {size / 1e6:.1f} MB" if is_new else "the copy is there already"
+    print(f"SNAPSHOT=1: {finished} of {root}: {kind}", file=sys.stderr)
+    return finished
+
+
+def check_size(root, sources, limit):
+    """Return the size of the sources [bytes]. Raises Refusal above `limit`, or if there are too many."""
+    sizes = {name: os.lstat(os.path.join(root, name)).st_size for name in sources}
+    total = sum(sizes.values())
+    if total <= limit and len(sources) <= MOST_FILES:
+        return total
+    largest = sorted(sizes, key=sizes.get, reverse=True)[:3]
+    examples = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
+    raise Refusal(
+        f"the sources in {root} are {len(sources):,} files of {total / 1e6:.0f} MB, and the limit is"
+        f" {MOST_FILES:,} files and {limit / 1e6:.0f} MB. The largest: {examples}. List what is no source in"
+        " .gitignore, raise SNAPSHOT_LIMIT_MB, or submit with SNAPSHOT=0"
+    )
+
+
+def copy(root, target, sources):
+    """Copy sources, and link all else; return the first 12 digits of the hash of what was copied."""
+    digest = hashlib.sha256(root.encode(errors="surrogateescape"))
+    os.makedirs(target)
+    for name in sources:
+        path, copied = os.path.join(root, name), os.path.join(target, name)
+        os.makedirs(os.path.dirname(copied), exist_ok=True)
+        try:
+            content = copy_file(root, path, copied)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        digest.update(os.fsencode(name) + b"\0" + content + b"\0")
+    for name in sorted(link_the_rest(root, target)):
+        digest.update(os.fsencode(name) + b"\0linked\0")
+    return digest.hexdigest()[:12]
+
+
+def copy_file(root, path, copied):
+    """Copy one file or link; return its mode and the hash of what was written."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        destination = os.readlink(path)
+        resolved = os.path.realpath(path)
+        if not is_below(resolved, root):
+            destination = resolved  # a relative link that leads out of the folder would end elsewhere
+        elif os.path.isabs(destination):
+            destination = os.path.relpath(resolved, os.path.dirname(path))
+        os.symlink(destination, copied)
+        return b"link " + os.fsencode(destination)
+    if not stat.S_ISREG(status.st_mode):
+        return b"neither file nor link"
+    with open(path, "rb") as file:
+        content = file.read()
+    with open(copied, "wb") as file:
+        file.write(content)
+    os.chmod(copied, stat.S_IMODE(status.st_mode) | stat.S_IWUSR)
+    os.utime(copied, ns=(status.st_atime_ns, status.st_mtime_ns))  # Python's .pyc files name the time of the source
+    executable = b"x" if status.st_mode & stat.S_IXUSR else b"-"
+    return executable + hashlib.sha256(content).digest()
+
+
+def link_the_rest(root, target):
+    """Link in the copy what was not copied: data, environments, logs. Return the names."""
+    links = []
+    for folder, folders, _ in os.walk(target):
+        inside = os.path.relpath(folder, target)
+        copied = set(os.listdir(folder))
+        rest = [name for name in os.listdir(os.path.join(root, inside)) if is_linked(name) and name not in copied]
+        if len(rest) > MOST_LINKS:
+            below = [name for _, _, names_below in os.walk(folder) for name in names_below]
+            if inside == "." or any(name.endswith(".py") for name in below):
+                raise Refusal(
+                    f"{os.path.join(root, inside)} has {len(rest):,} files that are no sources beside its sources:"
+                    " move them into a folder of their own, or submit with SNAPSHOT=0"
+                )
+            shutil.rmtree(folder)  # a folder of data, with a .gitkeep, a README or the like
+            folders.clear()
+            links.append(inside)
+        else:
+            links += [os.path.normpath(os.path.join(inside, name)) for name in rest]
+    for name in sorted(links):
+        link(os.path.join(root, name), os.path.join(target, name))
+    return links
+
+
+def link(path, name):
+    """Make a link. It is relative, as pods may know the volume by another name, and the project may be moved."""
+    os.symlink(os.path.relpath(path, os.path.realpath(os.path.dirname(name))), name)
+
+
+def is_linked(name):
+    """Return whether a copy links a file or folder of this name that it has not copied."""
+    return name not in NEVER and not name.endswith(".pyc")
+
+
+def write_git_state(root, folder):
+    """Write git.json and changes.diff, which say what the copy is a copy of."""
+    state, diff = state_of(root)
+    with open(os.path.join(folder, "git.json"), "w") as file:
+        json.dump(state, file, indent=1)
+    with open(os.path.join(folder, "changes.diff"), "wb") as file:
+        file.write(diff)
+
+
+def rename(unfinished, finished):
+    """Give a whole copy its name. Return False if there is one of this name already."""
+    try:
+        os.rename(unfinished, finished)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+if __name__ == "__main__":
+    main()
