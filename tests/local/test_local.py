@@ -176,3 +176,71 @@ def test_where_each_rank_is(run, project, tmp_path):
     assert (
         done.returncode == 2 and "'logs/none': expected the folder of a run, as in bash local/stacks.sh" in done.stderr
     )
+
+
+HELD = """\
+import os, sys, time
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+while not os.path.exists("go on"):
+    time.sleep(0.05)
+import helper
+sys.stdout.write(f"RESULT {helper.TEXT} {sys.argv[1:]}\\n")
+"""
+
+
+@pytest.mark.parametrize("snapshot", ["1", "0"])
+def test_the_program_is_edited_while_it_runs(run, project, tmp_path, snapshot):
+    """A module that is imported late is that of the start with SNAPSHOT=1; a file in the current folder is live."""
+    here = tmp_path / "my work"
+    here.mkdir()
+    (here / "held.py").write_text(HELD.replace('"go on"', repr(str(tmp_path / "go on"))))
+    (here / "helper.py").write_text("TEXT = 'first'\n")
+    before = set(project.glob("logs/*/run.json"))
+    settings = {"NNODES": "1", "NPROC_PER_NODE": "1", "SNAPSHOT": snapshot}
+    process = run("my work/held.py", "a b", '"', wait=False, **settings)
+    while "ready" not in (line := process.stdout.readline()):
+        assert line, ended(process)
+    (here / "helper.py").write_text("TEXT = 'second'\n")
+    (tmp_path / "go on").touch()
+    out, err = ended(process)
+    assert process.returncode == 0, out + err
+    text = "first" if snapshot == "1" else "second"
+    assert f"RESULT {text} ['a b', '\"']" in out, out + err
+    (record,) = set(project.glob("logs/*/run.json")) - before
+    found = json.loads(record.read_text())
+    assert found["program"][1:] == ["a b", '"'] and found["torch"] and found["packages"]
+    assert (found["project"], found["folder"]) == (str(project), str(tmp_path))
+    copies = [str(tmp_path / "my work")] if snapshot == "1" else []
+    assert [os.path.realpath(f"{copy}/original") for copy in found["code"]["snapshots"][1:]] == copies
+    assert found["changed_settings"].get("SNAPSHOT") == ("1" if snapshot == "1" else None)
+    assert {path.name for path in record.parent.iterdir()} >= {"run.json", "packages.txt"}
+
+
+def test_a_module_of_a_copy(run, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").touch()
+    (tmp_path / "package/own.py").write_text("TEXT = 'own'\n")
+    (tmp_path / "package/main.py").write_text(
+        "import sys\nfrom . import own\nprint('RESULT', own.TEXT, __file__, sys.argv[1:])\n"
+    )
+    done = run("-m", "package.main", "-x", "a b", NNODES="1", NPROC_PER_NODE="1", SNAPSHOT="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"RESULT own /.*/logs/snapshots/\w{12}/\S+/package/main.py \['-x', 'a b'\]", done.stdout), (
+        done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"SNAPSHOT": "2"}, "local/submit.sh: SNAPSHOT='2': expected 1 or 0\n"),
+        (
+            {"SNAPSHOT": "1", "SNAPSHOT_LIMIT_MB": "0"},
+            "SNAPSHOT=1: SNAPSHOT_LIMIT_MB='0': expected a whole number of MB",
+        ),
+    ],
+)
+def test_wrong_settings_of_a_copy(run, settings, says):
+    done = run("check/hello.py", **settings)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(says)

@@ -119,8 +119,17 @@ def command(run):
     if run["submitted"]:
         return run["submitted"]
     options = [f"--{name}={value}" for name, value in run["allocation"].items()]
-    script = os.path.join(run["project"], "slurm", "submit_multinode.sh")
+    script = os.path.join(scripts_of(run), "slurm", "submit_multinode.sh")
     return ["sbatch", *options, script, *run["program"]]
+
+
+def scripts_of(run):
+    """Return the folder of the project whose scripts a job ran: with SNAPSHOT=1 the copy."""
+    for copy in run["code"]["snapshots"][:1] if run["code"] else []:
+        original = os.path.realpath(os.path.join(copy, "original"))
+        inside = os.path.relpath(run["project"], original)
+        return os.path.normpath(os.path.join(copy, os.path.basename(original), inside))
+    return run["project"]
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ import time
 
 from git_state import GitError, state_of
 
+# The project that runs. With SNAPSHOT=1 this is the copy, and PROJECT_DIR names the original.
+OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 # Options of sbatch, and the variables in which a job finds what they have given it.
 ALLOCATION = {
     "nodes": "SLURM_JOB_NUM_NODES",
@@ -50,13 +52,11 @@ def main():
     if args.image:
         run["image"] = image(args, os.path.join(project, "logs"))
         write(run, folder)
-    packages = wait_for_packages(folder)
-    if packages:
-        run.update(packages)
-        if args.nodes_file:
-            with open(args.nodes_file) as file:
-                run["nodes"] = sorted(set(file.read().splitlines()))
-        write(run, folder)
+    run.update(wait_for_packages(folder))
+    if args.nodes_file:
+        with open(args.nodes_file) as file:
+            run["nodes"] = sorted(set(file.read().splitlines()))
+    write(run, folder)
 
 
 def read_arguments():
@@ -85,7 +85,7 @@ def write(run, folder):
 
 def facts_at_once(args, project):
     """Return what the environment, and files on this node, tell."""
-    settings, changed = settings_of(project)
+    settings, changed = settings_of(os.path.join(OWN_PROJECT, "env.sh"))
     facts = {
         "job": os.environ.get("SLURM_JOB_ID") or os.path.basename(os.environ["RUN_DIR"]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -147,9 +147,8 @@ def header(script):
     return options
 
 
-def settings_of(project):
+def settings_of(file):
     """Return the settings of env.sh as this run has them, and those of them that were set for this run alone."""
-    file = os.path.join(project, "env.sh")
     with open(file) as lines:
         assigned = re.findall(r"^(?:export )?\"?([A-Z][A-Z0-9_]*)=(.*)", lines.read(), re.MULTILINE)
     names = sorted({name for name, _ in assigned})

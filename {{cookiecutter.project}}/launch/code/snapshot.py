@@ -18,6 +18,7 @@ Exit code 2, with a message, if the sources cannot be copied whole. SNAPSHOT_LIM
 It runs on login nodes: Python 3.6, standard library only.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -218,7 +219,8 @@ def take(root, snapshots, limit):
         is_new = rename(unfinished, finished)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    os.utime(finished)  # slurm/clean.sh leaves copies alone that were asked for within the last hour
+    with contextlib.suppress(PermissionError):  # it may be a copy of another user of the project
+        os.utime(finished)  # slurm/clean.sh leaves copies alone that were asked for within the last hour
     kind = f"copied {len(sources)} files, {size / 1e6:.1f} MB" if is_new else "the copy is there already"
     print(f"SNAPSHOT=1: {finished} of {root}: {kind}", file=sys.stderr)
     return finished

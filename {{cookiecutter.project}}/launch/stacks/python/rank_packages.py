@@ -13,6 +13,9 @@ def start() -> None:
     """Write RUN_DIR/packages.txt, in a thread, if this is rank 0 and the file is not there yet."""
     file = os.path.join(os.environ.get("RUN_DIR", ""), "packages.txt")
     if os.environ.get("RANK") == "0" and os.environ.get("RUN_DIR") and not os.path.exists(file):
+        # Not in the thread: if two threads import importlib at once, Python may load parts of it twice, and break.
+        import importlib.metadata  # noqa: F401
+
         threading.Thread(target=write, args=(file,), name="packages").start()
 
 

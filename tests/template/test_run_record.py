@@ -1,0 +1,305 @@
+"""launch/code/record.py by itself: what run.json and changes.diff say. git_state.py, which asks git, changes nothing.
+
+tests/slurm/test_snapshot.py has the run.json of jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baking import TEMPLATE
+from sources import apply_changes, commit, git, repository, write
+from waiting import PATIENCE, wait_for
+
+CODE = {f"launch/code/{name}.py": (TEMPLATE / f"launch/code/{name}.py").read_text() for name in ("record", "git_state")}
+SETTINGS = """\
+export PYTHON="${PYTHON:-python3}"
+LAUNCHER="${LAUNCHER:-torchrun}"
+export OPTIONS="${OPTIONS-}"
+MODULES=(a "b c")
+EMPTY=()
+export PATH="/opt/mine:$PATH"
+echo "env.sh says something"
+"""
+PACKAGES = "# Python 3.11.7, /usr/bin/python3\nNumPy==2.0\ntorch==2.13.0+cpu  # https://example.org\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    files = {"env.sh": SETTINGS, "train.py": "first", ".gitignore": "logs/\n__pycache__/\n"}
+    return repository(tmp_path / "my project", {**files, **CODE})
+
+
+@pytest.fixture
+def record(project, tmp_path):
+    """Returns record(*arguments, **environment) -> run.json. Packages are there already, or it would wait for them."""
+    folder = project / "logs/7.0"
+    write(folder, {"packages.txt": PACKAGES})
+
+    def call(*arguments, **environment):
+        clean = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
+        clean |= {"PROJECT_DIR": str(project), "RUN_DIR": str(folder), **environment}
+        command = [sys.executable, project / "launch/code/record.py", *map(str, arguments)]
+        done = subprocess.run(
+            command, env=clean, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert sorted(path.name for path in folder.glob("*.new")) == []
+        return json.loads((folder / "run.json").read_text())
+
+    return call
+
+
+def test_what_a_run_was(record, project, tmp_path):
+    run = record("--nodes=a,b", "--", "train.py", "--lr", "1e-3", "a b", "-m", NCCL_DEBUG="INFO", LOADEDMODULES="x/1:y")
+    assert (run["project"], run["folder"], run["job"]) == (str(project), str(tmp_path), "7.0")
+    assert run["program"] == ["train.py", "--lr", "1e-3", "a b", "-m"]
+    assert (run["nodes"], run["modules"], run["environment"]) == (["a", "b"], ["x/1", "y"], {"NCCL_DEBUG": "INFO"})
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", run["started"])
+    assert (run["python"], run["torch"]) == ("Python 3.11.7, /usr/bin/python3", "2.13.0+cpu")
+    assert run["packages"] == PACKAGES.splitlines()[1:]
+    assert run["versions"]["kernel"] == os.uname().release
+    assert run["image"] is None and "allocation" not in run
+
+
+def test_no_program(record):
+    assert record("--")["program"] == []
+
+
+def test_settings_and_those_of_this_run_alone(record):
+    """The settings that a user can give before a command; not PATH, which env.sh only extends."""
+    run = record("--", LAUNCHER="srun", OPTIONS="--a 'b c'\n\"d\"", UNKNOWN="x")
+    assert run["changed_settings"] == {"LAUNCHER": "srun", "OPTIONS": "--a 'b c'\n\"d\""}
+    settings = {name: run["settings"][name] for name in ("PYTHON", "LAUNCHER", "OPTIONS", "MODULES", "EMPTY")}
+    words = {"OPTIONS": "--a 'b c'\n\"d\"", "MODULES": ["a", "b c"], "EMPTY": []}
+    assert settings == {"PYTHON": "python3", "LAUNCHER": "srun", **words}
+    assert record("--", LAUNCHER="torchrun")["changed_settings"] == {}
+
+
+def test_the_allocation_and_the_header_of_slurm(record, tmp_path):
+    write(tmp_path, {"job.sh": "#!/bin/bash\n#SBATCH --nodes=2  # two\n#SBATCH -p 'a b'\n##SBATCH --no\nls\n"})
+    slurm = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_PARTITION": "main", "RESTART_COUNT": "3"}
+    slurm |= {"SUBMITTED": "'sbatch' '--nodes=2' 'job.sh' 'a b' 'it'\\''s'"}
+    run = record(f"--script={tmp_path}/job.sh", "--", "a b", "it's", SLURM_ARRAY_TASK_ID="4", **slurm)
+    assert (run["job"], run["attempt"], run["array_task"]) == ("12", 3, "4")
+    assert run["allocation"] == {"nodes": "2", "partition": "main"}
+    assert run["header"] == ["--nodes=2", "-p", "a b"]
+    assert run["submitted"] == ["sbatch", "--nodes=2", "job.sh", "a b", "it's"]
+    assert record("--", "another.py", **slurm)["submitted"] is None, "these words are of the job that submitted it"
+
+
+def test_what_is_asked_of_programs_of_slurm(record, tmp_path):
+    """The version of sinfo, and of sacct the words where only sbatch was called."""
+    tools = {"sinfo": "echo slurm 25.11.2", "sacct": "[[ $* == *--jobs=12* ]] && echo 'sbatch -N2 job.sh prog.py'"}
+    write(tmp_path / "bin", {name: f"#!/bin/bash\n{text}\n" for name, text in tools.items()})
+    for name in tools:
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    run = record("--", "prog.py", PATH=path, SLURM_JOB_ID="12")
+    assert run["versions"]["slurm"] == "25.11.2"
+    assert run["submitted"] == ["sbatch", "-N2", "job.sh", "prog.py"]
+
+
+def test_the_nodes_of_pods(record, project):
+    write(project / "logs/7.0", {"nodes": "b on n2\na on n1\nb on n2\n"})
+    assert record(f"--nodes-file={project}/logs/7.0/nodes", "--")["nodes"] == ["a on n1", "b on n2"]
+
+
+def test_an_image_s_checksum_is_computed_once(record, project, tmp_path):
+    image = write(tmp_path, {"image.sif": "first"}) / "image.sif"
+    checksum = hashlib.sha256(b"first").hexdigest()
+    assert record(f"--image={image}", "--")["image"] == {"name": str(image), "sha256": checksum}
+    known = project / "logs/image-checksums"
+    known.write_text(known.read_text().replace(checksum, "known"))
+    assert record(f"--image={image}", "--")["image"]["sha256"] == "known"
+    image.write_text("another")
+    assert record(f"--image={image}", "--")["image"]["sha256"] == hashlib.sha256(b"another").hexdigest()
+
+
+def test_an_image_of_a_registry(record):
+    name = "registry.example.org/torch:1"
+    assert record(f"--image={name}", "--digest-command=echo sha256:12 'a b'", "--")["image"] == {
+        "name": name,
+        "digest": "sha256:12 a b",
+    }
+    assert record(f"--image={name}", "--")["image"] == {"name": name, "digest": None}
+    assert record(f"--image={name}", "--digest-command=no-such-program", "--")["image"]["digest"] == ""
+
+
+# ---- code ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_is_committed(record, project):
+    code = record("--")["code"]
+    head = git(project, "rev-parse", "HEAD").strip()
+    state = {"repository": str(project), "commit": head, "branch": "main", "clean": True, "untracked": []}
+    assert code == {"git": state, "snapshots": []}
+    assert not (project / "logs/7.0/changes.diff").exists()
+
+
+NEW = {"new.py": "new", 'sub dir/ü \t"q".py': "x\n", "empty.py": "", "no newline": "x", "crlf.py": "a\r\nb\r\n"}
+
+
+def test_the_diff_leads_to_the_same_sources(record, project, tmp_path):
+    """Edited, new, renamed, deleted and binary files, executable bits and links, whatever the user's git is set to."""
+    write(project, {"old.py": "old\n", "moved.py": "moved\n" * 9, "a.txt": "a"})
+    (project / "binary").write_bytes(bytes(range(256)))
+    commit(project)
+    write(project, {"train.py": "edited", **NEW})
+    (project / "old.py").unlink()
+    (project / "moved.py").rename(project / "sub dir/moved.py")
+    (project / "binary").write_bytes(bytes(reversed(range(256))))
+    (project / "new binary").write_bytes(b"\0\1\2")
+    (project / "a.txt").chmod(0o755)
+    (project / "link").symlink_to("train.py")
+    git(project, "add", "new.py", "moved.py")  # staged, or partly
+    for name, value in {
+        "color.ui": "always",
+        "diff.noprefix": "true",
+        "diff.external": "false",
+        "diff.mnemonicPrefix": "true",
+        "core.autocrlf": "false",
+        "diff.renames": "copies",
+        "apply.whitespace": "fix",
+    }.items():
+        git(project, "config", name, value)
+    code = record("--")["code"]
+    assert code["git"]["clean"] is False
+    again = apply_changes(project, code["git"]["commit"], project / "logs/7.0/changes.diff", tmp_path / "again")
+    assert tree(again) == tree(project)
+
+
+def tree(folder):
+    """Return name, kind and content of what lies in a folder, without logs."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = str(path.relative_to(folder))
+        if name.split("/", maxsplit=1)[0] in (".git", "logs") or (path.is_dir() and not path.is_symlink()):
+            continue
+        found[name] = os.readlink(path) if path.is_symlink() else (os.access(path, os.X_OK), path.read_bytes())
+    return found
+
+
+def test_large_new_files_are_not_in_the_diff(record, project):
+    write(project, {"big.txt": "x" * (1 << 20) + "x", "small.txt": "x" * (1 << 20)})
+    git_state = record("--")["code"]["git"]
+    diff = (project / "logs/7.0/changes.diff").read_text()
+    assert (git_state["clean"], git_state["untracked"]) == (False, ["big.txt", "small.txt"])
+    assert "b/small.txt" in diff and "big.txt" not in diff
+
+
+def test_many_new_files(record, project, tmp_path):
+    """More than one command line takes."""
+    write(project, {f"conf/{'x' * 200}{number}.yaml": f"{number}" for number in range(1_234)})
+    code = record("--")["code"]["git"]
+    again = apply_changes(project, code["commit"], project / "logs/7.0/changes.diff", tmp_path / "again")
+    assert tree(again) == tree(project)
+
+
+def test_git_s_folder_is_left_as_it_was(record, project):
+    """No object is written, and no index, while another git may be at work."""
+
+    def state():
+        return {path: path.stat().st_mtime_ns for path in (project / ".git").rglob("*")}
+
+    write(project, {"new.py": "new"})
+    os.utime(project / "train.py", (1, 1))  # git status would note this in the index
+    before = state()
+    assert record("--")["code"]["git"]["untracked"] == ["new.py"]
+    assert state() == before
+
+
+def test_before_the_first_commit(record, project, tmp_path):
+    git(project, "update-ref", "-d", "HEAD")
+    code = record("--")["code"]["git"]
+    assert (code["commit"], code["clean"]) == (None, False)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    git(empty, "init", "--quiet")
+    git(empty, "apply", project / "logs/7.0/changes.diff")
+    assert tree(empty) == tree(project)
+
+
+def test_no_branch(record, project):
+    git(project, "checkout", "--quiet", "--detach")
+    assert record("--")["code"]["git"]["branch"] == "HEAD"
+
+
+def test_a_worktree(record, project, tmp_path):
+    """Its .git is a file, and the index lies elsewhere."""
+    git(project, "worktree", "add", "--quiet", tmp_path / "tree")
+    write(tmp_path / "tree", {"new.py": "new", "train.py": "edited"})
+    code = record("--", PROJECT_DIR=str(tmp_path / "tree"))["code"]["git"]
+    assert code["repository"] == str(tmp_path / "tree") and code["branch"] == "tree"
+    again = apply_changes(project, code["commit"], project / "logs/7.0/changes.diff", tmp_path / "again")
+    assert (again / "new.py").read_text() == "new" and (again / "train.py").read_text() == "edited"
+
+
+def test_no_git(record, project, tmp_path):
+    bare = write(tmp_path / "bare", {"env.sh": SETTINGS})
+    assert record("--", PROJECT_DIR=str(bare))["code"] == {"git": None, "snapshots": []}
+
+
+def test_git_s_refusal_is_no_reason_to_end_a_run(record):
+    code = record("--", GIT_TEST_ASSUME_DIFFERENT_OWNER="1")["code"]
+    assert "dubious ownership" in code["git"]["error"]
+
+
+def test_code_of_copies(record, project, tmp_path):
+    """The state is that of the copies, not of the sources as they are now."""
+    write(tmp_path / "copy", {"git.json": '{"commit": "abc", "branch": "main"}', "changes.diff": "+then"})
+    write(project, {"train.py": "now"})
+    copies = [f"{tmp_path}/copy", f"{tmp_path}/other"]
+    code = record("--", SNAPSHOTS=":".join(copies))["code"]
+    assert code == {"git": {"commit": "abc", "branch": "main"}, "snapshots": copies}
+    assert (project / "logs/7.0/changes.diff").read_text() == "+then"
+
+
+# ---- its end ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_ends_with_the_script_that_called_it(project):
+    """Without packages, as of a program that is not Python's, it would wait; run.json has all else."""
+    folder = project / "logs/8.0"
+    folder.mkdir(parents=True)
+    environment = {"PATH": os.environ["PATH"], "PROJECT_DIR": str(project), "RUN_DIR": str(folder)}
+    script = f'"{sys.executable}" -B "$1" -- train.py >/dev/null 2>&1 & echo $!; read -r'
+    process = subprocess.Popen(
+        ["bash", "-c", script, "bash", project / "launch/code/record.py"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    recorder = Path("/proc", process.stdout.readline().strip())
+
+    def code():
+        with open(folder / "run.json") as file:
+            return json.load(file)["code"]
+
+    wait_for(lambda: (folder / "run.json").exists() and code(), "run.json with the commit")
+    assert "zombie" not in (recorder / "status").read_text()
+    process.communicate("go on\n")
+    wait_for(lambda: not recorder.exists() or "zombie" in (recorder / "status").read_text(), "the end of record.py")
+    assert json.loads((folder / "run.json").read_text())["packages"] is None
+
+
+def test_an_error_is_told_and_the_run_goes_on(project, tmp_path):
+    environment = {"PATH": os.environ["PATH"], "PROJECT_DIR": str(project), "RUN_DIR": str(tmp_path / "gone")}
+    done = subprocess.run(
+        [sys.executable, "-B", project / "launch/code/record.py", "--"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stderr.startswith(
+        "launch/code/record.py: run.json is not complete: FileNotFound"
+    )
