@@ -6,9 +6,11 @@ PYTEST_ARGS ?=
 # Files in the order of tests/conftest.py, the longest first.
 PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
-TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap
-# What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, newer Debians with their Slurm.
+TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap mksquashfs squashfuse fusermount3
+# What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, newer Debians with their
+# Slurm, and squashfs and FUSE for STAGE=1.
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-mysql-plugin mariadb-server-core munge openmpi-bin iproute2 procps hostname mmdebstrap
+PACKAGES += squashfs-tools squashfuse fuse3
 # What the drills need more: they build Horovod, and node runs Perfetto's reader.
 DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs
 
@@ -60,6 +62,7 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 	$(BIN)/python perf/all_reduce.py
 	$(BIN)/python perf/hangs.py
 	$(BIN)/python perf/spares.py
+	$(BIN)/python perf/stage.py
 
 sites: .venv/ready ## write the table of README.md from sites/
 	@mkdir -p build

@@ -33,6 +33,8 @@ def needed(answers) -> dict[str, bool]:
         "requirements.txt": not runai,
         "launch/rank.sh": slurm,
         "launch/spawn.py": slurm,
+        "launch/stage/enter.py": slurm,
+        "launch/stage/pack.py": slurm,
         "slurm/build_venv.sh": "venv" in facts["runtimes"],
         "slurm/build_container.sh": builds_image,
         "slurm/build_horovod.sh": horovod,

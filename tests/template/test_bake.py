@@ -48,7 +48,7 @@ COMMON = {
     "tests/test_project.py",
 }
 PAGES = ("your-own-program", "which-code-runs", "how-a-run-starts", "it-does-not-work", "it-hangs", "updating")
-SLURM_PAGES = (*PAGES, "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
+SLURM_PAGES = (*PAGES, "slow-start", "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
 RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma")
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
 SLURM |= {
@@ -60,6 +60,7 @@ SLURM |= {
     "slurm/docs/when-a-node-fails.md",
 }
 SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
+SLURM |= {"slurm/stage.sh", "launch/stage/pack.py", "launch/stage/enter.py"}
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
 SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES}
 RUNAI = {f"runai/{name}.sh" for name in ("submit_multinode", "interactive", "lib", "pod", "pod_lib", "stacks")}

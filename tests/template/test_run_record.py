@@ -46,7 +46,7 @@ def record(project, tmp_path):
     def call(*arguments, **environment):
         clean = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
         clean |= {"PROJECT_DIR": str(project), "RUN_DIR": str(folder), **environment}
-        command = [sys.executable, project / "launch/code/record.py", *map(str, arguments)]
+        command = [sys.executable, "-B", project / "launch/code/record.py", *map(str, arguments)]
         done = subprocess.run(
             command, env=clean, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
         )

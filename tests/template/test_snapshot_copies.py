@@ -30,7 +30,7 @@ def call(project, *arguments, **environment):
     """Run snapshot.py to its end."""
     clean = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1", **environment}
     return subprocess.run(
-        [sys.executable, SNAPSHOT, project, *arguments],
+        [sys.executable, "-B", SNAPSHOT, project, *arguments],
         env=clean,
         capture_output=True,
         text=True,
@@ -432,7 +432,7 @@ os.chmod = chmod
 def test_a_copy_that_was_interrupted_is_never_used(project, tmp_path):
     write(tmp_path / "hold", {"sitecustomize.py": HOLD})
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "hold"), "HELD": str(tmp_path / "held")}
-    process = subprocess.Popen([sys.executable, SNAPSHOT, project], env=environment, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-B", SNAPSHOT, project], env=environment, stdout=subprocess.PIPE)
     try:
         wait_for((tmp_path / "held").exists, "the second file")
         assert len(unfinished(project)) == 1 and finished(project) == []
@@ -449,7 +449,7 @@ def test_a_copy_that_is_told_to_end_leaves_nothing(project, tmp_path):
     """Ctrl-C of the user, while it copies."""
     write(tmp_path / "hold", {"sitecustomize.py": HOLD})
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "hold"), "HELD": str(tmp_path / "held")}
-    process = subprocess.Popen([sys.executable, SNAPSHOT, project], env=environment, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-B", SNAPSHOT, project], env=environment, stderr=subprocess.DEVNULL)
     wait_for((tmp_path / "held").exists, "the second file")
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) != 0
@@ -460,7 +460,7 @@ def test_eight_at_once_share_one_copy(project):
     write(project, {f"package/module{number}.py": "x" * 1000 for number in range(200)})
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, SNAPSHOT, project, project / "train.py"]
+    command = [sys.executable, "-B", SNAPSHOT, project, project / "train.py"]
     processes = [subprocess.Popen(command, env=environment, text=True, **pipes) for _ in range(8)]
     answers = [process.communicate(timeout=PATIENCE) for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, answers

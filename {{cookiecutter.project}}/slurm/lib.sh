@@ -18,6 +18,8 @@
 source "$PROJECT_DIR/launch/program.sh" "$1"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/nodes.sh" # on which nodes the ranks run
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/stage.sh" # copies on the nodes' own disks; sets stage_exec
 
 # ---- all scripts ---------------------------------------------------------------------------------
 
@@ -197,6 +199,7 @@ check_settings() {
         echo "SNAPSHOT=1 has no effect here: bash slurm/submit_multinode.sh copies the sources, before" \
             "it submits a job. This one runs the files as they are"
     fi
+    check_stage_settings
     refuse_program_with_own_ranks
     [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
     make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
@@ -315,11 +318,12 @@ quoted() {
 # Submits a script and ends this one with sbatch's exit code. With SNAPSHOT=1 it submits the copy of
 # the script. Exports SUBMITTED, the command, for run.json.
 submit() {
-    local code=0 setting script=$1 words_of_sbatch copy
+    local code=0 setting job_script=$1 words_of_sbatch copy
     if [[ $(setting_of_env SNAPSHOT) == 1 ]]; then
         take_snapshot ${words[0]+"$program"}
-        script=$copy/slurm/submit_multinode.sh
+        job_script=$copy/slurm/submit_multinode.sh
     fi
+    pack_for_submission
     for setting in SPARES MIN_NODES BAD_NODE_DAYS; do # the job keeps them if env.sh changes
         export "$setting=$(setting_of_env "$setting")"
     done
@@ -329,7 +333,7 @@ submit() {
     #? if node.segment
     match_segment
     #? endif
-    words_of_sbatch=(sbatch --export=ALL "${sbatch_options[@]}" "$script" "${words[@]}")
+    words_of_sbatch=(sbatch --export=ALL "${sbatch_options[@]}" "$job_script" "${words[@]}")
     SUBMITTED=$(quoted "${words_of_sbatch[@]}")
     export SUBMITTED
     "${words_of_sbatch[@]}" || code=$?
@@ -619,7 +623,7 @@ check_nodes() {
     #? if container
     ((${#CONTAINER_FOLDERS[@]} == 0)) || needed+=(--mounts "${CONTAINER_FOLDERS[@]}")
     #? endif
-    PREFLIGHT_NODES=$(listed_hosts) UNFIT_FILE=$UNFIT_FILE \
+    PREFLIGHT_NODES=$(listed_hosts) UNFIT_FILE=$UNFIT_FILE STAGE_SPACE=$(space_for_packs) \
         "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
 }
 
@@ -731,6 +735,7 @@ gpus_of_a_step() {
 }
 
 # Runs a program on all nodes. Arguments: the program and its arguments. Returns its exit code.
+# shellcheck disable=SC2154 # slurm/stage.sh sets stage_exec
 launch() {
     local code=0 watcher
     #? if mpi
@@ -743,7 +748,8 @@ launch() {
     answer_timeout &
     watcher=$!
     disown "$watcher" # or bash would tell of its end
-    ${batch:+wait_and_hear_signals} "${step[@]}" "${CONTAINER_EXEC[@]}" "${wrapper[@]}" "$@" ||
+    ${batch:+wait_and_hear_signals} "${step[@]}" "${stage_exec[@]}" "${CONTAINER_EXEC[@]}" \
+        "${wrapper[@]}" "$@" ||
         code=$?
     kill "$watcher" 2>/dev/null || true
     #? if mpi

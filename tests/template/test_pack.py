@@ -1,0 +1,229 @@
+"""What launch/stage/pack.py packs, without Slurm; tests/slurm/test_stage.py has the jobs that use it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+from baking import TEMPLATE
+from waiting import wait_for
+
+PACK = TEMPLATE / "launch/stage/pack.py"
+HAVE_SQUASHFS = shutil.which("mksquashfs") and shutil.which("squashfuse") and os.access("/dev/fuse", os.W_OK)
+needs_squashfs = pytest.mark.skipif(not HAVE_SQUASHFS, reason="no mksquashfs, squashfuse or /dev/fuse")
+
+
+def call(folder, *arguments, check=True, **environment):
+    """Call pack.py; return the finished process."""
+    command = [sys.executable, "-B", PACK, folder, *arguments]
+    environment = {**os.environ, "STAGE_FORMAT": "tar", **environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def packs(folder, *arguments, **environment):
+    """Return the lines of the list that pack.py has written: kind, key, pack, path."""
+    done = call(folder, *arguments, **environment)
+    return [tuple(line.split("\t")) for line in Path(done.stdout.strip()).read_text().splitlines()]
+
+
+def names_in(pack):
+    """Return the names of the files in a pack."""
+    if pack.endswith(".tar"):
+        listed = subprocess.run(["tar", "-tf", pack], capture_output=True, text=True, check=True).stdout.splitlines()
+        return {name.rstrip("/") for name in listed}
+    listed = subprocess.run(["unsquashfs", "-l", "-d", "", pack], capture_output=True, text=True, check=True).stdout
+    return {line.lstrip("/") for line in listed.splitlines() if line.startswith("/")}
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A virtual environment with a module."""
+    folder = tmp_path / "an environment"
+    venv.create(folder, symlinks=True)
+    packages(folder).joinpath("thing.py").write_text("VALUE = 1\n")
+    return folder
+
+
+def packages(folder):
+    return next(folder.glob("lib/python*/site-packages"))
+
+
+@pytest.mark.parametrize("form", ["tar", pytest.param("squashfs", marks=needs_squashfs)])
+def test_an_environment_and_its_python(environment, tmp_path, form):
+    first, *others = packs(tmp_path / "staged", "--environment", environment, STAGE_FORMAT=form)
+    assert (first[0], first[3]) == ("environment", str(environment))
+    assert first[2].endswith(f"{first[1]}.{'tar' if form == 'tar' else 'sqsh'}")
+    names = names_in(first[2])
+    assert {"bin/python", str(packages(environment).relative_to(environment) / "thing.py")} <= names
+    if Path(sys.base_prefix).resolve().is_relative_to("/usr"):
+        assert not others
+        return
+    ((kind, _, pack, path),) = others
+    assert (kind, Path(path)) == ("environment", Path(sys.base_prefix).resolve())
+    names = names_in(pack)
+    assert f"bin/{Path(sys.executable).resolve().name}" in names
+    assert {name.split("/")[0] for name in names} <= {"bin", "lib", "lib64"}
+    assert not [name for name in names if "site-packages" in name]
+
+
+def test_packages_of_the_python_are_packed_if_the_environment_uses_them(environment, tmp_path):
+    python = tmp_path / "python"
+    for name in ("bin", "lib/python3.11/site-packages/thing", "lib/python3.11/json", "share/doc"):
+        (python / name).mkdir(parents=True)
+    (python / "lib/python3.11/site-packages/thing/__init__.py").write_text("")
+    for uses in ("false", "true"):
+        (environment / "pyvenv.cfg").write_text(f"home = {python}/bin\ninclude-system-site-packages = {uses}\n")
+        names = names_in(packs(tmp_path / "staged", "--environment", environment)[1][2])
+        assert ("lib/python3.11/site-packages/thing/__init__.py" in names) == (uses == "true")
+        assert "lib/python3.11/json" in names and "share/doc" not in names
+
+
+def test_a_python_below_usr_is_on_the_nodes(environment, tmp_path):
+    (environment / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    assert len(packs(tmp_path / "staged", "--environment", environment)) == 1
+
+
+def test_a_conda_environment_has_its_own_python(tmp_path):
+    """Archives and other environments of an installation of conda are not packed."""
+    for name in ("bin", "lib/python3.12", "conda-meta", "pkgs/torch-1", "envs/other/bin"):
+        (tmp_path / "conda" / name).mkdir(parents=True)
+        (tmp_path / "conda" / name / "file").write_text("x")
+    ((kind, _, pack, path),) = packs(tmp_path / "staged", "--environment", tmp_path / "conda")
+    assert (kind, path) == ("environment", str(tmp_path / "conda"))
+    assert names_in(pack) == {"bin", "bin/file", "lib", "lib/python3.12", "lib/python3.12/file"}
+
+
+def test_it_packs_again_only_after_a_change(environment, tmp_path):
+    staged = tmp_path / "staged"
+    first = packs(staged, "--environment", environment)
+    written = os.stat(first[0][2]).st_mtime_ns
+    assert packs(staged, "--environment", environment) == first
+    (packages(environment) / "__pycache__").mkdir(exist_ok=True)
+    (packages(environment) / "__pycache__/thing.pyc").write_text("compiled by a job")
+    assert packs(staged, "--environment", environment) == first
+    assert os.stat(first[0][2]).st_mtime_ns == written
+    module = packages(environment) / "thing.py"
+    for change in (
+        lambda: module.write_text("VALUE = 22\n"),
+        lambda: os.utime(module, (1, 1)),
+        lambda: module.chmod(0o700),
+        lambda: (module.unlink(), module.symlink_to("other.py")),
+        lambda: (module.unlink(), module.symlink_to("another.py")),
+        (packages(environment) / "empty").mkdir,
+    ):
+        before, _ = packs(staged, "--environment", environment)[0][1], change()
+        assert packs(staged, "--environment", environment)[0][1] != before
+
+
+def test_an_environment_of_uv_is_compiled(environment, tmp_path):
+    """uv leaves that to the first import, and a pack is read-only."""
+    with open(environment / "pyvenv.cfg", "a") as file:
+        file.write("uv = 0.5.0\n")
+    names = names_in(packs(tmp_path / "staged", "--environment", environment)[0][2])
+    assert [name for name in names if name.endswith(".pyc") and "/thing." in name]
+
+
+def test_data(tmp_path):
+    (tmp_path / "data/inner").mkdir(parents=True)
+    (tmp_path / "data/inner/a b").write_text("1")
+    (tmp_path / "data/-x").write_text("2")
+    ((kind, key, pack, path),) = packs(tmp_path / "staged", "--data", tmp_path / "data")
+    assert (kind, path, Path(pack).name) == ("data", str(tmp_path / "data"), f"{key}.tar")
+    assert names_in(pack) == {"inner", "inner/a b", "-x"}
+    file = tmp_path / "tokens.tar"  # its suffix is no sign of a pack
+    file.write_text("1")
+    ((kind, key, pack, path),) = packs(tmp_path / "staged", "--data", file)
+    assert (kind, pack, path) == ("file", str(file), str(file))
+    os.utime(file, (1, 1))
+    assert packs(tmp_path / "staged", "--data", file)[0][1] != key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["--data", "nowhere"], {}, ["STAGE_DATA=", "nowhere", "expected a file or a folder"]),
+        (["--data", "empty"], {}, ["STAGE_DATA=", "is empty"]),
+        (["--data", "."], {}, ["has the folder of packs", "name a folder of data alone"]),
+        (["--data", "full"], {"STAGE_FORMAT": "zip"}, ["STAGE_FORMAT='zip'", "expected squashfs or tar"]),
+        (["--data", "a\tb"], {}, ["has a tab or a line break in its name", "rename it"]),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(tmp_path, monkeypatch, arguments, environment, words):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "full", "a\tb"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full/file").write_text("1")
+    (tmp_path / "a\tb/file").write_text("1")
+    done = call(tmp_path / "staged", *arguments, check=False, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all(word in done.stderr for word in ["STAGE: ", *words]), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    """tar has the words for it: here /dev/full takes the place of the disk."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_text("1")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "tar").write_text("#!/bin/sh\necho half >\"$3\"\necho 'tar: x: Cannot write: No space left' >&2\nexit 2\n")
+    (tools / "tar").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    done = call(tmp_path / "staged", "--data", tmp_path / "data", check=False, PATH=path)
+    assert done.returncode == 2
+    assert "No space left" in done.stderr and "Make space in" in done.stderr and "set STAGE=0" in done.stderr
+    assert os.listdir(tmp_path / "staged") == []
+
+
+def test_an_interrupted_pack_is_never_used(tmp_path):
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "hold")
+    (tmp_path / "data/file").write_text("1")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "tar").write_text(f"#!/bin/sh\necho half >\"$3\"\necho >'{tmp_path}/begun'\nread x <'{tmp_path}/hold'\n")
+    (tools / "tar").chmod(0o755)
+    command = [sys.executable, "-B", PACK, tmp_path / "staged", "--data", tmp_path / "data"]
+    environment = {**os.environ, "STAGE_FORMAT": "tar", "PATH": f"{tools}:{os.environ['PATH']}"}
+    running = subprocess.Popen(command, env=environment, start_new_session=True)
+    wait_for((tmp_path / "begun").exists, "that tar writes")
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert [name for name in os.listdir(tmp_path / "staged") if not name.startswith(".unfinished")] == []
+    ((_, _, pack, _),) = packs(tmp_path / "staged", "--data", tmp_path / "data")
+    assert names_in(pack) == {"file"}
+
+
+def test_eight_at_once(environment, tmp_path):
+    """Each may pack; all end with the same list, and the packs are whole."""
+    command = [sys.executable, "-B", PACK, tmp_path / "staged", "--environment", environment]
+    quiet = {"env": {**os.environ, "STAGE_FORMAT": "tar"}, "stdout": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, stderr=subprocess.DEVNULL, **quiet) for _ in range(8)]
+    lists = {process.communicate()[0] for process in running}
+    assert [process.returncode for process in running] == [0] * 8 and len(lists) == 1
+    first = Path(lists.pop().strip()).read_text().splitlines()[0].split("\t")
+    assert "bin/python" in names_in(first[2])
+    assert not list((tmp_path / "staged").glob(".unfinished*"))
+
+
+def test_without_squashfs_tar_is_used(tmp_path):
+    """If mksquashfs fails, or what it wrote cannot be mounted here."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_text("1")
+    for number, (maker, mounter) in enumerate([("exit 1", "exit 0"), ('echo x >"$2"', "exit 1")]):
+        tools = tmp_path / f"tools{number}"
+        tools.mkdir()
+        for name, line in (("mksquashfs", maker), ("squashfuse", mounter)):
+            (tools / name).write_text(f"#!/bin/sh\n{line}\n")
+            (tools / name).chmod(0o755)
+        path = f"{tools}:{os.environ['PATH']}"
+        found = packs(tmp_path / f"s{number}", "--data", tmp_path / "data", STAGE_FORMAT="", PATH=path)
+        assert names_in(found[0][2]) == {"file"} and found[0][2].endswith(".tar")

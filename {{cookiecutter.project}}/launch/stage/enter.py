@@ -1,0 +1,375 @@
+"""Runs a command on a node that sees copies on the node's own disk in place of an environment and data, for STAGE=1.
+
+    python3 launch/stage/enter.py FOLDER --packs FILE -- COMMAND …    copies what is missing, and becomes COMMAND
+    python3 launch/stage/enter.py FOLDER --packs FILE --remove        removes the copies, unless another job uses them
+
+FILE is the list that launch/stage/pack.py has written. The copies are in FOLDER/staged-UID/KEY. COMMAND sees each copy
+under the path of the original. For that, COMMAND runs in a mount namespace, so that other processes do not see it. An
+ordinary user needs a user namespace, too. All ranks of a node share the namespaces, as processes in different ones may
+not read each other's memory, which MPI does.
+
+The first process that comes makes a copy, the others wait. It gets its name when it is whole. As long as a process of a
+job lives that uses a copy, it holds a lock, which ends with the process, however that ends.
+
+If a node cannot make or mount the copies, this script says why, and COMMAND sees the originals.
+It runs on compute nodes: Python 3.6, standard library only.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import glob
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
+MS_BIND, MS_REC, MS_SLAVE, MS_RDONLY, MS_REMOUNT = 4096, 16384, 1 << 19, 1, 32  # sys/mount.h
+CAP_SYS_ADMIN, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 21, 47, 2  # linux/capability.h, linux/prctl.h
+MOUNT_WITHIN = 60  # seconds that squashfuse may take
+DAY = 24 * 3600  # [s]; a copy that no process has used for a day was left by a job that was killed
+KEPT_FOR = 7 * DAY  # [s]; of copies with KEEP_STAGE=1, since their last use
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class NotStaged(Exception):
+    """The copies cannot be used on this node; the message says why."""
+
+
+def main():
+    """Copy, mount and run; or remove."""
+    folder, packs_file = sys.argv[1], sys.argv[3]
+    with open(packs_file) as lines:
+        packs = [Pack(*line.rstrip("\n").split("\t")) for line in lines]
+    if sys.argv[4] == "--remove":
+        remove(folder, packs)
+        return
+    command = sys.argv[sys.argv.index("--") + 1 :]
+    try:
+        own = own_folder(folder)
+        remove_left_overs(folder, own, {pack.key for pack in packs})
+        copies = [copy_to_node(pack, folder, own) for pack in packs]
+        see_copies(list(zip(packs, copies)), own)
+    except (NotStaged, OSError) as error:
+        paths = ", ".join(pack.path for pack in packs)
+        say(f"{error}. The ranks of this node read {paths} from the shared file system")
+    os.execvp(command[0], command)
+
+
+class Pack:
+    """A line of launch/stage/pack.py.
+
+    kind: "environment" (its folders are mounted one by one), "data" (a folder), or "file" (not packed).
+    """
+
+    def __init__(self, kind, key, file, path):
+        """Take the fields of the line."""
+        self.kind, self.key, self.file, self.path = kind, key, file, path
+        self.is_squashfs = kind != "file" and file.endswith(".sqsh")
+        self.is_tar = kind != "file" and file.endswith(".tar")
+        self.was_sent = False  # whether sbcast has brought the file to this node
+
+    @property
+    def size(self):
+        """The size of the file [bytes]; unpacked, a tar takes about as much."""
+        return os.path.getsize(self.file)
+
+
+def say(text):
+    """Print a line about this node."""
+    sys.stderr.write(f"launch/stage/enter.py on {socket.gethostname()}: {text}\n")
+    sys.stderr.flush()
+
+
+def own_folder(folder):
+    """Return the user's folder of copies on this node. Raises NotStaged if another user has made it."""
+    own = os.path.join(folder, f"staged-{os.getuid()}")
+    try:
+        os.mkdir(own, 0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        fix = "set STAGE_DIR to a folder on the node's disk"
+        raise NotStaged(f"cannot write to {folder} ({error.strerror}): {fix}") from error
+    status = os.lstat(own)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise NotStaged(f"{own} is not a folder of yours: set STAGE_DIR to another folder")
+    return own
+
+
+def locked(path):
+    """Open a file, and wait until no other process of this node has it locked; return the open file."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+def copy_to_node(pack, folder, own):
+    """Return the folder of the copy on this node; make the copy if there is none yet.
+
+    From now on this process, and the command that it becomes, hold a lock of it.
+    """
+    copy = os.path.join(own, pack.key)
+    with locked(copy + ".lock"):
+        sent = sent_file(pack, folder)
+        if not os.path.isdir(copy):
+            begin = time.time()
+            make_copy(pack, sent, copy)
+            if os.environ.get("SLURM_NODEID", "0") == "0":
+                way = "sbcast" if pack.was_sent else "the shared file system"
+                size, seconds = pack.size / 1e9, time.time() - begin
+                say(f"{pack.path} is on this node's disk: {size:.1f} GB by {way}, {seconds:.1f} s")
+        if os.path.exists(sent):
+            os.unlink(sent)
+        in_use = os.open(os.path.join(copy, "in-use"), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(in_use, fcntl.LOCK_SH)
+        os.utime(in_use)
+        os.set_inheritable(in_use, True)
+        if os.environ.get("KEEP_STAGE") == "1":
+            open(os.path.join(copy, "keep"), "w").close()
+    return copy
+
+
+def sent_file(pack, folder):
+    """Return where slurm/stage.sh has sbcast put a pack."""
+    return os.path.join(folder, f".staged-{os.getuid()}-{os.environ.get('SLURM_JOB_ID', '')}-{pack.key}")
+
+
+def make_copy(pack, sent, copy):
+    """Make the copy, and give it its name when it is whole."""
+    unfinished = copy + ".unfinished"  # the lock is held, so what is there was left by a process that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)
+    pack.was_sent = os.path.exists(sent) and os.path.getsize(sent) == pack.size
+    check_space(pack, os.path.dirname(copy))
+    os.mkdir(unfinished, 0o700)
+    try:
+        if pack.is_tar:
+            os.mkdir(os.path.join(unfinished, "content"))
+            source = sent if pack.was_sent else pack.file
+            command = ["tar", "--extract", "--file", source, "--directory", os.path.join(unfinished, "content")]
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+            if done.returncode:
+                text = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[0]
+                raise NotStaged(f"{pack.file} cannot be unpacked: {text}")
+        elif pack.was_sent:
+            os.rename(sent, os.path.join(unfinished, "content"))
+        else:
+            shutil.copyfile(pack.file, os.path.join(unfinished, "content"))
+            if os.path.getsize(os.path.join(unfinished, "content")) != pack.size:
+                raise NotStaged(f"{pack.file} changed while it was copied")
+        os.rename(unfinished, copy)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def check_space(pack, folder):
+    """Raise NotStaged if the node's disk has not the space for a copy."""
+    needed = pack.size if pack.is_tar or not pack.was_sent else 0
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        raise NotStaged(
+            f"{folder} has {free / 1e9:.1f} GB left, and {pack.path} needs {needed / 1e9:.1f} GB:"
+            " set STAGE_DIR to a larger disk of the node"
+        )
+
+
+def remove(folder, packs):
+    """Remove the copies that no process uses any more."""
+    own = own_folder(folder)
+    for pack in packs:
+        if os.path.exists(sent_file(pack, folder)):
+            os.unlink(sent_file(pack, folder))
+        remove_copy(os.path.join(own, pack.key))
+    for name in os.listdir(own):
+        if name.startswith(f"namespace-{socket.gethostname()}-{os.environ.get('SLURM_JOB_ID', '')}."):
+            os.unlink(os.path.join(own, name))
+
+
+def remove_left_overs(folder, own, wanted):
+    """Remove what jobs that were killed have left on this node, but for the copies that are wanted now."""
+    for sent in glob.glob(os.path.join(glob.escape(folder), f".staged-{os.getuid()}-*")):
+        with contextlib.suppress(OSError):  # another rank may have removed it
+            if time.time() - os.stat(sent).st_mtime > DAY:
+                os.unlink(sent)
+    for name in os.listdir(own):
+        if name not in wanted and unused_for(os.path.join(own, name)) > DAY:
+            remove_copy(os.path.join(own, name))
+
+
+def unused_for(copy):
+    """Return for how long no process has begun to use a copy [s]; 0 for what is no copy."""
+    try:
+        return time.time() - os.stat(os.path.join(copy, "in-use")).st_mtime
+    except OSError:
+        return 0
+
+
+def remove_copy(copy):
+    """Remove a copy, unless a process holds its lock, or a job wants it to be kept."""
+    with locked(copy + ".lock"):
+        if os.path.exists(os.path.join(copy, "keep")) and unused_for(copy) < KEPT_FOR:
+            return
+        try:
+            with open(os.path.join(copy, "in-use"), "r+") as in_use:
+                fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                end_squashfuse(copy)
+                shutil.rmtree(copy, ignore_errors=True)
+        except OSError:  # in use, or not there
+            pass
+
+
+# ---- mounts ----------------------------------------------------------------------------------------------------------
+
+
+def see_copies(pairs, own):
+    """Enter the namespace in which the originals are covered by the copies; make it, if this process is the first."""
+    folder, step = os.getcwd(), f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}"
+    keys = hashlib.sha256(" ".join(pack.key for pack, _ in pairs).encode()).hexdigest()[:8]
+    with locked(namespace_file(own, f"{step}-{keys}")) as first:  # it names the process that has made the namespace
+        first.seek(0)
+        if not join(*first.read().split()):
+            new_namespace()
+            for pack, copy in pairs:
+                mount_copy(pack, copy)
+            first.truncate(0)
+            first.write(f"{os.getpid()} {start_time(os.getpid())}")
+    os.chdir(folder)  # by its path, as it may lie in what is covered now
+
+
+def namespace_file(own, name):
+    """Return the file of a namespace of this node; the name of the node is for a disk that nodes share."""
+    return os.path.join(own, f"namespace-{socket.gethostname()}-{name}")
+
+
+def start_time(process):
+    """Return when a process started, in the kernel's own count; None if there is no such process."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def join(process=None, began=None):
+    """Join the namespaces of a process; return False if there is none, or it has ended."""
+    if process is None or start_time(process) != began:
+        return False
+    try:
+        namespaces = [f"/proc/{process}/ns/mnt"]
+        if os.getuid() != 0:
+            namespaces.insert(0, f"/proc/{process}/ns/user")
+        files = [os.open(name, os.O_RDONLY) for name in namespaces]
+    except OSError:
+        return False
+    for file in files:
+        call("join the namespace of the first rank", libc.setns, file, 0)
+        os.close(file)
+    return True
+
+
+def new_namespace():
+    """Give this process a mount namespace of its own. The ids of user and group stay what they are."""
+    user, group = os.getuid(), os.getgid()
+    if user == 0:
+        call("make a mount namespace", libc.unshare, CLONE_NEWNS)
+    else:
+        call("make a user namespace, which this node may forbid", libc.unshare, CLONE_NEWUSER | CLONE_NEWNS)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    mount("none", "/", None, MS_REC | MS_SLAVE)
+
+
+def mount_copy(pack, copy):
+    """Cover the original by the copy."""
+    content = os.path.join(copy, "content")
+    if pack.is_squashfs:
+        mount_squashfs(copy, content)
+        content = os.path.join(copy, "mounted")
+    if pack.kind != "environment":
+        mount(content, pack.path, None, MS_BIND)
+        return
+    for name in sorted(os.listdir(content)):
+        mount(os.path.join(content, name), os.path.join(pack.path, name), None, MS_BIND)
+
+
+def mount_squashfs(copy, file):
+    """Start squashfuse, which serves the files of a pack as long as this namespace lives.
+
+    It outlives the rank that has started it, for the sake of the others, and ends with the job's step. It ignores the
+    signals that ask a job to end, as the ranks still need their files then.
+    """
+    mounted = os.path.join(copy, "mounted")
+    os.makedirs(mounted, exist_ok=True)
+    before = os.stat(mounted).st_dev
+    try:
+        server = subprocess.Popen(
+            ["squashfuse", "-f", file, mounted],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=prepare_server,  # noqa: PLW1509  this process has one thread
+        )
+    except FileNotFoundError as error:
+        raise NotStaged("squashfuse is not on this node: set STAGE_FORMAT=tar") from error
+    until = time.time() + MOUNT_WITHIN
+    while os.stat(mounted).st_dev == before:
+        if server.poll() is not None or time.time() > until:
+            server.kill()
+            text = server.stderr.read().decode(errors="replace").strip()
+            raise NotStaged(f"squashfuse cannot mount a file: {text}. Set STAGE_FORMAT=tar")
+        time.sleep(0.01)
+    with open(os.path.join(copy, f"squashfuse-{server.pid}"), "w") as record:
+        record.write(str(start_time(server.pid)))
+
+
+def prepare_server():
+    """Prepare a process to become squashfuse: its own session, deaf to requests to end, allowed to mount."""
+    os.setsid()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if os.getuid() != 0:  # in a user namespace, execve takes the capability away unless it is ambient
+        header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of capget and capset
+        sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, twice
+        libc.capget(header, sets)
+        sets[2] |= 1 << CAP_SYS_ADMIN
+        libc.capset(header, sets)
+        libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_SYS_ADMIN, 0, 0)
+
+
+def end_squashfuse(copy):
+    """End those that serve a copy, if Slurm has not."""
+    for name in os.listdir(copy):
+        if name.startswith("squashfuse-"):
+            process = name.split("-")[1]
+            with open(os.path.join(copy, name)) as file:
+                if start_time(process) == file.read():
+                    os.kill(int(process), signal.SIGKILL)
+
+
+def mount(source, target, kind, flags):
+    """Call mount(2). Raises NotStaged if the kernel refuses."""
+    arguments = [ctypes.c_char_p(text and os.fsencode(text)) for text in (source, target, kind)]
+    call(f"mount {source} at {target}", libc.mount, *arguments, ctypes.c_ulong(flags), None)
+
+
+def call(what, function, *arguments):
+    """Call a function of the C library. Raises NotStaged if it fails."""
+    if function(*arguments):
+        number = ctypes.get_errno()
+        raise NotStaged(f"cannot {what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

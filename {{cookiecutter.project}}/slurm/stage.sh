@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Software and data on the nodes' own disks, with STAGE=1 and STAGE_DATA. These functions of
+# slurm/submit_multinode.sh have launch/stage/pack.py pack the files, and launch/stage/enter.py copy
+# the packs to each node. slurm/lib.sh reads this file.
+#
+# STAGED is the list that pack.py has written. It is made when the job is submitted, and a requeued
+# job uses the list again. stage_exec is the command that stands before the ranks' launcher.
+# shellcheck disable=SC2034,SC2153,SC2154 # variables of env.sh, slurm/lib.sh, slurm/submit_multinode.sh
+
+stage_exec=()
+
+# Whether anything is to be copied to the nodes.
+wants_staging() { [[ $STAGE == 1 || -n $STAGE_DATA ]]; }
+
+# Refuses settings that cannot work.
+check_stage_settings() {
+    local name
+    for name in STAGE KEEP_STAGE; do
+        [[ ${!name} == [01] ]] || die "$name='${!name}': expected 1 or 0"
+    done
+    wants_staging || return 0
+    [[ $STAGE_DIR == /* ]] ||
+        die "STAGE_DIR='$STAGE_DIR': expected an absolute path on the nodes' disks"
+    [[ -z $STAGE_DATA || -r $STAGE_DATA ]] ||
+        die "STAGE_DATA='$STAGE_DATA': expected a file or a folder that can be read from $PWD"
+    ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]} == 0)) ||
+        die "STAGE=1 and STAGE_DATA need a run without a container: set RUNTIME=venv, or STAGE=0" \
+            "and STAGE_DATA= (an image is one large file already)"
+    [[ $STAGE == 0 || $RUNTIME == venv ]] ||
+        die "STAGE=1 copies a virtual environment, and RUNTIME='$RUNTIME' has none:" \
+            "set RUNTIME=venv and VENV, or STAGE=0"
+}
+
+# Packs what changed since it was packed last, and prints the list of packs.
+pack_files() {
+    local python
+    python=$(type -P python3) || die "STAGE needs python3 on this machine; or set STAGE=0"
+    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the packed files go"
+    set --
+    [[ $STAGE == 0 ]] || set -- --environment "$VENV"
+    [[ -z $STAGE_DATA ]] || set -- "$@" --data "$STAGE_DATA"
+    "$python" -B "$PROJECT_DIR/launch/stage/pack.py" "$(realpath "$PROJECT_DIR/logs")/staged" "$@"
+}
+
+# On a login node: packs the files before the job is submitted. Exports STAGED.
+pack_for_submission() {
+    # In a shell of its own: the job sets up its software itself.
+    STAGED=$(
+        # shellcheck source=/dev/null
+        source "$PROJECT_DIR/env.sh" >/dev/null
+        ! wants_staging || pack_files
+    ) || exit
+    export STAGED
+}
+
+# In a job: sets STAGED to the list of packs. A job that sbatch alone has submitted packs the files
+# now.
+find_packs() {
+    wants_staging || return 0
+    if ! is_list_of_this_job; then
+        STAGED=$(pack_files) || {
+            say "the files could not be packed, see above: the ranks read them where they are"
+            STAGED=''
+        }
+    fi
+    export STAGED KEEP_STAGE
+}
+
+# Whether STAGED lists the environment and the data of this job. It could also be that of another
+# job, in whose shell this one was submitted.
+is_list_of_this_job() {
+    [[ -r ${STAGED:-} ]] || return
+    [[ $STAGE == 0 ]] || lists environment "$(realpath "$VENV")" || return
+    [[ -z $STAGE_DATA ]] || lists 'file|data' "$(realpath "$STAGE_DATA")"
+}
+
+lists() {
+    local kind key pack path
+    while IFS=$'\t' read -r kind key pack path; do
+        [[ ! $kind =~ ^($1)$ || $path != "$2" ]] || return 0
+    done <"$STAGED"
+    return 1
+}
+
+# Prints what slurm/preflight.sh needs to check the space on the nodes' disks: STAGE_DIR, and for
+# each pack the folder of its copy and its size in MiB. A copy that is there already needs no space.
+space_for_packs() {
+    local kind key pack path
+    [[ -n ${STAGED:-} ]] || return 0
+    printf '%s' "$STAGE_DIR"
+    while IFS=$'\t' read -r kind key pack path; do
+        printf ' %s:%s' "staged-$UID/$key" $(($(stat -L -c %s "$pack") / 1048576 + 1))
+    done <"$STAGED"
+}
+
+# Sends the packs to the nodes' disks, and sets stage_exec. launch/stage/enter.py makes the copies:
+# of what sbcast has sent, or else of what the node reads from the shared file system.
+send_packs() {
+    local kind key pack path python=/usr/bin/python3
+    stage_exec=()
+    [[ -n ${STAGED:-} ]] && wants_staging || return 0
+    while IFS=$'\t' read -r kind key pack path; do
+        # With one node there is nothing to send. If the first node has the copy, so do the others.
+        ((${#hosts[@]} > 1)) && [[ ! -d $STAGE_DIR/staged-$UID/$key ]] || continue
+        sbcast --force "$pack" "$STAGE_DIR/.staged-$UID-$SLURM_JOB_ID-$key" ||
+            say "sbcast could not send $pack: the nodes read it from the shared file system"
+    done <"$STAGED"
+    [[ -x $python ]] || python=$(type -P python3) || python=$PYTHON
+    # -I: it ignores PYTHONPATH and the like, which are meant for the program.
+    stage_exec=("$python" -I -B "$PROJECT_DIR/launch/stage/enter.py" "$STAGE_DIR"
+        --packs "$STAGED" --)
+}
+
+# Removes the copies from the nodes' disks, unless KEEP_STAGE=1, or another job uses them.
+remove_packs() {
+    ((${#stage_exec[@]})) && [[ $KEEP_STAGE == 0 && -z ${cancelled:-} ]] || return 0
+    timeout --kill-after=5 60 srun --overlap --export=ALL --input=none --ntasks-per-node=1 \
+        --nodes=${#nodes[@]} --ntasks=${#nodes[@]} \
+        "${stage_exec[@]:0:${#stage_exec[@]}-1}" --remove >/dev/null 2>&1 || true
+}
