@@ -24,6 +24,7 @@ main() {
     check_writable /dev/shm "free space there, or tell your site"
     check_writable "$RUN_DIR" "free space there, or put it on a file system that all nodes share"
     check_free_space "$RUN_DIR"
+    # shellcheck disable=SC2086 # several words
     check_space_for_copies ${STAGE_SPACE:-}
     check_own_name
     check_master
