@@ -265,6 +265,18 @@ def test_code_of_copies(record, project, tmp_path):
 # ---- its end ---------------------------------------------------------------------------------------------------------
 
 
+def test_it_ends_if_the_script_had_ended_before(project):
+    """A job that is refused at once is over before this Python has started."""
+    folder = project / "logs/8.0"
+    folder.mkdir(parents=True)
+    environment = {"PATH": os.environ["PATH"], "PROJECT_DIR": str(project), "RUN_DIR": str(folder)}
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    command = [sys.executable, "-B", project / "launch/code/record.py", f"--parent={ended.pid}", "--", "train.py"]
+    assert subprocess.run(command, env=environment, timeout=PATIENCE, check=False).returncode == 0
+    assert json.loads((folder / "run.json").read_text())["packages"] is None
+
+
 def test_it_ends_with_the_script_that_called_it(project):
     """Without packages, as of a program that is not Python's, it would wait; run.json has all else."""
     folder = project / "logs/8.0"

@@ -449,7 +449,9 @@ def test_a_copy_that_is_told_to_end_leaves_nothing(project, tmp_path):
     """Ctrl-C of the user, while it copies."""
     write(tmp_path / "hold", {"sitecustomize.py": HOLD})
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "hold"), "HELD": str(tmp_path / "held")}
-    process = subprocess.Popen([sys.executable, "-B", SNAPSHOT, project], env=environment, stderr=subprocess.DEVNULL)
+    # A test run in the background ignores SIGINT, and hands that on. env resets it.
+    command = ["env", "--default-signal=INT", sys.executable, "-B", SNAPSHOT, project]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     wait_for((tmp_path / "held").exists, "the second file")
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) != 0

@@ -10,6 +10,7 @@
 #   take_snapshot                      copies the sources of project and program, for SNAPSHOT=1
 #   runs_from_snapshot                 whether PROJECT_DIR is such a copy
 #   edited_project                     prints the project's folder of which PROJECT_DIR is a copy
+#   await_record                       waits a moment for run.json
 #   make_logs_folder                   makes logs/, which git does not list
 #   print_usage FILE                   prints the comment at the top of a script
 #   die MESSAGE                        prints a message and ends the script with exit code 2
@@ -248,6 +249,17 @@ edited_project() {
     inside=$(cd -P "$PROJECT_DIR" && pwd)
     inside=${inside#"$snapshot"/}/ # NAME/, or NAME/folder/ in a larger repository
     (cd -P "$snapshot/original/${inside#*/}" && pwd)
+}
+
+# Waits until run.json has the packages, for two seconds at most: a short program may end before
+# they are listed. recorder is the process of launch/code/record.py; empty if there is none.
+await_record() {
+    local try
+    [[ -n ${recorder:-} && -e $RUN_DIR/packages.txt ]] || return 0
+    for ((try = 0; try < 20; try++)); do
+        kill -0 "$recorder" 2>/dev/null || return 0
+        sleep 0.1
+    done
 }
 
 # Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project

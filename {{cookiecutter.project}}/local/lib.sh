@@ -86,19 +86,9 @@ record_run() {
     local interpreter
     interpreter=$(type -P python3 || type -P "$PYTHON")
     env PROJECT_DIR="$(edited_project)" "$interpreter" -B "$PROJECT_DIR/launch/code/record.py" \
-        --nodes="$(uname -n)" -- "$@" </dev/null &
+        --parent=$$ --nodes="$(uname -n)" -- "$@" </dev/null &
     recorder=$!
     disown "$recorder" # or launch would wait for it
-}
-
-# Waits until run.json has the packages, for two seconds at most: a short program may end before.
-await_record() {
-    local try
-    [[ -e $RUN_DIR/packages.txt ]] || return 0
-    for ((try = 0; try < 20; try++)); do
-        kill -0 "$recorder" 2>/dev/null || return 0
-        sleep 0.1
-    done
 }
 
 # ---- launch -------------------------------------------------------------------------------------

@@ -117,19 +117,9 @@ require_torch() {
 record_run() {
     ((pod == 0)) || return 0
     env PROJECT_DIR="$(edited_project)" "$PYTHON" -B "$PROJECT_DIR/launch/code/record.py" \
-        --image="$IMAGE" --nodes-file="$RUN_DIR/nodes" -- "${arguments[@]}" </dev/null &
+        --parent=$$ --image="$IMAGE" --nodes-file="$RUN_DIR/nodes" -- "${arguments[@]}" </dev/null &
     recorder=$!
     disown "$recorder"
-}
-
-# Waits until run.json has the packages, for two seconds at most: a short program may end before.
-await_record() {
-    local try
-    [[ -n ${recorder:-} && -e $RUN_DIR/packages.txt ]] || return 0
-    for ((try = 0; try < 20; try++)); do
-        kill -0 "$recorder" 2>/dev/null || return 0
-        sleep 0.1
-    done
 }
 
 # Prints the RDMA devices, and sets NCCL_IB_GID_INDEX if NCCL needs it. Argument: 1 refuses a pod

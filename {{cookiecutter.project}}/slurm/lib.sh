@@ -424,7 +424,7 @@ count_attempts() {
 record_run() {
     local interpreter options
     interpreter=$(type -P python3 || type -P "$PYTHON") || return 0
-    options=(--nodes="$(with_commas "${hosts[@]}")" --script="$0")
+    options=(--parent=$$ --nodes="$(with_commas "${hosts[@]}")" --script="$0")
     #? if container
     [[ $RUNTIME != "{{ runtime }}" ]] || options+=(--image="$IMAGE")
     #? if runtime == "podman-hpc"
@@ -438,16 +438,6 @@ record_run() {
         </dev/null &
     recorder=$!
     disown "$recorder" # or bash would tell of its end
-}
-
-# Waits until run.json has the packages, for two seconds at most: a short program may end before.
-await_record() {
-    local try
-    [[ -n ${recorder:-} && -e $RUN_DIR/packages.txt ]] || return 0
-    for ((try = 0; try < 20; try++)); do
-        kill -0 "$recorder" 2>/dev/null || return 0
-        sleep 0.1
-    done
 }
 
 # ---- rendezvous endpoint -------------------------------------------------------------------------

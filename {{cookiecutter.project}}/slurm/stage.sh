@@ -5,7 +5,7 @@
 #
 # STAGED is the list that pack.py has written. It is made when the job is submitted, and a requeued
 # job uses the list again. stage_exec is the command that stands before the ranks' launcher.
-# shellcheck disable=SC2034,SC2153,SC2154 # variables of env.sh, slurm/lib.sh, slurm/submit_multinode.sh
+# shellcheck disable=SC2034,SC2153,SC2154 # variables of env.sh and of the scripts that read this
 
 stage_exec=()
 
@@ -74,6 +74,7 @@ is_list_of_this_job() {
     [[ -z $STAGE_DATA ]] || lists 'file|data' "$(realpath "$STAGE_DATA")"
 }
 
+# Whether STAGED has a line of this kind for this path. Arguments: a pattern of kinds, the path.
 lists() {
     local kind key pack path
     while IFS=$'\t' read -r kind key pack path; do
@@ -93,8 +94,8 @@ space_for_packs() {
     done <"$STAGED"
 }
 
-# Sends the packs to the nodes' disks, and sets stage_exec. launch/stage/enter.py makes the copies:
-# of what sbcast has sent, or else of what the node reads from the shared file system.
+# Sends the packs to the nodes' disks, and sets stage_exec. launch/stage/enter.py makes copies of
+# the packs that sbcast has sent. If sbcast fails, each node reads the packs where they lie.
 send_packs() {
     local kind key pack path python=/usr/bin/python3
     stage_exec=()

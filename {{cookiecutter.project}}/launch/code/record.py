@@ -3,8 +3,8 @@
     python3 launch/code/record.py [--image IMAGE] [--nodes HOST,HOST] [--script FILE] -- [PROGRAM ARGUMENTS …]
 
 The script that starts the ranks calls this one in the background, so that they do not wait for it. It writes run.json
-at once, and again each time it knows more: git's state, the image's checksum, the packages that rank 0 has listed
-(launch/stacks/python/rank_packages.py). changes.diff beside it has what was not committed.
+at once, and again each time it knows more. Then it adds git's state and the image's checksum, and last the packages.
+Rank 0 lists them: launch/stacks/python/rank_packages.py. changes.diff beside run.json has what was not committed.
 
 Read from the environment: RUN_DIR (the folder of logs), PROJECT_DIR, SNAPSHOTS (see snapshot.py), and variables of the
 scheduler.
@@ -52,7 +52,7 @@ def main():
     if args.image:
         run["image"] = image(args, os.path.join(project, "logs"))
         write(run, folder)
-    run.update(wait_for_packages(folder))
+    run.update(wait_for_packages(folder, args.parent))
     if args.nodes_file:
         with open(args.nodes_file) as file:
             run["nodes"] = sorted(set(file.read().splitlines()))
@@ -66,6 +66,9 @@ def read_arguments():
     parser.add_argument("--digest-command", default="", help="what prints the digest of an IMAGE that is no file")
     parser.add_argument("--nodes-file", default="", help="a file with a node per line, complete once rank 0 runs")
     parser.add_argument("--nodes", default="", help="the nodes of the ranks, separated by commas")
+    parser.add_argument(
+        "--parent", type=int, default=os.getppid(), help="the process of the script that calls this one"
+    )
     parser.add_argument("--script", default="", help="the job's script, with its #SBATCH lines")
     parser.add_argument("program", nargs="*", help="the program and its arguments, as they were typed")
     return parser.parse_args()
@@ -248,12 +251,15 @@ def image(args, logs):
     return {"name": name, "sha256": digest.hexdigest()}
 
 
-def wait_for_packages(folder):
-    """Return the Python and the packages of rank 0 once it has listed them; nothing if the run ends before."""
+def wait_for_packages(folder, parent):
+    """Return the Python and the packages of rank 0 once it has listed them; nothing if the run ends before.
+
+    parent: the process whose end is the end of the run. It may have ended before this script asks for its own parent.
+    """
     file = os.path.join(folder, "packages.txt")
-    parent, until = os.getppid(), time.time() + PACKAGES_WITHIN
+    until = time.time() + PACKAGES_WITHIN
     while not os.path.exists(file):
-        if os.getppid() != parent or time.time() > until:  # the script of the run has ended
+        if os.getppid() != parent or time.time() > until:
             return {}
         time.sleep(0.2)
     with open(file, encoding="utf-8") as lines:

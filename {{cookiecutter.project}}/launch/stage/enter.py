@@ -8,8 +8,8 @@ under the path of the original. For that, COMMAND runs in a mount namespace, so 
 ordinary user needs a user namespace, too. All ranks of a node share the namespaces, as processes in different ones may
 not read each other's memory, which MPI does.
 
-The first process that comes makes a copy, the others wait. It gets its name when it is whole. As long as a process of a
-job lives that uses a copy, it holds a lock, which ends with the process, however that ends.
+The first rank of a node makes a copy, and the other ranks wait. A copy gets its name when it is whole. Each rank holds
+a lock of the copies that it uses. The kernel releases the lock when the rank ends, also when it is killed.
 
 If a node cannot make or mount the copies, this script says why, and COMMAND sees the originals.
 It runs on compute nodes: Python 3.6, standard library only.
@@ -30,7 +30,7 @@ import sys
 import time
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
-MS_BIND, MS_REC, MS_SLAVE, MS_RDONLY, MS_REMOUNT = 4096, 16384, 1 << 19, 1, 32  # sys/mount.h
+MS_BIND, MS_REC, MS_SLAVE = 4096, 16384, 1 << 19  # sys/mount.h
 CAP_SYS_ADMIN, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 21, 47, 2  # linux/capability.h, linux/prctl.h
 MOUNT_WITHIN = 60  # seconds that squashfuse may take
 DAY = 24 * 3600  # [s]; a copy that no process has used for a day was left by a job that was killed
@@ -288,7 +288,7 @@ def new_namespace():
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-    mount("none", "/", None, MS_REC | MS_SLAVE)
+    mount("none", "/", MS_REC | MS_SLAVE)
 
 
 def mount_copy(pack, copy):
@@ -298,10 +298,10 @@ def mount_copy(pack, copy):
         mount_squashfs(copy, content)
         content = os.path.join(copy, "mounted")
     if pack.kind != "environment":
-        mount(content, pack.path, None, MS_BIND)
+        mount(content, pack.path, MS_BIND)
         return
     for name in sorted(os.listdir(content)):
-        mount(os.path.join(content, name), os.path.join(pack.path, name), None, MS_BIND)
+        mount(os.path.join(content, name), os.path.join(pack.path, name), MS_BIND)
 
 
 def mount_squashfs(copy, file):
@@ -335,7 +335,7 @@ def mount_squashfs(copy, file):
 
 
 def prepare_server():
-    """Prepare a process to become squashfuse: its own session, deaf to requests to end, allowed to mount."""
+    """Prepare a process to become squashfuse: a session of its own, ended by SIGKILL alone, allowed to mount."""
     os.setsid()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -349,7 +349,7 @@ def prepare_server():
 
 
 def end_squashfuse(copy):
-    """End those that serve a copy, if Slurm has not."""
+    """End the squashfuse processes that serve a copy, if Slurm has not."""
     for name in os.listdir(copy):
         if name.startswith("squashfuse-"):
             process = name.split("-")[1]
@@ -358,10 +358,10 @@ def end_squashfuse(copy):
                     os.kill(int(process), signal.SIGKILL)
 
 
-def mount(source, target, kind, flags):
+def mount(source, target, flags):
     """Call mount(2). Raises NotStaged if the kernel refuses."""
-    arguments = [ctypes.c_char_p(text and os.fsencode(text)) for text in (source, target, kind)]
-    call(f"mount {source} at {target}", libc.mount, *arguments, ctypes.c_ulong(flags), None)
+    names = os.fsencode(source), os.fsencode(target)
+    call(f"mount {source} at {target}", libc.mount, *names, None, ctypes.c_ulong(flags), None)
 
 
 def call(what, function, *arguments):

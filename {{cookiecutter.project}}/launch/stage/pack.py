@@ -13,8 +13,8 @@ Data that are one file are not packed.
 The format is squashfs if this machine can make such a file (mksquashfs) and mount it (squashfuse), else tar. Set
 STAGE_FORMAT=tar to choose.
 
-The list has a line for each pack, with tabs between: kind (environment, data or file), KEY, pack, and the path of what
-it holds. launch/stage/enter.py reads it. This script prints the name of the list, FOLDER/NAME.packs.
+launch/stage/enter.py reads the list. It has a line for each pack, with four fields and tabs between: the kind
+(environment, data or file), KEY, the pack, and the path of the original. This script prints the name of the list.
 Exit code 2, with a message, if something cannot be packed.
 It runs on login nodes: Python 3.6, standard library only.
 """
