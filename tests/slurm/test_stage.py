@@ -292,7 +292,7 @@ def test_a_full_disk(jobs):
         assert "set STAGE_DIR to a larger disk of the node, or STAGE=0" in job.output
         job = jobs.run("prog.py", STAGE_DIR=small, PREFLIGHT="0")
         assert [words[7] for words in results(job.output)] == ["as it lies"] * 4, job.output
-        assert "set STAGE_DIR to a larger disk of the node. The ranks of this node read" in job.output
+        assert "set STAGE_DIR to a larger disk of the node. Ranks of this node read" in job.output
     finally:
         for node in ("node1", "node2"):
             jobs.on_node(node, "umount", "-l", small)
@@ -349,6 +349,7 @@ needs_mount = pytest.mark.skipif(not CAN_MOUNT, reason="mount namespaces are not
     [
         ("enter.libc.unshare = lambda *_: 1", "cannot make a "),
         ("enter.libc.mount = lambda *_: 1", "cannot mount "),
+        ("enter.new_namespace = lambda: enter.os._exit(0)", "the process that mounts the copies was killed"),
         ("enter.shutil.disk_usage = 0; enter.check_space = lambda *_: enter.os.stat('/nowhere')", "No such file"),
     ],
 )
@@ -357,6 +358,34 @@ def test_a_node_that_cannot_mount_loads_what_lies_there(staged, lines, words):
     done = enter(staged, pack(staged), "--", "cat", staged / "data/file", before=lines)
     assert (done.returncode, done.stdout) == (0, "1"), done.stderr
     assert words in done.stderr and f"read {staged / 'data'} from the shared file system" in done.stderr
+
+
+@needs_mount
+def test_a_rank_that_cannot_mount_stays_where_it_was(staged):
+    """Half of the mounts are no state to run in. The next ranks of the step do not try; a later step does."""
+    listed = pack(staged)
+    broken = (
+        "mount = enter.mount; enter.mount = lambda s, t, f: (mount(s, t, f), s == 'none' or enter.call('x', lambda: 1))"
+    )
+    for before, step, words in ((broken, "1", "cannot x"), ("", "1", "another rank could not"), ("", "2", "")):
+        done = enter(staged, listed, "--", "readlink", "/proc/self/ns/mnt", before=before, SLURM_STEP_ID=step)
+        assert words in done.stderr, done.stderr
+        assert (done.stdout.strip() == os.readlink("/proc/self/ns/mnt")) == (step == "1")
+
+
+@needs_mount
+def test_a_second_run_of_a_step_makes_the_namespace_anew(staged):
+    """The record of a process that has ended is replaced, and the rank after it joins."""
+    listed = pack(staged)
+    for _ in range(3):
+        done = enter(staged, listed, "--", "cat", staged / "data/file")
+        assert (done.returncode, done.stdout) == (0, "1") and "Ranks of this node" not in done.stderr, done.stderr
+
+
+def test_signals_are_those_of_any_program(staged):
+    """Python ignores SIGPIPE, and a program would inherit that."""
+    done = enter(staged, pack(staged), "--", "grep", "SigIgn", "/proc/self/status")
+    assert int(done.stdout.split()[1], 16) & (1 << 12) == 0, done.stdout
 
 
 def test_another_users_folder_is_not_used(staged):
@@ -375,6 +404,8 @@ def test_left_overs_are_removed_after_a_day(staged):
         (own / name / "in-use").touch()
         if kept:
             (own / name / "keep").touch()
+        if days > 1:
+            (own / f"{name}.unfinished").mkdir()
         then = time.time() - 86400 * days
         os.utime(own / name / "in-use", (then, then))
     sent = [staged / "disk" / f".staged-{os.getuid()}-7-{name}" for name in ("old", "new")]
@@ -384,6 +415,7 @@ def test_left_overs_are_removed_after_a_day(staged):
     done = enter(staged, pack(staged), "--", "ls", own)
     assert [path.exists() for path in sent] == [False, True]
     assert [name for name in ("old", "new", "kept", "too-old") if name in done.stdout.split()] == ["new", "kept"]
+    assert not [name for name in done.stdout.split() if name.endswith((".unfinished", ".removing"))]
 
 
 @needs_mount

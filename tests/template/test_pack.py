@@ -38,7 +38,7 @@ def names_in(pack):
     """Return the names of the files in a pack."""
     if pack.endswith(".tar"):
         listed = subprocess.run(["tar", "-tf", pack], capture_output=True, text=True, check=True).stdout.splitlines()
-        return {name.rstrip("/") for name in listed}
+        return {name.rstrip("/").replace("./", "", 1) for name in listed} - {"."}
     listed = subprocess.run(["unsquashfs", "-l", "-d", "", pack], capture_output=True, text=True, check=True).stdout
     return {line.lstrip("/") for line in listed.splitlines() if line.startswith("/")}
 
@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     (tmp_path / "data/file").write_text("1")
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "tar").write_text("#!/bin/sh\necho half >\"$3\"\necho 'tar: x: Cannot write: No space left' >&2\nexit 2\n")
+    (tools / "tar").write_text("#!/bin/sh\necho half >\"$4\"\necho 'tar: x: Cannot write: No space left' >&2\nexit 2\n")
     (tools / "tar").chmod(0o755)
     path = f"{tools}:{os.environ['PATH']}"
     done = call(tmp_path / "staged", "--data", tmp_path / "data", check=False, PATH=path)
@@ -189,7 +189,7 @@ def test_an_interrupted_pack_is_never_used(tmp_path):
     (tmp_path / "data/file").write_text("1")
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "tar").write_text(f"#!/bin/sh\necho half >\"$3\"\necho >'{tmp_path}/begun'\nread x <'{tmp_path}/hold'\n")
+    (tools / "tar").write_text(f"#!/bin/sh\necho half >\"$4\"\necho >'{tmp_path}/begun'\nread x <'{tmp_path}/hold'\n")
     (tools / "tar").chmod(0o755)
     command = [sys.executable, "-B", PACK, tmp_path / "staged", "--data", tmp_path / "data"]
     environment = {**os.environ, "STAGE_FORMAT": "tar", "PATH": f"{tools}:{os.environ['PATH']}"}

@@ -488,3 +488,41 @@ def test_python_36_can_run_it(path):
     modules = re.findall(r"^ *(?:from|import) (\w+)", text, re.MULTILINE)
     own = {"git_state", "snapshot_imports"}
     assert set(modules) - own <= sys.stdlib_module_names
+
+
+# ---- what would run the files as they are, without a message ---------------------------------------------------------
+
+
+def test_links_to_folders_without_git(tmp_path):
+    """A package that is a link to a folder of sources leads to their copy."""
+    project = write(tmp_path / "plain", {"env.sh": "", "launch/program.sh": "", "src/one.py": "1", "train.py": ""})
+    (project / "package").symlink_to("src")
+    (project / ".#train.py").symlink_to("nowhere")  # as Emacs leaves it
+    (project / "gone.py").symlink_to("nowhere")
+    copy = take(project)[0]
+    assert (copy / "package/one.py").resolve() == copy.resolve() / "src/one.py"
+    assert not (copy / "src").is_symlink()
+
+
+def test_an_environment_at_the_top(tmp_path):
+    """Its folder is the project's: new files are sources all the same."""
+    project = repository(tmp_path / "repository", {"env.sh": "", "launch/program.sh": "", "train.py": ""})
+    write(project, {"pyvenv.cfg": "home = /usr/bin", "new.py": "1"})
+    assert not (take(project)[0] / "new.py").is_symlink()
+
+
+def test_equal_sources_of_another_commit(tmp_path):
+    """Each copy says which commit it is of."""
+    project = repository(tmp_path / "repository", {"env.sh": "", "launch/program.sh": "", "train.py": "1"})
+    write(project, {"train.py": "2"})
+    before = json.loads((take(project)[0].parent / "git.json").read_text())
+    commit(project)
+    after = json.loads((take(project)[0].parent / "git.json").read_text())
+    assert (before["clean"], after["clean"]) == (False, True) and before["commit"] != after["commit"]
+
+
+def test_a_full_folder_with_configurations_is_no_folder_of_data(tmp_path):
+    """It cannot be linked whole: the configurations would not be frozen."""
+    project = repository(tmp_path / "repository", {"env.sh": "", "launch/program.sh": "", "runs/conf.yaml": "1"})
+    write(project, {".gitignore": "*.bin", **{f"runs/{number}.bin": "" for number in range(1001)}})
+    assert "move them into a folder of their own" in refused(project)

@@ -37,6 +37,10 @@ needed=$(needed_snapshots) || exit
 while IFS= read -r snapshot; do
     ! grep -qxF "logs/snapshots/${snapshot##*/}" <<<"$needed" || continue
     echo "${dry_run:+would remove }${snapshot#"$PROJECT_DIR/"}"
-    [[ -n $dry_run ]] || rm -rf "$snapshot"
+    if [[ -z $dry_run ]]; then
+        # Renamed first: half of a copy is not to be taken for a whole one.
+        mv -T "$snapshot" "$PROJECT_DIR/logs/snapshots/.unfinished-$$" &&
+            rm -rf "$PROJECT_DIR/logs/snapshots/.unfinished-$$"
+    fi
 done < <(find "$PROJECT_DIR/logs/snapshots/" -mindepth 1 -maxdepth 1 -type d -user "$UID" \
     \( -name '????????????' -o -name '.unfinished-*' \) -mmin +60 2>/dev/null)

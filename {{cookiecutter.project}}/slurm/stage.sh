@@ -19,8 +19,8 @@ check_stage_settings() {
         [[ ${!name} == [01] ]] || die "$name='${!name}': expected 1 or 0"
     done
     wants_staging || return 0
-    [[ $STAGE_DIR == /* ]] ||
-        die "STAGE_DIR='$STAGE_DIR': expected an absolute path on the nodes' disks"
+    [[ $STAGE_DIR == /* && $STAGE_DIR != *[[:space:]]* ]] ||
+        die "STAGE_DIR='$STAGE_DIR': expected an absolute path on the nodes' disks, without spaces"
     [[ -z $STAGE_DATA || -r $STAGE_DATA ]] ||
         die "STAGE_DATA='$STAGE_DATA': expected a file or a folder that can be read from $PWD"
     ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]} == 0)) ||
@@ -63,7 +63,8 @@ find_packs() {
             STAGED=''
         }
     fi
-    export STAGED KEEP_STAGE
+    export -n STAGED # or a job that this one submits could take it for its own
+    export KEEP_STAGE
 }
 
 # Whether STAGED lists the environment and the data of this job. It could also be that of another
@@ -84,13 +85,16 @@ lists() {
 }
 
 # Prints what slurm/preflight.sh needs to check the space on the nodes' disks: STAGE_DIR, and for
-# each pack the folder of its copy and its size in MiB. A copy that is there already needs no space.
+# each pack the folder of its copy and the MiB that it needs. slurm/preflight_node.sh passes over
+# copies that are there already.
 space_for_packs() {
-    local kind key pack path
+    local kind key pack path bytes
     [[ -n ${STAGED:-} ]] || return 0
     printf '%s' "$STAGE_DIR"
     while IFS=$'\t' read -r kind key pack path; do
-        printf ' %s:%s' "staged-$UID/$key" $(($(stat -L -c %s "$pack") / 1048576 + 1))
+        bytes=$(stat -L -c %s "$pack") || continue
+        [[ $kind == file || $pack != *.tar ]] || bytes=$((bytes * 2)) # the tar, and its content
+        printf ' %s:%s' "staged-$UID/$key" $((bytes / 1048576 + 1))
     done <"$STAGED"
 }
 
@@ -101,9 +105,10 @@ send_packs() {
     stage_exec=()
     [[ -n ${STAGED:-} ]] && wants_staging || return 0
     while IFS=$'\t' read -r kind key pack path; do
-        # With one node there is nothing to send. If the first node has the copy, so do the others.
+        # With one node there is nothing to send. If the first node has the copy (KEEP_STAGE=1), nodes
+        # that lack it read the pack.
         ((${#hosts[@]} > 1)) && [[ ! -d $STAGE_DIR/staged-$UID/$key ]] || continue
-        sbcast --force "$pack" "$STAGE_DIR/.staged-$UID-$SLURM_JOB_ID-$key" ||
+        sbcast --force "$pack" "$STAGE_DIR/.staged-$UID-$SLURM_JOB_ID-$key" </dev/null ||
             say "sbcast could not send $pack: the nodes read it from the shared file system"
     done <"$STAGED"
     [[ -x $python ]] || python=$(type -P python3) || python=$PYTHON
@@ -112,10 +117,12 @@ send_packs() {
         --packs "$STAGED" --)
 }
 
-# Removes the copies from the nodes' disks, unless KEEP_STAGE=1, or another job uses them.
+# Removes the copies from the nodes' disks, unless KEEP_STAGE=1, or another job uses them. A job that
+# is told to end has no time for it: a later job removes them.
 remove_packs() {
     ((${#stage_exec[@]})) && [[ $KEEP_STAGE == 0 && -z ${cancelled:-} ]] || return 0
     timeout --kill-after=5 60 srun --overlap --export=ALL --input=none --ntasks-per-node=1 \
         --nodes=${#nodes[@]} --ntasks=${#nodes[@]} \
-        "${stage_exec[@]:0:${#stage_exec[@]}-1}" --remove >/dev/null 2>&1 || true
+        "${stage_exec[@]:0:${#stage_exec[@]}-1}" --remove >/dev/null 2>&1 ||
+        say "copies may be left in $STAGE_DIR of the nodes: the next job with STAGE=1 removes them"
 }

@@ -2,13 +2,14 @@
 
     python3 launch/code/snapshot.py PROJECT [PROGRAM | FOLDER]
 
-Copied are the git repository that has PROJECT, and the one that has PROGRAM, or the FOLDER from which a module is
-started, if that is another one. Of a repository it copies the files that git tracks, as they are on disk, and new files
-that git does not ignore. Where there is no git, it copies files with the suffixes of SOURCES, up to 1 MiB each.
+It copies PROJECT's git repository. If PROGRAM (with `python -m`, the FOLDER of the module) lies outside of it, it
+copies that repository too. Of a repository it copies the files that git tracks, as they are on disk, and new files that
+git does not ignore, unless they look like data. Without git, it copies files with the suffixes of SOURCES, up to 1 MiB.
 
-A copy is PROJECT/logs/snapshots/HASH/NAME. HASH follows from the content, so jobs with equal sources share a copy. NAME
-is that of the copied folder. The copy gets its name when it is whole. All else in the folder (data, checkpoints,
-environments, logs) is a link in the copy, which leads to the original. Beside the copy stand
+A copy is PROJECT/logs/snapshots/HASH/NAME. NAME is that of the copied folder. HASH follows from content, commit and
+branch, so jobs with equal sources share a copy. A copy is made under another name, and renamed when it is whole. All
+else in the folder (data, checkpoints, environments, logs) is a link in the copy to the original. Beside the copy stand
+
     original       a link to the folder that was copied
     git.json       commit, branch, and whether all was committed
     changes.diff   what was not committed
@@ -153,8 +154,9 @@ def sources_in_repository(top):
     found = set()
     tracked = names(git(top, "ls-files", "-z", "--cached"))
     new = names(git(top, "ls-files", "-z", "--others", "--exclude-standard"))
-    environments = [os.path.dirname(name) for name in new if os.path.basename(name) == "pyvenv.cfg"]
-    environments += [name[: name.index("conda-meta/")] for name in new if "conda-meta/" in name]
+    environments = {os.path.dirname(name) for name in new if os.path.basename(name) == "pyvenv.cfg"}
+    environments |= {name.partition("/conda-meta/")[0] for name in new if "/conda-meta/" in name}
+    environments.discard("")  # an environment at the top has the whole project in it
     for name in tracked:
         path = os.path.join(top, name)
         if os.path.isdir(path) and not os.path.islink(path):  # a submodule
@@ -186,6 +188,10 @@ def sources_without_git(root):
             folders.clear()
             continue
         folders[:] = [name for name in folders if name not in NEVER and not name.startswith(".")]
+        if folder == root:
+            folders[:] = [name for name in folders if name != "logs"]
+        linked = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        found.update(os.path.relpath(os.path.join(folder, name), root) for name in linked)
         seen += len(files)
         if seen > MOST_FILES:
             raise Refusal(
@@ -196,7 +202,7 @@ def sources_without_git(root):
             path = os.path.join(folder, name)
             suffix = os.path.splitext(name)[1]
             is_script = not suffix and os.access(path, os.X_OK)
-            if (suffix in SOURCES or is_script) and os.path.getsize(path) <= LARGEST_NEW_FILE:
+            if (suffix in SOURCES or is_script) and os.lstat(path).st_size <= LARGEST_NEW_FILE:
                 found.add(os.path.relpath(path, root))
     return found
 
@@ -212,10 +218,13 @@ def take(root, snapshots, limit):
     unfinished = os.path.join(snapshots, f".unfinished-{socket.gethostname()}-{os.getpid()}")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
+        os.makedirs(unfinished)
+        state = write_git_state(root, unfinished)
         content = copy(root, os.path.join(unfinished, os.path.basename(root)), sources)
-        finished = os.path.join(snapshots, content)
+        if sources_of(root, snapshots) != sources:
+            raise Refusal(f"files of {root} came or went while it was copied: submit again")
+        finished = os.path.join(snapshots, hashlib.sha256(state + content).hexdigest()[:12])
         link(root, os.path.join(unfinished, "original"))
-        write_git_state(root, unfinished)
         is_new = rename(unfinished, finished)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -242,7 +251,7 @@ def check_size(root, sources, limit):
 
 
 def copy(root, target, sources):
-    """Copy sources, and link all else; return the first 12 digits of the hash of what was copied."""
+    """Copy sources, and link all else; return the hash of what was copied."""
     digest = hashlib.sha256(root.encode(errors="surrogateescape"))
     os.makedirs(target)
     for name in sources:
@@ -250,12 +259,12 @@ def copy(root, target, sources):
         os.makedirs(os.path.dirname(copied), exist_ok=True)
         try:
             content = copy_file(root, path, copied)
-        except FileNotFoundError:  # removed meanwhile
-            continue
+        except FileNotFoundError as error:
+            raise Refusal(f"{path} went while it was copied: submit again") from error
         digest.update(os.fsencode(name) + b"\0" + content + b"\0")
     for name in sorted(link_the_rest(root, target)):
         digest.update(os.fsencode(name) + b"\0linked\0")
-    return digest.hexdigest()[:12]
+    return digest.digest()
 
 
 def copy_file(root, path, copied):
@@ -291,7 +300,7 @@ def link_the_rest(root, target):
         rest = [name for name in os.listdir(os.path.join(root, inside)) if is_linked(name) and name not in copied]
         if len(rest) > MOST_LINKS:
             below = [name for _, _, names_below in os.walk(folder) for name in names_below]
-            if inside == "." or any(name.endswith(".py") for name in below):
+            if inside == "." or any(is_code(name) for name in below):
                 raise Refusal(
                     f"{os.path.join(root, inside)} has {len(rest):,} files that are no sources beside its sources:"
                     " move them into a folder of their own, or submit with SNAPSHOT=0"
@@ -311,18 +320,24 @@ def link(path, name):
     os.symlink(os.path.relpath(path, os.path.realpath(os.path.dirname(name))), name)
 
 
+def is_code(name):
+    """Return whether a source of this name is more than a note in a folder of data."""
+    return not name.startswith((".git", "README")) and os.path.splitext(name)[1] not in (".md", ".txt")
+
+
 def is_linked(name):
     """Return whether a copy links a file or folder of this name that it has not copied."""
     return name not in NEVER and not name.endswith(".pyc")
 
 
 def write_git_state(root, folder):
-    """Write git.json and changes.diff, which say what the copy is a copy of."""
+    """Write git.json and changes.diff, which say what the copy is a copy of; return commit and branch as bytes."""
     state, diff = state_of(root)
     with open(os.path.join(folder, "git.json"), "w") as file:
         json.dump(state, file, indent=1)
     with open(os.path.join(folder, "changes.diff"), "wb") as file:
         file.write(diff)
+    return "{commit} {branch} ".format(**state).encode(errors="surrogateescape") if state else b""
 
 
 def rename(unfinished, finished):

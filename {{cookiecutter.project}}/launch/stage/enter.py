@@ -45,7 +45,7 @@ class NotStaged(Exception):
 def main():
     """Copy, mount and run; or remove."""
     folder, packs_file = sys.argv[1], sys.argv[3]
-    with open(packs_file) as lines:
+    with open(packs_file, encoding="utf-8", errors="surrogateescape") as lines:
         packs = [Pack(*line.rstrip("\n").split("\t")) for line in lines]
     if sys.argv[4] == "--remove":
         remove(folder, packs)
@@ -56,9 +56,11 @@ def main():
         remove_left_overs(folder, own, {pack.key for pack in packs})
         copies = [copy_to_node(pack, folder, own) for pack in packs]
         see_copies(list(zip(packs, copies)), own)
-    except (NotStaged, OSError) as error:
+    except (NotStaged, OSError, ValueError) as error:
         paths = ", ".join(pack.path for pack in packs)
-        say(f"{error}. The ranks of this node read {paths} from the shared file system")
+        say(f"{error}. Ranks of this node read {paths} from the shared file system")
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would hand that on
+        signal.signal(number, signal.SIG_DFL)
     os.execvp(command[0], command)
 
 
@@ -130,7 +132,7 @@ def copy_to_node(pack, folder, own):
                 say(f"{pack.path} is on this node's disk: {size:.1f} GB by {way}, {seconds:.1f} s")
         if os.path.exists(sent):
             os.unlink(sent)
-        in_use = os.open(os.path.join(copy, "in-use"), os.O_RDWR | os.O_CREAT, 0o600)
+        in_use = os.open(os.path.join(copy, "in-use"), os.O_RDWR)
         fcntl.flock(in_use, fcntl.LOCK_SH)
         os.utime(in_use)
         os.set_inheritable(in_use, True)
@@ -148,9 +150,10 @@ def make_copy(pack, sent, copy):
     """Make the copy, and give it its name when it is whole."""
     unfinished = copy + ".unfinished"  # the lock is held, so what is there was left by a process that was killed
     shutil.rmtree(unfinished, ignore_errors=True)
-    pack.was_sent = os.path.exists(sent) and os.path.getsize(sent) == pack.size
+    pack.was_sent = is_whole(sent, pack.size)
     check_space(pack, os.path.dirname(copy))
     os.mkdir(unfinished, 0o700)
+    open(os.path.join(unfinished, "in-use"), "w").close()
     try:
         if pack.is_tar:
             os.mkdir(os.path.join(unfinished, "content"))
@@ -170,6 +173,15 @@ def make_copy(pack, sent, copy):
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def is_whole(sent, size):
+    """Return whether sbcast has brought a whole file here: one of this user, of the right size."""
+    try:
+        status = os.lstat(sent)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and status.st_size == size
 
 
 def check_space(pack, folder):
@@ -203,8 +215,9 @@ def remove_left_overs(folder, own, wanted):
             if time.time() - os.stat(sent).st_mtime > DAY:
                 os.unlink(sent)
     for name in os.listdir(own):
-        if name not in wanted and unused_for(os.path.join(own, name)) > DAY:
-            remove_copy(os.path.join(own, name))
+        key, _, suffix = name.partition(".")
+        if key not in wanted and suffix in ("", "unfinished", "removing") and unused_for(os.path.join(own, name)) > DAY:
+            remove_copy(os.path.join(own, key))
 
 
 def unused_for(copy):
@@ -216,35 +229,83 @@ def unused_for(copy):
 
 
 def remove_copy(copy):
-    """Remove a copy, unless a process holds its lock, or a job wants it to be kept."""
+    """Remove a copy, and what is left of it, unless a process holds its lock, or a job wants it to be kept."""
     with locked(copy + ".lock"):
+        for left in (copy + ".unfinished", copy + ".removing"):
+            shutil.rmtree(left, ignore_errors=True)
         if os.path.exists(os.path.join(copy, "keep")) and unused_for(copy) < KEPT_FOR:
             return
-        try:
-            with open(os.path.join(copy, "in-use"), "r+") as in_use:
-                fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                end_squashfuse(copy)
-                shutil.rmtree(copy, ignore_errors=True)
-        except OSError:  # in use, or not there
-            pass
+        with contextlib.suppress(OSError), open(os.path.join(copy, "in-use"), "r+") as in_use:
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError if a process uses it
+            end_squashfuse(copy)
+            os.rename(copy, copy + ".removing")  # if the removal is interrupted, nobody takes the rest for whole
+            shutil.rmtree(copy + ".removing", ignore_errors=True)
 
 
 # ---- mounts ----------------------------------------------------------------------------------------------------------
 
 
 def see_copies(pairs, own):
-    """Enter the namespace in which the originals are covered by the copies; make it, if this process is the first."""
+    """Enter the namespaces in which the originals are covered by the copies; make them, if this rank is the first.
+
+    If that fails, the record has the reason, so that the other ranks of the node do not try, too.
+    """
     folder, step = os.getcwd(), f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}"
     keys = hashlib.sha256(" ".join(pack.key for pack, _ in pairs).encode()).hexdigest()[:8]
-    with locked(namespace_file(own, f"{step}-{keys}")) as first:  # it names the process that has made the namespace
-        first.seek(0)
-        if not join(*first.read().split()):
+    with locked(namespace_file(own, f"{step}-{keys}")) as record:
+        kind, *words = record.read().split(" ", 2) or [""]
+        if kind == "failed" and words[0] == step:
+            raise NotStaged("another rank could not mount the copies")
+        if kind != "process" or not join(*words):
+            try:
+                child = make_namespaces(pairs)
+            except (NotStaged, OSError):
+                write_record(record, f"failed {step}")
+                raise
+            join(child, start_time(child))
+            end(child)  # the namespaces live on with this process
+            write_record(record, f"process {os.getpid()} {start_time(os.getpid())}")
+    os.chdir(folder)  # by its path, as it may lie in what is covered now
+
+
+def write_record(record, text):
+    """Replace the text of an open file."""
+    record.seek(0)
+    record.truncate()
+    record.write(text)
+
+
+def make_namespaces(pairs):
+    """Have a child make the namespaces, and mount the copies there; return the child, which then waits.
+
+    If the child fails, this process has not moved, and can run the command where it is. Raises NotStaged then.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
             new_namespace()
             for pack, copy in pairs:
                 mount_copy(pack, copy)
-            first.truncate(0)
-            first.write(f"{os.getpid()} {start_time(os.getpid())}")
-    os.chdir(folder)  # by its path, as it may lie in what is covered now
+            os.write(write, b"mounted")
+        except (NotStaged, OSError, ValueError) as error:
+            os.write(write, str(error).encode(errors="replace")[:4000])
+        os.close(write)
+        while True:
+            signal.pause()
+    os.close(write)
+    with os.fdopen(read, "rb") as answers:
+        answer = answers.read().decode(errors="replace")
+    if answer != "mounted":
+        end(child)
+        raise NotStaged(answer or "the process that mounts the copies was killed")
+    return child
+
+
+def end(child):
+    """End a child."""
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def namespace_file(own, name):
@@ -255,7 +316,7 @@ def namespace_file(own, name):
 def start_time(process):
     """Return when a process started, in the kernel's own count; None if there is no such process."""
     try:
-        with open(f"/proc/{process}/stat") as file:
+        with open(f"/proc/{process}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]
     except OSError:
         return None

@@ -20,6 +20,7 @@ It runs on login nodes: Python 3.6, standard library only.
 """
 
 import argparse
+import contextlib
 import hashlib
 import os
 import shutil
@@ -44,7 +45,7 @@ class Refusal(Exception):
 def main():
     """Pack, and print what was packed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="where the packs go")
+    parser.add_argument("folder", type=os.path.abspath, help="where the packs go")
     parser.add_argument("--environment", default="", help="a virtual environment or a conda environment")
     parser.add_argument("--data", default="", help="a file or a folder")
     args = parser.parse_args()
@@ -80,7 +81,7 @@ def read_settings(environment):
     file = os.path.join(environment, "pyvenv.cfg")
     if not os.path.exists(file):
         return {}
-    with open(file) as lines:
+    with open(file, encoding="utf-8", errors="surrogateescape") as lines:
         pairs = [line.partition("=") for line in lines]
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
@@ -117,7 +118,7 @@ def write_list(packs, folder):
     if os.path.exists(finished):
         return finished
     unfinished = f"{finished}.{socket.gethostname()}-{os.getpid()}"
-    with open(unfinished, "w") as file:
+    with open(unfinished, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
     os.replace(unfinished, finished)
     return finished
@@ -151,6 +152,8 @@ def pack(root, names, left_out, folder):
     unfinished = os.path.join(folder, f".unfinished-{key}-{socket.gethostname()}-{os.getpid()}")
     try:
         suffix = write_pack(root, names, left_out, unfinished)
+        if key_of(root, names, left_out)[0] != key:
+            raise Refusal(f"files in {root} changed while they were packed: try again when nothing writes there")
         finished = os.path.join(folder, key + suffix)
         os.rename(unfinished, finished)
     finally:
@@ -222,25 +225,33 @@ def write_pack(root, names, left_out, file):
             os.unlink(file)
     excluded = [f"--exclude={name}" for name in left_out]
     # Without --anchored, an excluded name may stand at any depth.
-    check_run(["tar", "--create", "--file", file, "--directory", root, *excluded, "--", *names], root)
+    wanted = ["."] if is_whole(root, names) else names
+    check_run(["tar", "--create", "--force-local", "--file", file, "--directory", root, *excluded, "--", *wanted], root)
     return ".tar"
+
+
+def is_whole(root, names):
+    """Return whether `names` is all that a folder has."""
+    return sorted(os.listdir(root)) == sorted(names)
 
 
 def write_squashfs(root, names, left_out, file):
     """Write a squashfs file; return whether that went well."""
-    paths = [os.path.join(root, name) for name in names]
+    # All of a folder: its names may be more than a command line takes.
+    paths = [root] if is_whole(root, names) else [os.path.join(root, name) for name in names]
     # Alone, a folder would become the root of the file system.
-    options = ["-keep-as-directory"] if len(paths) == 1 else []
+    options = ["-keep-as-directory"] if len(paths) == 1 and paths != [root] else []
     if left_out:
         options += ["-wildcards", "-e", *(f"... {name}" for name in left_out)]
     # zstd at level 1 is read at the speed of a disk. One thread per core of a login node would be too many.
     command = ["mksquashfs", *paths, file, "-comp", "zstd", "-Xcompression-level", "1", "-processors", "8"]
     command += ["-no-progress", "-quiet", "-noappend", *options]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        text = done.stderr.decode(errors="replace").strip()
+    text = done.stderr.decode(errors="replace").strip()
+    if done.returncode or text:  # it takes a file that cannot be read for an empty one, and goes on
         print(f"STAGE: mksquashfs: {text}; trying tar", file=sys.stderr)
-    return done.returncode == 0
+        return False
+    return True
 
 
 def is_mountable(file):
@@ -250,10 +261,13 @@ def is_mountable(file):
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         if subprocess.call(["squashfuse", file, folder], **quiet):
             return False
-        unmount = "fusermount3" if shutil.which("fusermount3") else "fusermount"
-        return subprocess.call([unmount, "-u", folder], **quiet) == 0
+        unmount = shutil.which("fusermount3") or shutil.which("fusermount") or "umount"
+        return subprocess.call([unmount, "-u" if "fuse" in unmount else "-l", folder], **quiet) == 0
+    except OSError:
+        return False
     finally:
-        os.rmdir(folder)
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 def check_run(command, root):
@@ -262,7 +276,7 @@ def check_run(command, root):
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise Refusal(
-            f"{root} could not be packed: {last}. Make space in {os.path.dirname(command[3])}, or set STAGE=0"
+            f"{root} could not be packed: {last}. Make space in {os.path.dirname(command[4])}, or set STAGE=0"
         )
 
 
