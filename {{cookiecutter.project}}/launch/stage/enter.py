@@ -127,9 +127,9 @@ def copy_to_node(pack, folder, own):
             begin = time.time()
             make_copy(pack, sent, copy)
             if os.environ.get("SLURM_NODEID", "0") == "0":
-                way = "sbcast" if pack.was_sent else "the shared file system"
+                way = "sent by sbcast" if pack.was_sent else "read from the shared file system"
                 size, seconds = pack.size / 1e9, time.time() - begin
-                say(f"{pack.path} is on this node's disk: {size:.1f} GB by {way}, {seconds:.1f} s")
+                say(f"{pack.path} is on this node's disk: {size:.1f} GB, {way}, ready in {seconds:.1f} s")
         if os.path.exists(sent):
             os.unlink(sent)
         in_use = os.open(os.path.join(copy, "in-use"), os.O_RDWR)
