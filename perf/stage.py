@@ -1,9 +1,10 @@
 """How long until all ranks have imported torch, from a slow shared file system and with STAGE=1?
 
-    python perf/stage.py [--nodes 1,2,4,8] [--rounds 3] [--latency 0.0002] [--bandwidth 5e8]
+    python perf/stage.py [--nodes 1,2,4,8] [--rounds 3] [--latency 0.001] [--bandwidth 5e8]
 
 A virtual environment with torch lies on a file system that is slow on purpose (tests/clusters/slow_files.py): one
 server for all nodes, with --latency seconds for each lookup, stat, open and listing, and --bandwidth bytes per second.
+Each node caches for itself what it has read.
 A job of one rank per node imports torch, on a real Slurm. In turns, its ranks read
 
     shared    the environment where it lies (STAGE=0)
@@ -105,10 +106,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", default="1,2,4,8", help="numbers of nodes (1,2,4,8)")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each kind (3)")
-    parser.add_argument("--latency", type=float, default=0.0002, help="seconds of a metadata operation (0.0002)")
+    parser.add_argument("--latency", type=float, default=0.001, help="seconds of a metadata operation (0.001)")
     parser.add_argument("--bandwidth", type=float, default=5e8, help="bytes per second (5e8)")
     args = parser.parse_args()
     sizes = [int(number) for number in args.nodes.split(",")]
+    nodes = [f"node{number}" for number in range(1, max(sizes) + 1)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment_of_venv(folder / "shared/venv")
@@ -123,9 +125,11 @@ def main() -> None:
         (folder / "shared").rename(folder / "disks")
         (folder / "shared").mkdir()
         with (
-            slow_files(folder / "disks", folder / "shared", args.latency, args.bandwidth) as counts,
+            slow_files(folder / "disks", folder / "shared", args.latency, args.bandwidth, nodes) as counts,
             Cluster(folder / "cluster", nodes=max(sizes), cpus=2) as cluster,
         ):
+            bind = f'mount --bind "{folder}/shared-$SLURMD_NODENAME" "{folder}/shared"'
+            cluster.run("srun", "--overcommit", f"--nodes={max(sizes)}", "sh", "-c", bind, check=True)
             print("nodes  way     seconds  opens   metadata operations  GB read  submission")
             for nodes in sizes:
                 found: dict[str, list] = {way: [] for way in WAYS}

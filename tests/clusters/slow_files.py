@@ -1,14 +1,14 @@
 """A stand-in for a busy shared file system: shows a folder at another path, slowly, and counts what is asked of it.
 
-    python3 slow_files.py SOURCE MOUNTPOINT [--latency SECONDS] [--bandwidth BYTES_PER_SECOND] [--count FILE]
+    python3 slow_files.py SOURCE MOUNTPOINT --counts FOLDER [--latency SECONDS] [--bandwidth BYTES_PER_SECOND]
 
-One server answers all nodes, one request after another, as the metadata server of a busy file system does: each lookup,
-stat, open and listing takes --latency seconds, each read its bytes through --bandwidth. The kernel caches
-names for a second, attributes not at all, and forgets a file's content when it is opened again: the nodes of a test
-cluster share one kernel, and a real node does not profit from what another one has read. Read-only.
+Each lookup, stat, open and listing takes --latency seconds, and each read its bytes through --bandwidth. Start it once
+for each node: mountpoints with the same --counts are clients of one server, which serves them one after another. Each
+mountpoint has a cache of its own in the kernel, as each node of a cluster has one. On the nodes of a test cluster, bind
+the node's mountpoint to the path that all nodes use (`mount --bind`). Read-only.
 
---count: a file that holds, as JSON, how often each operation was asked for. It is written when SIGUSR1 comes, and at
-the end. Needs FUSE (libfuse 2 or 3, /dev/fuse) and the package mfusepy.
+--counts: a folder in which each mountpoint writes, as JSON, how often each operation was asked for. It does so when
+SIGUSR1 comes, and at the end. Needs FUSE (libfuse 2 or 3, /dev/fuse) and the package mfusepy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import collections
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -29,9 +30,14 @@ from pathlib import Path
 FUSE_IS_HERE = os.path.exists("/dev/fuse") and os.access("/dev/fuse", os.R_OK | os.W_OK)
 
 
-def operations(source: str, latency: float, bandwidth: float, counts: collections.Counter):
-    """Return the operations of the file system, for mfusepy."""
+def operations(source: str, latency: float, bandwidth: float, counts: collections.Counter, turn):
+    """Return the operations of the file system, for mfusepy. Who has locked the open file `turn` is being served."""
     import mfusepy
+
+    def take(seconds: float) -> None:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        time.sleep(seconds)
+        fcntl.flock(turn, fcntl.LOCK_UN)
 
     class SlowFiles(mfusepy.Operations):
         use_ns = True  # times are whole nanoseconds
@@ -39,7 +45,7 @@ def operations(source: str, latency: float, bandwidth: float, counts: collection
         def place(self, path, operation):
             """Count and delay an operation; return the path in the source."""
             counts[operation] += 1
-            time.sleep(latency)
+            take(latency)
             return source + path
 
         def getattr(self, path, info=None):
@@ -62,15 +68,13 @@ def operations(source: str, latency: float, bandwidth: float, counts: collection
             if info.flags & (os.O_WRONLY | os.O_RDWR):
                 raise mfusepy.FuseOSError(errno.EROFS)
             info.fh = os.open(self.place(path, "open"), info.flags)
-            # Several nodes read a pack at once, each for itself. Other files stay in the cache for mmap.
-            info.direct_io = path.endswith((".sqsh", ".tar"))
             return 0
 
         def read(self, path, size, offset, info):
             data = os.pread(info.fh, size, offset)
             counts["read"] += 1
             counts["bytes"] += len(data)
-            time.sleep(len(data) / bandwidth)
+            take(len(data) / bandwidth)
             return data
 
         def release(self, path, info):
@@ -81,34 +85,48 @@ def operations(source: str, latency: float, bandwidth: float, counts: collection
 
 
 @contextlib.contextmanager
-def slow_files(source: Path, mountpoint: Path, latency: float = 0.0, bandwidth: float = 1e12):
-    """Mount a folder at another path for as long as the context lives; give a function that returns the counts."""
-    count = source.parent / f"{source.name}-counts.json"
-    command = [sys.executable, __file__, source, mountpoint]
-    options = ["--latency", str(latency), "--bandwidth", str(bandwidth), "--count", count]
-    server = subprocess.Popen([*map(str, [*command, *options])])
+def slow_files(source: Path, mountpoint: Path, latency: float = 0.0, bandwidth: float = 1e12, nodes=()):
+    """Mount a folder at `mountpoint`, and at `mountpoint`-NODE for each of `nodes`, as long as the context lives.
+
+    Gives a function that returns the counts of all mountpoints together.
+    """
+    mountpoints = [mountpoint, *(mountpoint.with_name(f"{mountpoint.name}-{node}") for node in nodes)]
+    folder = source.parent / f"{source.name}-counts"
+    folder.mkdir()
+    options = ["--latency", str(latency), "--bandwidth", str(bandwidth), "--counts", str(folder)]
+    servers = []
     try:
-        while not os.path.ismount(mountpoint):
-            if server.poll() is not None:
-                raise RuntimeError(f"slow_files.py ended with exit code {server.returncode}")
-            time.sleep(0.02)
+        for path in mountpoints:
+            path.mkdir(exist_ok=True)
+            servers.append(subprocess.Popen([sys.executable, __file__, str(source), str(path), *options]))
+        for path, server in zip(mountpoints, servers):
+            while not os.path.ismount(path):
+                if server.poll() is not None:
+                    raise RuntimeError(f"slow_files.py ended with exit code {server.returncode}")
+                time.sleep(0.02)
 
         def counts() -> dict:
-            count.unlink(missing_ok=True)
-            server.send_signal(signal.SIGUSR1)
-            while not count.exists():
-                time.sleep(0.02)
-                os.path.exists(mountpoint / "wake")  # a request, after which Python handles the signal
-            return json.loads(count.read_text())
+            total: collections.Counter = collections.Counter()
+            for path, server in zip(mountpoints, servers):
+                count = folder / f"{path.name}.json"
+                count.unlink(missing_ok=True)
+                server.send_signal(signal.SIGUSR1)
+                while not count.exists():
+                    time.sleep(0.02)
+                    os.path.exists(path / "wake")  # a request, after which Python handles the signal
+                total += json.loads(count.read_text())
+            return total
 
         yield counts
     finally:
         unmount = shutil.which("fusermount3") or "fusermount"
-        subprocess.run([unmount, "-u", "-z", str(mountpoint)], check=False)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(10)  # it ends when nothing uses the mount any more
-        server.kill()
-        server.wait()
+        for path, _ in zip(mountpoints, servers):
+            subprocess.run([unmount, "-u", "-z", str(path)], check=False)
+        for server in servers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(10)  # it ends when nothing uses the mount any more
+            server.kill()
+            server.wait()
 
 
 def main() -> None:
@@ -119,22 +137,24 @@ def main() -> None:
     parser.add_argument("source", help="the folder to show")
     parser.add_argument("mountpoint", help="where to show it")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds of each lookup, stat, open and listing")
-    parser.add_argument("--bandwidth", type=float, default=1e12, help="bytes per second, of all nodes together")
-    parser.add_argument("--count", default="", help="a file for the numbers of operations")
+    parser.add_argument("--bandwidth", type=float, default=1e12, help="bytes per second, of all mountpoints together")
+    parser.add_argument("--counts", required=True, type=Path, help="a folder for the numbers of operations")
     args = parser.parse_args()
     counts: collections.Counter = collections.Counter()
 
     def write_counts(*_):
-        if args.count:
-            Path(f"{args.count}.new").write_text(json.dumps(counts))
-            os.replace(f"{args.count}.new", args.count)
+        file = args.counts / f"{os.path.basename(args.mountpoint)}.json"
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(counts))
+        os.replace(new, file)
 
     signal.signal(signal.SIGUSR1, write_counts)
-    served = operations(os.path.realpath(args.source), args.latency, args.bandwidth, counts)
-    uncached = {"attr_timeout": 0, "entry_timeout": 1, "negative_timeout": 0, "auto_cache": False}
-    mfusepy.FUSE(
-        served, args.mountpoint, foreground=True, nothreads=True, ro=True, allow_other=True, raw_fi=True, **uncached
-    )
+    cached = {"attr_timeout": 1, "entry_timeout": 1, "negative_timeout": 0, "auto_cache": False}
+    with open(args.counts / "turn", "a") as turn:
+        served = operations(os.path.realpath(args.source), args.latency, args.bandwidth, counts, turn)
+        mfusepy.FUSE(
+            served, args.mountpoint, foreground=True, nothreads=True, ro=True, allow_other=True, raw_fi=True, **cached
+        )
     write_counts()
 
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -498,6 +499,21 @@ def test_clean_removes_copies_that_no_job_needs(quick, project, tmp_path):
     assert clean(quick, project).stdout == ""
     quick.cluster.run("scancel", *map(str, held))
     assert len(clean(quick, project).stdout.splitlines()) == 3 and snapshots(project) == [recent]
+
+
+def test_clean_removes_packs_that_were_not_used_for_two_weeks(quick, project):
+    """Those of STAGE=1, and what a process that was killed has left of one."""
+    packs = project / "logs/staged"
+    packs.mkdir(parents=True)
+    for name, days in (("a.sqsh", 15), ("a.packs", 15), (".unfinished-b", 15), ("c.tar", 13), ("c.packs", 0)):
+        (packs / name).write_text(name)
+        then = time.time() - 86400 * days
+        os.utime(packs / name, (then, then))
+    named = ["logs/staged/.unfinished-b", "logs/staged/a.packs", "logs/staged/a.sqsh"]
+    assert sorted(clean(quick, project, "--dry-run").stdout.splitlines()) == [f"would remove {name}" for name in named]
+    assert len(list(packs.iterdir())) == 5
+    assert sorted(clean(quick, project).stdout.splitlines()) == named
+    assert sorted(path.name for path in packs.iterdir()) == ["c.packs", "c.tar"]
 
 
 def test_clean_keeps_the_copy_of_a_job_that_runs(quick, project):

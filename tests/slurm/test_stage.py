@@ -6,6 +6,7 @@ tests/template/test_pack.py has what is packed.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -128,9 +129,86 @@ def test_ranks_load_a_copy_under_the_same_paths(jobs, form):
         assert (script, folder) == (f"script of {environment}", str(jobs.project))
     assert len({(node, namespace) for *_, node, namespace in found}) == 2, job.output
     assert f"{environment} is on this node's disk" in job.output and "by sbcast" in job.output
+    recorded = json.loads((jobs.project / f"logs/{job.id}.0/run.json").read_text())["staged"][0]
+    assert (recorded["kind"], recorded["path"]) == ("environment", environment)
+    assert recorded["pack"].endswith(".tar" if form == "tar" else ".sqsh")
     assert [jobs.copies(node) for node in ("node1", "node2")] == [[], []]
     servers = jobs.cluster.run("pgrep", "-af", f"squashfuse.*{jobs.project}|squashfuse -f /dev/shm", check=False).stdout
     assert servers == ""
+
+
+def own_python(folder: Path) -> Path:
+    """Copy the tests' Python without its packages, as uv and conda bring one of their own; return bin/python3."""
+    (folder / "bin").mkdir(parents=True)
+    original, version = Path(sys.executable).resolve(), f"python{sys.version_info.major}.{sys.version_info.minor}"
+    shutil.copy2(original, folder / "bin" / version)
+    for name in ("python3", "python"):
+        (folder / "bin" / name).symlink_to(version)
+    unneeded = shutil.ignore_patterns("site-packages", "dist-packages", "test", "__pycache__", "config-*", "idlelib")
+    shutil.copytree(sysconfig.get_path("stdlib"), folder / "lib" / version, ignore=unneeded, symlinks=True)
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        library = sysconfig.get_config_var("INSTSONAME")
+        shutil.copy2(Path(sysconfig.get_config_var("LIBDIR")) / library, folder / "lib" / library)
+    return folder / "bin/python3"
+
+
+def fill(folder: Path, python: Path) -> Path:
+    """Put into an environment what make_environment() puts there; return it."""
+    question = "import site, sys; print(next(p for p in site.getsitepackages() if p.startswith(sys.prefix)))"
+    site = Path(subprocess.run([python, "-c", question], capture_output=True, text=True, check=True).stdout.strip())
+    site.mkdir(parents=True, exist_ok=True)
+    (site / "thing.py").write_text("VALUE = 'first'\n")
+    (site / "torch.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    script = folder / "bin/a-script"
+    script.write_text(f"#!{python}\nimport sys\nprint('script of', sys.prefix)\n")
+    script.chmod(0o755)
+    return folder
+
+
+def environment_of_uv(folder: Path) -> tuple[Path, Path]:
+    """Have uv make an environment; return it and its Python, which lies where uv keeps those that it downloads."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    pythons = folder / "home/.local/share/uv/python"
+    python = own_python(pythons / f"cpython-{version}-linux-x86_64-gnu")
+    settings = {**os.environ, "UV_PYTHON_INSTALL_DIR": str(pythons), "UV_CACHE_DIR": str(folder / "cache")}
+    command = [shutil.which("uv", path=Path(sys.executable).parent), "venv", "--offline", "--python", python]
+    subprocess.run([*command, folder / "of-uv"], env=settings, capture_output=True, check=True)
+    assert "uv = " in (folder / "of-uv/pyvenv.cfg").read_text()
+    return fill(folder / "of-uv", folder / "of-uv/bin/python"), python.parent.parent
+
+
+def environment_of_conda(folder: Path) -> tuple[Path, Path]:
+    """Make an environment as conda does, with a Python of its own: a stand-in, as conda's packages are not on PyPI."""
+    python = own_python(folder / "of-conda")
+    (folder / "of-conda/conda-meta").mkdir()
+    (folder / "of-conda/conda-meta/history").touch()
+    return fill(folder / "of-conda", python), folder / "of-conda"
+
+
+OWN_PYTHON = """\
+import os, subprocess, sys
+import thing
+words = [sys.prefix, sys.base_prefix, os.environ.get("VIRTUAL_ENV") or os.environ["CONDA_PREFIX"], thing.__file__]
+words += [subprocess.run(["a-script"], stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()]
+disk = os.stat(sys.argv[0]).st_dev
+words += [name for name, file in (("package", thing.__file__), ("library", os.__file__), ("python", sys.executable))
+          if os.stat(file).st_dev == disk]
+sys.stdout.write("RESULT " + "|".join(words) + "\\n")
+"""
+
+
+@pytest.mark.parametrize("form", [pytest.param("tar", marks=pytest.mark.drill), SQUASHFS])
+@pytest.mark.parametrize("make", [environment_of_uv, environment_of_conda])
+def test_environments_with_a_python_of_their_own(jobs, make, form, tmp_path):
+    """The interpreter, its library and the packages are loaded from the node's disk, under the same paths."""
+    (jobs.project / "own.py").write_text(OWN_PYTHON)
+    environment, python = make(tmp_path)
+    job = jobs.run("own.py", VENV=str(environment), STAGE_FORMAT=form)
+    expected = [str(environment), str(python), str(environment)]
+    for prefix, base, variable, module, script, *not_copied in results(job.output):
+        assert [prefix, base, variable] == expected and module.startswith(str(environment)), job.output
+        assert (script, not_copied) == (f"script of {environment}", []), job.output
+    assert len(results(job.output)) == 4 and jobs.copies("node1") == []
 
 
 def test_without_it_they_load_what_lies_there(jobs):

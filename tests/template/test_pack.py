@@ -91,6 +91,16 @@ def test_a_python_below_usr_is_on_the_nodes(environment, tmp_path):
     assert len(packs(tmp_path / "staged", "--environment", environment)) == 1
 
 
+def test_a_pack_that_is_used_again_is_not_old(environment, tmp_path):
+    """slurm/clean.sh removes what was not used for two weeks: packs, and lists of packs."""
+    call = (tmp_path / "staged", "--environment", environment)
+    first = packs(*call)
+    for file in (tmp_path / "staged").iterdir():
+        os.utime(file, (0, 0))
+    assert packs(*call) == first
+    assert min(file.stat().st_mtime for file in (tmp_path / "staged").iterdir()) > 10**9
+
+
 def test_a_conda_environment_has_its_own_python(tmp_path):
     """Archives and other environments of an installation of conda are not packed."""
     for name in ("bin", "lib/python3.12", "conda-meta", "pkgs/torch-1", "envs/other/bin"):
@@ -104,12 +114,12 @@ def test_a_conda_environment_has_its_own_python(tmp_path):
 def test_it_packs_again_only_after_a_change(environment, tmp_path):
     staged = tmp_path / "staged"
     first = packs(staged, "--environment", environment)
-    written = os.stat(first[0][2]).st_mtime_ns
+    written = os.stat(first[0][2]).st_ino
     assert packs(staged, "--environment", environment) == first
     (packages(environment) / "__pycache__").mkdir(exist_ok=True)
     (packages(environment) / "__pycache__/thing.pyc").write_text("compiled by a job")
     assert packs(staged, "--environment", environment) == first
-    assert os.stat(first[0][2]).st_mtime_ns == written
+    assert os.stat(first[0][2]).st_ino == written
     module = packages(environment) / "thing.py"
     for change in (
         lambda: module.write_text("VALUE = 22\n"),

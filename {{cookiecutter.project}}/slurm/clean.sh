@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Removes the copies of sources that SNAPSHOT=1 has made, but for those that a job still needs.
+# Removes files in logs/ that jobs have used and no job needs any more.
 #
 #   bash slurm/clean.sh              removes them, and says which
 #   bash slurm/clean.sh --dry-run    only says which
 #
-# A job needs its copy while it waits in the queue or runs. This script asks Slurm for the commands
-# of all jobs. It leaves alone copies that were asked for within the last hour, as their job may be
-# about to be submitted, and copies of other users, whose jobs you may not see.
+# - Copies of sources (SNAPSHOT=1), unless a job that waits or runs was started from them. This script
+#   asks Slurm for the commands of all jobs. Copies of the last hour stay, as their job may be about
+#   to be submitted.
+# - Packed environments and data (STAGE=1) with which no job was submitted for two weeks. A job that
+#   has waited for longer packs them again.
+#
+# Files of other users stay, as you may not see their jobs.
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
@@ -33,14 +37,21 @@ needed_snapshots() {
         <<<"$jobs" | grep -oE 'logs/snapshots/[0-9a-f]{12}' | sort -u
 }
 
+# Removes a file or a folder, and says so. It is renamed first, so that nobody takes the half of a
+# folder for a whole copy.
+remove() {
+    echo "${dry_run:+would remove }${1#"$PROJECT_DIR/"}"
+    [[ -z $dry_run ]] || return 0
+    mv -T "$1" "${1%/*}/.unfinished-$$" && rm -rf "${1%/*}/.unfinished-$$"
+}
+
 needed=$(needed_snapshots) || exit
 while IFS= read -r snapshot; do
-    ! grep -qxF "logs/snapshots/${snapshot##*/}" <<<"$needed" || continue
-    echo "${dry_run:+would remove }${snapshot#"$PROJECT_DIR/"}"
-    if [[ -z $dry_run ]]; then
-        # Renamed first: half of a copy is not to be taken for a whole one.
-        mv -T "$snapshot" "$PROJECT_DIR/logs/snapshots/.unfinished-$$" &&
-            rm -rf "$PROJECT_DIR/logs/snapshots/.unfinished-$$"
-    fi
+    grep -qxF "logs/snapshots/${snapshot##*/}" <<<"$needed" || remove "$snapshot"
 done < <(find "$PROJECT_DIR/logs/snapshots/" -mindepth 1 -maxdepth 1 -type d -user "$UID" \
     \( -name '????????????' -o -name '.unfinished-*' \) -mmin +60 2>/dev/null)
+
+while IFS= read -r pack; do
+    remove "$pack"
+done < <(find "$PROJECT_DIR/logs/staged/" -mindepth 1 -maxdepth 1 -type f -user "$UID" \
+    -mtime +13 2>/dev/null) # 14 days and more

@@ -424,7 +424,7 @@ count_attempts() {
 record_run() {
     local interpreter options
     interpreter=$(type -P python3 || type -P "$PYTHON") || return 0
-    options=(--parent=$$ --nodes="$(with_commas "${hosts[@]}")" --script="$0")
+    options=(--parent=$$ --nodes="$(with_commas "${hosts[@]}")" --script="$0" --packs="${STAGED:-}")
     #? if container
     [[ $RUNTIME != "{{ runtime }}" ]] || options+=(--image="$IMAGE")
     #? if runtime == "podman-hpc"

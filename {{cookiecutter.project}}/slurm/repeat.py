@@ -108,7 +108,7 @@ def settings(run):
     changed = dict(run["changed_settings"])
     if run["code"] and run["code"]["snapshots"]:
         changed["SNAPSHOTS"] = ":".join(run["code"]["snapshots"])
-    for name in ("NPROC_PER_NODE", "OMP_NUM_THREADS"):
+    for name in ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU", "STAGE_FORMAT"):
         if name in run["environment"]:
             changed.setdefault(name, run["environment"][name])
     return [f"{name}={shlex.quote(value)}" for name, value in changed.items() if isinstance(value, str)]

@@ -38,6 +38,7 @@ PACKAGES_WITHIN = 1800  # seconds that rank 0 may take to start, as from a conta
 TELLING = (
     *("NCCL_", "GLOO_", "UCX_", "FI_", "MPICH_", "OMPI_MCA_", "PMIX_MCA_", "RDZV_", "NPROC_PER_NODE"),
     *("TORCH_", "PYTORCH_", "CUDA_", "ROCR_", "HIP_", "HSA_", "OMP_", "MKL_"),
+    *("ALLOW_CPU", "STAGE_FORMAT"),
 )
 
 
@@ -69,6 +70,7 @@ def read_arguments():
     parser.add_argument(
         "--parent", type=int, default=os.getppid(), help="the process of the script that calls this one"
     )
+    parser.add_argument("--packs", default="", help="the list of what each node copies (STAGE=1): launch/stage/pack.py")
     parser.add_argument("--script", default="", help="the job's script, with its #SBATCH lines")
     parser.add_argument("program", nargs="*", help="the program and its arguments, as they were typed")
     return parser.parse_args()
@@ -101,6 +103,7 @@ def facts_at_once(args, project):
         "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
         "nodes": [name for name in args.nodes.split(",") if name],
         "versions": versions(),
+        "staged": staged(args.packs),
         "code": None,
         "image": {"name": args.image} if args.image else None,
         "python": None,
@@ -178,6 +181,15 @@ def evaluate(file, names, lists, environment):
         values, words = words[2 : 2 + count], words[2 + count :]
         found[name] = values if name in lists else "".join(values)
     return found
+
+
+def staged(file):
+    """Return the packs of a run with STAGE=1 or STAGE_DATA, from the list of launch/stage/pack.py; None without."""
+    if not file:
+        return None
+    with open(file, encoding="utf-8", errors="surrogateescape") as lines:
+        fields = [line.rstrip("\n").split("\t") for line in lines]
+    return [{"kind": kind, "pack": pack, "path": path} for kind, _, pack, path in fields]
 
 
 def versions():

@@ -115,7 +115,7 @@ def write_list(packs, folder):
             raise Refusal(f"{line[-1]!r} has a tab or a line break in its name: rename it")
     text = "".join("\t".join(line) + "\n" for line in packs)
     finished = os.path.join(folder, hash_of([text]) + ".packs")
-    if os.path.exists(finished):
+    if is_there(finished):
         return finished
     unfinished = f"{finished}.{socket.gethostname()}-{os.getpid()}"
     with open(unfinished, "w", encoding="utf-8", errors="surrogateescape") as file:
@@ -145,7 +145,7 @@ def pack(root, names, left_out, folder):
     key, size = key_of(root, names, left_out)
     for suffix in suffixes_wanted():
         finished = os.path.join(folder, key + suffix)
-        if os.path.exists(finished):
+        if is_there(finished):
             return key, finished
     print(f"STAGE: packing {root}, {size / 1e9:.1f} GB, once until it changes", file=sys.stderr)
     begin = time.time()
@@ -162,6 +162,17 @@ def pack(root, names, left_out, folder):
     packed = os.path.getsize(finished) / 1e9
     print(f"STAGE: {finished}, {packed:.1f} GB, in {time.time() - begin:.0f} s", file=sys.stderr)
     return key, finished
+
+
+def is_there(file):
+    """Return whether a pack or a list has been made before. It then counts as used now, for slurm/clean.sh."""
+    try:
+        os.utime(file)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # it is another user's
+    return True
 
 
 def key_of(root, names, left_out):
