@@ -357,17 +357,20 @@ def test_run_json_of_plain_sbatch(quick, project):
     """It has no words of sbatch, as this Slurm has no accounting, but what they have led to."""
     commit(project)
     script = "slurm/submit_multinode.sh"
-    number = quick.cluster.sbatch("--nodes=1", script, "prog.py", "a b", cwd=project, env=quick.environment)
+    options = ("--nodes=1", "--time=7")
+    number = quick.cluster.sbatch(*options, script, "prog.py", "a b", cwd=project, env=quick.environment)
     quick.ended(number)
     run = run_json(project, number)
     assert (run["submitted"], run["program"]) == (None, ["prog.py", "a b"])
-    assert run["allocation"] == {"nodes": "1", "partition": "main"} or run["allocation"]["nodes"] == "1"
+    assert (run["allocation"]["nodes"], run["allocation"]["time"]) == ("1", "00:07:00")
     assert "--nodes=2" in run["header"] and run["code"]["git"]["clean"] is True
     assert run["torch"] and not (project / f"logs/{number}.0/changes.diff").exists()
     said = repeat(quick, project, number)
     assert "how it was submitted is not known" in said.stdout
     assert re.search(
-        r"^[^#]*\bsbatch --nodes=1 --partition=\S+ .*/slurm/submit_multinode\.sh'? prog\.py 'a b'$", said.stdout, re.M
+        r"^[^#]*\bsbatch --nodes=1 --partition=\S+ .*--time=00:07:00 .*/slurm/submit_multinode\.sh'? prog\.py 'a b'$",
+        said.stdout,
+        re.M,
     )
 
 
@@ -408,6 +411,8 @@ def test_repeat_a_job(jobs, project):
     second = resubmit(jobs, project, number)
     assert results(second.output) == wanted, second.output
     one, two = run_json(project, number), run_json(project, second.id)
+    # Of the second, sbatch's words are not known, as this Slurm has no accounting.
+    assert two["submitted"] or two["allocation"].pop("time") == "00:30:00"
     same = ("program", "folder", "changed_settings", "settings", "code", "packages", "python", "allocation", "nodes")
     assert {name: one[name] for name in same} == {name: two[name] for name in same}
     assert len(snapshots(project)) == 1

@@ -140,7 +140,7 @@ def test_all_is_committed(record, project):
     code = record("--")["code"]
     head = git(project, "rev-parse", "HEAD").strip()
     state = {"repository": str(project), "commit": head, "branch": "main", "clean": True, "untracked": []}
-    assert code == {"git": state, "snapshots": []}
+    assert code == {"git": {**state, "changed_submodules": []}, "snapshots": []}
     assert not (project / "logs/7.0/changes.diff").exists()
 
 
@@ -174,6 +174,25 @@ def test_the_diff_leads_to_the_same_sources(record, project, tmp_path):
     assert code["git"]["clean"] is False
     again = apply_changes(project, code["git"]["commit"], project / "logs/7.0/changes.diff", tmp_path / "again")
     assert tree(again) == tree(project)
+
+
+def test_changes_in_a_submodule(record, project, tmp_path):
+    """They are named, and not in the diff, which can be applied all the same."""
+    library = repository(tmp_path / "library", {"lib.py": "lib"})
+    for name in ("same", "sub dir/module"):
+        git(project, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", library, name)
+    commit(project)
+    assert record("--")["code"]["git"]["clean"] is True
+    for change in ({"lib.py": "edited"}, {"new.py": "new"}):
+        git(project / "sub dir/module", "checkout", "--quiet", ".")
+        write(project / "sub dir/module", change)
+        code = record("--")["code"]["git"]
+        assert (code["clean"], code["changed_submodules"]) == (False, ["sub dir/module"])
+        assert not (project / "logs/7.0/changes.diff").exists()
+    write(project, {"train.py": "edited"})
+    code = record("--")["code"]["git"]
+    again = apply_changes(project, code["commit"], project / "logs/7.0/changes.diff", tmp_path / "again")
+    assert (again / "train.py").read_text() == "edited"
 
 
 def tree(folder):

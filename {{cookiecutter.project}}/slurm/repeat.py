@@ -56,7 +56,7 @@ def describe(run, folder):
     yield ", ".join([f"torch {run['torch']}", str(run["python"]), *versions])
     yield from describe_code(run, folder)
     if not run["submitted"]:
-        yield "how it was submitted is not known; these options ask for what it had. Was there a --time?"
+        yield "how it was submitted is not known: the command asks for the nodes, queue, account and time that it had"
 
 
 def describe_code(run, folder):
@@ -67,6 +67,8 @@ def describe_code(run, folder):
     has_changes = os.path.exists(changes)
     if git and git.get("commit"):
         yield "commit {} of {}{}".format(git["commit"], git["branch"], ", with changes.diff" if has_changes else "")
+        if git.get("changed_submodules"):
+            yield "changed since, and not in changes.diff: the submodules " + ", ".join(git["changed_submodules"])
     if gone:
         yield "the copy of the sources that it ran was removed: " + ", ".join(gone)
     elif code["snapshots"]:
@@ -81,6 +83,8 @@ def describe_code(run, folder):
         tree = "{}-{}".format(git["repository"].rstrip("/"), git["commit"][:8])
         yield "the sources have changed since. To get those of the job into a folder of their own:"
         apply = f" && git -C {shlex.quote(tree)} apply {shlex.quote(changes)}" if has_changes else ""
+        if os.path.exists(os.path.join(git["repository"], ".gitmodules")):
+            apply += f" && git -C {shlex.quote(tree)} submodule update --init --recursive"
         yield "git -C {} worktree add --detach {} {}{}".format(
             shlex.quote(git["repository"]), shlex.quote(tree), git["commit"], apply
         )
@@ -100,7 +104,9 @@ def is_unchanged(run, git, changes):
     if os.path.exists(changes):
         with open(changes, "rb") as file:
             before = file.read()
-    return bool(now and git and now["commit"] == git.get("commit") and diff == before)
+    if not (now and git) or now["changed_submodules"] or git.get("changed_submodules"):
+        return False  # what was changed in a submodule is not known
+    return now["commit"] == git.get("commit") and diff == before
 
 
 def settings(run):

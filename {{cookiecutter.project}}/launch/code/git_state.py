@@ -69,9 +69,10 @@ def has_no_commit(top):
 def state_of(folder):
     """Return the state of the repository around `folder`, and the diff since its commit as bytes; (None, b"") without.
 
-    The state: "repository", "commit" (None before the first), "branch", "clean", "untracked" (names of new files).
+    The state: "repository", "commit" (None before the first), "branch", "clean", "untracked" (names of new files), and
+    "changed_submodules" (names of submodules in which something is not committed).
     The diff holds changed files, and new ones up to 1 MiB that git does not ignore: after
-    `git checkout COMMIT && git apply DIFF` the sources are the same.
+    `git checkout COMMIT && git apply DIFF` the sources are the same, but for those in changed submodules.
     """
     top = repository_of(folder)
     if not top:
@@ -82,8 +83,19 @@ def state_of(folder):
         branch = git(top, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
     new = names(git(top, "ls-files", "-z", "--others", "--exclude-standard"))
     diff = diff_of(top, commit, new)
-    state = {"repository": top, "commit": commit, "branch": branch, "clean": not diff and not new, "untracked": new}
-    return state, diff
+    submodules = changed_submodules(top)
+    clean = not diff and not new and not submodules
+    state = {"repository": top, "commit": commit, "branch": branch, "clean": clean, "untracked": new}
+    return {**state, "changed_submodules": submodules}, diff
+
+
+def changed_submodules(top):
+    """Return the names of the submodules in which a file is changed, or new, since the submodule's own commit."""
+    entries = git(top, "ls-files", "-z", "--stage").split(b"\0")
+    submodules = [os.fsdecode(entry.split(b"\t", 1)[1]) for entry in entries if entry.startswith(b"160000 ")]
+    fetched = [name for name in submodules if os.path.exists(os.path.join(top, name, ".git"))]
+    question = ["status", "--porcelain", "--untracked-files=normal"]
+    return [name for name in fetched if git(os.path.join(top, name), *question)]
 
 
 def diff_of(top, commit, new):
@@ -94,7 +106,7 @@ def diff_of(top, commit, new):
         index = os.path.join(folder, "index")
         live = os.path.join(top, os.fsdecode(git(top, "rev-parse", "--git-path", "index").rstrip(b"\n")))
         if os.path.exists(live):
-            shutil.copyfile(live, index)
+            shutil.copy2(live, index)  # with its time, from which git tells whether a file was edited just after
         # `git add` writes an empty file into the folder of objects, which may be read-only.
         objects = os.path.join(top, os.fsdecode(git(top, "rev-parse", "--git-path", "objects").rstrip(b"\n")))
         quoted = '"' + objects.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -105,6 +117,7 @@ def diff_of(top, commit, new):
         since = commit or git(top, "hash-object", "-t", "tree", os.devnull).decode().strip()  # the empty tree
         # Whatever the user's own configuration says, `git apply` has to read the diff.
         plain = ["--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/"]
+        plain += ["--submodule=short", "--ignore-submodules=dirty"]
         return git(top, "diff", "--binary", *plain, since, GIT_INDEX_FILE=index)
 
 

@@ -1,6 +1,6 @@
 """Writes run.json into the folder of a run's logs: which code, software and machines the run had.
 
-    python3 launch/code/record.py [--image IMAGE] [--nodes HOST,HOST] [--script FILE] -- [PROGRAM ARGUMENTS …]
+    python3 launch/code/record.py [OPTIONS] -- [PROGRAM ARGUMENTS …]     --help names the options
 
 The script that starts the ranks calls this one in the background, so that they do not wait for it. It writes run.json
 at once, and again each time it knows more. Then it adds git's state and the image's checksum, and last the packages.
@@ -117,11 +117,15 @@ def facts_at_once(args, project):
 
 def facts_of_slurm(args):
     """Return what Slurm's variables, its commands and the job's script tell."""
+    words = submitted(args)
+    allocation = {option: os.environ[name] for option, name in ALLOCATION.items() if os.environ.get(name)}
+    if words is None:
+        allocation.update(time_limit())
     return {
         "array_task": os.environ.get("SLURM_ARRAY_TASK_ID"),
         "attempt": int(os.environ.get("RESTART_COUNT") or 0),
-        "allocation": {option: os.environ[name] for option, name in ALLOCATION.items() if os.environ.get(name)},
-        "submitted": submitted(args),
+        "allocation": allocation,
+        "submitted": words,
         "header": header(args.script),
     }
 
@@ -132,14 +136,20 @@ def submitted(args):
     slurm/submit_multinode.sh leaves them in SUBMITTED. With sbatch alone, Slurm's accounting has them, if there is one.
     """
     words = shlex.split(os.environ.get("SUBMITTED", ""))
-    if (
-        words and words[len(words) - len(args.program) :] == args.program
-    ):  # else it is of the job that submitted this one
+    # With another program at the end, they are those of the job that submitted this one.
+    if words and words[len(words) - len(args.program) :] == args.program:
         return words
     job = os.environ.get("SLURM_JOB_ID", "")
     line = output_of("sacct", "--noheader", "--parsable2", "--allocations", "--format=SubmitLine", "--jobs=" + job)
     words = shlex.split(line.splitlines()[0]) if line else []
     return words if words and os.path.basename(words[0]) == "sbatch" else None
+
+
+def time_limit():
+    """Return {"time": LIMIT} of this job, as scontrol prints it; {} if it has none, or scontrol does not answer."""
+    job = output_of("scontrol", "--oneliner", "show", "job", os.environ.get("SLURM_JOB_ID", ""))
+    limit = re.search(r" TimeLimit=([0-9:-]+)", job)
+    return {"time": limit.group(1)} if limit else {}
 
 
 def header(script):
