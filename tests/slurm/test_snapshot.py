@@ -425,13 +425,15 @@ def test_repeat_says_which_code_it_was(quick, project, tmp_path):
     number = int(quick.call(project, "prog.py").stdout.split()[-1])
     quick.ended(number)
     said = repeat(quick, project, number).stdout
-    assert f"# commit {before} of main, with changes.diff\n# the sources in {project} are the same now\n" in said
+    assert f"# commit {before} of main, with changes.diff\n# the sources in {project} are those of the job\n" in said
     assert re.match(rf"# job {number}, attempt 0, \S+, on 1 node\(s\): node1\n# torch \S+, Python ", said)
     assert repeat(quick, project, project / f"logs/{number}.0").stdout == said
     frozen = tree(project)
     edit(project / "prog.py")
     said = repeat(quick, project, number).stdout
-    assert "# the sources have changed since. To get those of the job into a folder of their own:\n" in said
+    assert (
+        "# the sources have changed since. This puts those of the job into another folder; submit from there:\n" in said
+    )
     (recipe,) = re.findall(r"^# (git .* worktree add .*)$", said, re.MULTILINE)
     quick.cluster.run("bash", "-c", recipe)
     assert tree(project.parent / f"demo-{before[:8]}") == frozen
@@ -444,7 +446,14 @@ def test_repeat_says_that_the_copy_is_gone(quick, project):
     frozen = tree(project)
     shutil.rmtree(copy)
     said = repeat(quick, project, number).stdout
-    assert f"# the copy of the sources that it ran was removed: {copy}\n" in said
+    gone = f"# the copy of the sources that it ran was removed: {copy}\n"
+    assert f"{gone}# the sources in {project} are those of the job\n" in said
+    submit = said.splitlines()[-1]
+    script, program = project / "slurm/submit_multinode.sh", project / "prog.py"
+    assert "SNAPSHOTS=" not in submit and submit.endswith(f" '{script}' '{program}'"), submit
+    edit(project / "prog.py")
+    said = repeat(quick, project, number).stdout
+    assert f"{gone}# the sources have changed since." in said
     (recipe,) = re.findall(r"^# (git .* worktree add .*)$", said, re.MULTILINE)
     quick.cluster.run("bash", "-c", recipe)
     assert tree(project.parent / f"demo-{commit_of(project)[:8]}") == frozen
@@ -459,7 +468,7 @@ def test_repeat_knows_no_such_job(quick, project, words):
             done.stdout == "" and f"no run.json of '{words[0]}' in {project}/logs: expected the number" in done.stderr
         )
     else:
-        assert "python3 slurm/repeat.py 123" in done.stdout
+        assert "python3 slurm/repeat.py 123" in done.stderr and done.stdout == "", "bash <(…) would run it"
 
 
 # ---- slurm/clean.sh --------------------------------------------------------------------------------------------------

@@ -206,6 +206,27 @@ def tree(folder):
     return found
 
 
+def test_names_and_settings_of_git_that_could_mislead_it(record, project, tmp_path):
+    git(project, "config", "diff.context", "0")
+    write(project, {"train.py": "\n".join(map(str, range(9)))})
+    commit(project)
+    git(project, "sparse-checkout", "set", "--no-cone", "/*", "!/elsewhere/")
+    changes = {":notes.txt": "a", "*.py": "b", "elsewhere/new.py": "c"}
+    write(project, {"train.py": "0\n1\n2\n3\nedited\n5\n6\n7\n8", **changes})
+    code = record("--")["code"]["git"]
+    assert sorted(code["untracked"]) == sorted(changes)
+    again = apply_changes(project, code["commit"], project / "logs/7.0/changes.diff", tmp_path / "again")
+    assert tree(again) == tree(project)
+
+
+def test_a_diff_of_an_earlier_run_in_the_same_folder_goes(record, project):
+    write(project, {"train.py": "edited"})
+    record("--")
+    assert (project / "logs/7.0/changes.diff").exists()
+    git(project, "checkout", "--quiet", ".")
+    assert record("--")["code"]["git"]["clean"] and not (project / "logs/7.0/changes.diff").exists()
+
+
 def test_large_new_files_are_not_in_the_diff(record, project):
     write(project, {"big.txt": "x" * (1 << 20) + "x", "small.txt": "x" * (1 << 20)})
     git_state = record("--")["code"]["git"]

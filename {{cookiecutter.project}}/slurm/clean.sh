@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes files in logs/ that jobs have used and no job needs any more.
+# Removes copies in logs/ that jobs have used: of sources and of packed software.
 #
 #   bash slurm/clean.sh              removes them, and says which
 #   bash slurm/clean.sh --dry-run    only says which
@@ -7,8 +7,8 @@
 # - Copies of sources (SNAPSHOT=1), unless a job that waits or runs was started from them. This script
 #   asks Slurm for the commands of all jobs. Copies of the last hour stay, as their job may be about
 #   to be submitted.
-# - Packed environments and data (STAGE=1) with which no job was submitted for two weeks. A job that
-#   has waited for longer packs them again.
+# - Packed environments and data (STAGE=1) with which no job was submitted for two weeks: each
+#   submission sets the time of its packs. A job that has waited for longer packs them again.
 #
 # Files of other users stay, as you may not see their jobs.
 
@@ -37,19 +37,20 @@ needed_snapshots() {
         <<<"$jobs" | grep -oE 'logs/snapshots/[0-9a-f]{12}' | sort -u
 }
 
-# Removes a file or a folder, and says so. It is renamed first, so that nobody takes the half of a
-# folder for a whole copy.
+# Removes a file or a folder, and says so. It is renamed first: if this script is ended before all of
+# a folder is removed, no job takes the rest for a whole copy. The next call removes the rest.
 remove() {
     echo "${dry_run:+would remove }${1#"$PROJECT_DIR/"}"
     [[ -z $dry_run ]] || return 0
-    mv -T "$1" "${1%/*}/.unfinished-$$" && rm -rf "${1%/*}/.unfinished-$$"
+    local renamed="${1%/*}/.unfinished-$$-${1##*/}"
+    mv -T "$1" "$renamed" && rm -rf "$renamed"
 }
 
 needed=$(needed_snapshots) || exit
 while IFS= read -r snapshot; do
     grep -qxF "logs/snapshots/${snapshot##*/}" <<<"$needed" || remove "$snapshot"
 done < <(find "$PROJECT_DIR/logs/snapshots/" -mindepth 1 -maxdepth 1 -type d -user "$UID" \
-    \( -name '????????????' -o -name '.unfinished-*' \) -mmin +60 2>/dev/null)
+    -regextype posix-extended -regex '.*/([0-9a-f]{12}|\.unfinished-[^/]*)' -mmin +60 2>/dev/null)
 
 while IFS= read -r pack; do
     remove "$pack"

@@ -4,9 +4,9 @@
   python3 slurm/repeat.py 123          the newest attempt of a job
   python3 slurm/repeat.py logs/123.0   one attempt
 
-It reads run.json in the folder of the attempt, which the job has written when it started: launch/code/record.py.
-The first lines of what it prints begin with # and say which code, software and nodes the job had. The others are
-commands: bash <(python3 slurm/repeat.py 123) submits the job once more.
+The job wrote run.json into the folder of the attempt when it started (launch/code/record.py), and this script reads it.
+The first lines of what it prints begin with # and say which code, software and nodes the job had. The last line is the
+command: bash <(python3 slurm/repeat.py 123) submits the job once more.
 It runs on login nodes: Python 3.6, standard library only.
 
 Exit code 2: there is no run.json, or the arguments are wrong.
@@ -18,26 +18,29 @@ import os
 import shlex
 import sys
 
+# Variables that are no settings of env.sh, and change what a job does.
+VARIABLES = ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU", "STAGE_FORMAT")
 PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def main():
     """Print comments and commands."""
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print(__doc__.strip())
-        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
+        asked = sys.argv[1:] in (["-h"], ["--help"])
+        print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)  # bash <(…) would run what stands in stdout
+        sys.exit(0 if asked else 2)
     folder = folder_of(sys.argv[1])
     with open(os.path.join(folder, "run.json")) as file:
         run = json.load(file)
     for line in describe(run, folder):
         print("# " + line)
-    print("cd " + shlex.quote(run["folder"]))
-    print(" ".join([*settings(run), *map(shlex.quote, command(run))]))
+    submit = " ".join([*settings(run), *map(shlex.quote, command(run))])
+    print("cd {} && {}".format(shlex.quote(run["folder"]), submit))
 
 
 def folder_of(name):
-    """Return the folder of logs of an attempt: of the newest one that has a run.json, for a job's number."""
-    folders = [name] if os.path.isdir(name) else glob.glob(os.path.join(PROJECT, "logs", glob.escape(name) + ".*"))
+    """Return the folder of logs. `name` is this folder, or the number of a job, which means its newest attempt."""
+    folders = [name] if os.path.isdir(name) else glob.glob(glob.escape(os.path.join(PROJECT, "logs", name)) + ".*")
     folders = [folder for folder in folders if os.path.exists(os.path.join(folder, "run.json"))]
     if not folders:
         sys.stderr.write(
@@ -49,7 +52,7 @@ def folder_of(name):
 
 
 def describe(run, folder):
-    """Return lines about the code, software and nodes of a job."""
+    """Yield lines about the code, software and nodes of a job."""
     nodes = ",".join(run["nodes"])
     yield f"job {run['job']}, attempt {run['attempt']}, {run['started']}, on {len(run['nodes'])} node(s): {nodes}"
     versions = [f"{name} {version}" for name, version in sorted(run["versions"].items())]
@@ -60,41 +63,48 @@ def describe(run, folder):
 
 
 def describe_code(run, folder):
-    """Return lines about the code of a job: which it was, and how to get it if it is no longer there."""
+    """Yield lines about the code of a job: which it was, and how to get it if it is no longer there."""
     code = run["code"] or {"git": None, "snapshots": []}
     git, changes = code["git"], os.path.join(os.path.realpath(folder), "changes.diff")
-    gone = [copy for copy in code["snapshots"] if not os.path.isdir(copy)]
-    has_changes = os.path.exists(changes)
-    if git and git.get("commit"):
-        yield "commit {} of {}{}".format(git["commit"], git["branch"], ", with changes.diff" if has_changes else "")
+    is_committed = bool(git and git.get("commit"))
+    removed = [copy for copy in code["snapshots"] if not os.path.isdir(copy)]
+    if is_committed:
+        with_changes = ", with changes.diff" if os.path.exists(changes) else ""
+        yield "commit {} of {}{}".format(git["commit"], git["branch"], with_changes)
         if git.get("changed_submodules"):
             yield "changed since, and not in changes.diff: the submodules " + ", ".join(git["changed_submodules"])
-    if gone:
-        yield "the copy of the sources that it ran was removed: " + ", ".join(gone)
-    elif code["snapshots"]:
-        return
-    elif is_unchanged(run, git, changes):
-        yield "the sources in {} are the same now".format(git["repository"])
-        return
-    elif not (git and git.get("commit")):
-        yield "its code is not known: {} is under no git, and the job had no SNAPSHOT=1".format(run["project"])
-        return
-    if git and git.get("commit"):
+    if code["snapshots"] and not removed:
+        return  # the command below runs the copies
+    if removed:
+        yield "the copy of the sources that it ran was removed: " + ", ".join(removed)
+    if is_unchanged(run, git, changes):
+        yield "the sources in {} are those of the job".format(git["repository"])
+    elif is_committed:
         tree = "{}-{}".format(git["repository"].rstrip("/"), git["commit"][:8])
-        yield "the sources have changed since. To get those of the job into a folder of their own:"
-        apply = f" && git -C {shlex.quote(tree)} apply {shlex.quote(changes)}" if has_changes else ""
-        if os.path.exists(os.path.join(git["repository"], ".gitmodules")):
-            apply += f" && git -C {shlex.quote(tree)} submodule update --init --recursive"
-        yield "git -C {} worktree add --detach {} {}{}".format(
-            shlex.quote(git["repository"]), shlex.quote(tree), git["commit"], apply
-        )
+        yield "the sources have changed since. This puts those of the job into another folder; submit from there:"
+        yield worktree(git, tree, changes)
+    else:
+        yield "its code is not known: {} is under no git".format(run["project"])
+
+
+def worktree(git, tree, changes):
+    """Return the command that puts a job's sources into the folder `tree`."""
+    into_tree = "git -C " + shlex.quote(tree)
+    commands = [
+        "git -C {} worktree add --detach {} {}".format(*map(shlex.quote, (git["repository"], tree, git["commit"])))
+    ]
+    if os.path.exists(changes):
+        commands.append(f"{into_tree} apply {shlex.quote(changes)}")
+    if os.path.exists(os.path.join(git["repository"], ".gitmodules")):
+        commands.append(f"{into_tree} submodule update --init --recursive")
+    return " && ".join(commands)
 
 
 def is_unchanged(run, git, changes):
-    """Return whether the sources of a job without a snapshot are what they were then."""
+    """Return whether the project's sources are now what they were when the job started."""
     sys.dont_write_bytecode = True
     sys.path.insert(0, os.path.join(PROJECT, "launch", "code"))
-    import git_state
+    import git_state  # asks git; the job called the same
 
     try:
         now, diff = git_state.state_of(run["project"])
@@ -110,32 +120,47 @@ def is_unchanged(run, git, changes):
 
 
 def settings(run):
-    """Return NAME=VALUE for each setting of env.sh that was another for this job, and for the copies that it ran."""
+    """Return NAME=VALUE for the settings of env.sh that were changed for this job, and for its copies of sources."""
     changed = dict(run["changed_settings"])
-    if run["code"] and run["code"]["snapshots"]:
-        changed["SNAPSHOTS"] = ":".join(run["code"]["snapshots"])
-    for name in ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU", "STAGE_FORMAT"):
+    copies = copies_of(run)
+    if copies:
+        changed["SNAPSHOTS"] = ":".join(copies)
+    for name in VARIABLES:
         if name in run["environment"]:
             changed.setdefault(name, run["environment"][name])
+    # A list, as of modules, cannot stand before a command.
     return [f"{name}={shlex.quote(value)}" for name, value in changed.items() if isinstance(value, str)]
 
 
+def copies_of(run):
+    """Return the folders of the copies of sources that a job ran (SNAPSHOT=1); [] if one was removed."""
+    copies = run["code"]["snapshots"] if run["code"] else []
+    return copies if all(map(os.path.isdir, copies)) else []
+
+
 def command(run):
-    """Return the words of the sbatch command."""
-    if run["submitted"]:
-        return run["submitted"]
-    options = [f"--{name}={value}" for name, value in run["allocation"].items()]
-    script = os.path.join(scripts_of(run), "slurm", "submit_multinode.sh")
-    return ["sbatch", *options, script, *run["program"]]
+    """Return the words of the sbatch command. A copy that was removed is replaced by the folder that was copied."""
+    words = run["submitted"]
+    if not words:
+        options = [f"--{name}={value}" for name, value in run["allocation"].items()]
+        script = os.path.join(scripts_of(run), "slurm", "submit_multinode.sh")
+        words = ["sbatch", *options, script, *run["program"]]
+    snapshots = run["code"]["snapshots"] if run["code"] else []
+    if snapshots and not copies_of(run) and run["code"]["git"]:
+        original = run["code"]["git"]["repository"]
+        copy = os.path.join(snapshots[0], os.path.basename(original))
+        words = [original + word[len(copy) :] if word.startswith(copy + "/") else word for word in words]
+    return words
 
 
 def scripts_of(run):
-    """Return the folder of the project whose scripts a job ran: with SNAPSHOT=1 the copy."""
-    for copy in run["code"]["snapshots"][:1] if run["code"] else []:
-        original = os.path.realpath(os.path.join(copy, "original"))
-        inside = os.path.relpath(run["project"], original)
-        return os.path.normpath(os.path.join(copy, os.path.basename(original), inside))
-    return run["project"]
+    """Return the folder of the project whose scripts a job ran: with SNAPSHOT=1 in the copy."""
+    copies = copies_of(run)
+    if not copies:
+        return run["project"]
+    original = os.path.realpath(os.path.join(copies[0], "original"))  # a link to the folder that was copied
+    inside = os.path.relpath(run["project"], original)
+    return os.path.normpath(os.path.join(copies[0], os.path.basename(original), inside))
 
 
 if __name__ == "__main__":

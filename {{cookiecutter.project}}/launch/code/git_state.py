@@ -11,6 +11,10 @@ import tempfile
 LARGEST_NEW_FILE = 1 << 20  # bytes; larger files that git does not track are data, and stay out of the diff
 
 
+# With core.sparseCheckout git would refuse a new file outside of the folders that are checked out.
+INTENT_TO_ADD = ("-c", "core.sparseCheckout=false", "add", "--intent-to-add")
+
+
 class GitError(Exception):
     """git refuses to answer; the message is git's own."""
 
@@ -38,8 +42,8 @@ def names(output):
 def repository_of(folder):
     """Return the top folder of the git repository that has `folder`, or None.
 
-    None too if git ignores the folder or tracks nothing in it: it then only lies in somebody's repository, as in a
-    home directory under git. Raises GitError if git refuses to read the repository.
+    None too if git ignores the folder or tracks nothing in it: then the repository has other sources, as in a home
+    directory under git. Raises GitError if git refuses to read the repository, or `folder` lies in .git.
     """
     if not shutil.which("git"):
         return None
@@ -49,12 +53,11 @@ def repository_of(folder):
         if "not a git repository" in str(error):
             return None
         raise
-    if not top:
-        return None  # inside of .git
     top = os.path.realpath(top)
-    ignored = subprocess.run(["git", "-C", folder, "check-ignore", "-q", "."], stderr=subprocess.DEVNULL, check=False)
+    answer = subprocess.run(["git", "-C", folder, "check-ignore", "-q", "."], stderr=subprocess.DEVNULL, check=False)
+    ignores_it = answer.returncode == 0
     owns_it = os.path.realpath(folder) == top or git(folder, "ls-files", "-z", "--", ".") or has_no_commit(top)
-    return top if ignored.returncode and owns_it else None
+    return top if owns_it and not ignores_it else None
 
 
 def has_no_commit(top):
@@ -70,7 +73,8 @@ def state_of(folder):
     """Return the state of the repository around `folder`, and the diff since its commit as bytes; (None, b"") without.
 
     The state: "repository", "commit" (None before the first), "branch", "clean", "untracked" (names of new files), and
-    "changed_submodules" (names of submodules in which something is not committed).
+    "changed_submodules" (names of submodules in which something is not committed; the diff names a submodule that is at
+    another commit).
     The diff holds changed files, and new ones up to 1 MiB that git does not ignore: after
     `git checkout COMMIT && git apply DIFF` the sources are the same, but for those in changed submodules.
     """
@@ -107,16 +111,25 @@ def diff_of(top, commit, new):
         live = os.path.join(top, os.fsdecode(git(top, "rev-parse", "--git-path", "index").rstrip(b"\n")))
         if os.path.exists(live):
             shutil.copy2(live, index)  # with its time, from which git tells whether a file was edited just after
-        # `git add` writes an empty file into the folder of objects, which may be read-only.
+        # `git add` writes an empty file into the folder of objects, which may be read-only. So it gets the temporary
+        # folder, and the repository's own objects as alternates.
         objects = os.path.join(top, os.fsdecode(git(top, "rev-parse", "--git-path", "objects").rstrip(b"\n")))
         quoted = '"' + objects.replace("\\", "\\\\").replace('"', '\\"') + '"'
         new_objects = {"GIT_OBJECT_DIRECTORY": folder, "GIT_ALTERNATE_OBJECT_DIRECTORIES": quoted}
         for begin in range(0, len(small), 500):  # a command line takes no more than some megabytes
             batch = small[begin : begin + 500]
-            git(top, "add", "--intent-to-add", "--", *batch, GIT_INDEX_FILE=index, **new_objects)
+            git(top, *INTENT_TO_ADD, "--", *batch, GIT_INDEX_FILE=index, GIT_LITERAL_PATHSPECS="1", **new_objects)
         since = commit or git(top, "hash-object", "-t", "tree", os.devnull).decode().strip()  # the empty tree
         # Whatever the user's own configuration says, `git apply` has to read the diff.
-        plain = ["--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/"]
+        plain = [
+            "--unified=3",
+            "--inter-hunk-context=0",
+            "--no-color",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--src-prefix=a/",
+            "--dst-prefix=b/",
+        ]
         plain += ["--submodule=short", "--ignore-submodules=dirty"]
         return git(top, "diff", "--binary", *plain, since, GIT_INDEX_FILE=index)
 

@@ -1,10 +1,10 @@
 """Writes run.json into the folder of a run's logs: which code, software and machines the run had.
 
-    python3 launch/code/record.py [OPTIONS] -- [PROGRAM ARGUMENTS …]     --help names the options
+    python3 launch/code/record.py [OPTIONS] -- [PROGRAM ARGUMENTS]     --help names the options
 
 The script that starts the ranks calls this one in the background, so that they do not wait for it. It writes run.json
-at once, and again each time it knows more. Then it adds git's state and the image's checksum, and last the packages.
-Rank 0 lists them: launch/stacks/python/rank_packages.py. changes.diff beside run.json has what was not committed.
+with what it knows, and writes it anew when it knows more: git's state, then the image's checksum, last the packages,
+which rank 0 lists (launch/stacks/python/rank_packages.py). changes.diff beside run.json has what was not committed.
 
 Read from the environment: RUN_DIR (the folder of logs), PROJECT_DIR, SNAPSHOTS (see snapshot.py), and variables of the
 scheduler.
@@ -34,8 +34,8 @@ ALLOCATION = {
     "qos": "SLURM_JOB_QOS",
 }
 PACKAGES_WITHIN = 1800  # seconds that rank 0 may take to start, as from a container that is still fetched
-# Variables that change how a run communicates and computes.
-TELLING = (
+# run.json takes variables that begin with one of these: they change how a run communicates and computes.
+TAKEN = (
     *("NCCL_", "GLOO_", "UCX_", "FI_", "MPICH_", "OMPI_MCA_", "PMIX_MCA_", "RDZV_", "NPROC_PER_NODE"),
     *("TORCH_", "PYTORCH_", "CUDA_", "ROCR_", "HIP_", "HSA_", "OMP_", "MKL_"),
     *("ALLOW_CPU", "STAGE_FORMAT"),
@@ -77,7 +77,7 @@ def read_arguments():
 
 
 def write(run, folder):
-    """Replace run.json at once, so that nobody reads half of it."""
+    """Replace run.json in one step, so that no reader finds half of it."""
     unfinished = os.path.join(folder, "run.json.new")
     with open(unfinished, "w") as file:
         json.dump(run, file, indent=1)
@@ -99,7 +99,7 @@ def facts_at_once(args, project):
         "program": args.program,
         "settings": settings,
         "changed_settings": changed,
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TELLING)},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TAKEN)},
         "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
         "nodes": [name for name in args.nodes.split(",") if name],
         "versions": versions(),
@@ -135,14 +135,22 @@ def submitted(args):
 
     slurm/submit_multinode.sh leaves them in SUBMITTED. With sbatch alone, Slurm's accounting has them, if there is one.
     """
-    words = shlex.split(os.environ.get("SUBMITTED", ""))
-    # With another program at the end, they are those of the job that submitted this one.
+    words = words_of(os.environ.get("SUBMITTED", ""))
+    # A job hands on its SUBMITTED to the jobs that it submits. Then another program stands at the end.
     if words and words[len(words) - len(args.program) :] == args.program:
         return words
     job = os.environ.get("SLURM_JOB_ID", "")
     line = output_of("sacct", "--noheader", "--parsable2", "--allocations", "--format=SubmitLine", "--jobs=" + job)
-    words = shlex.split(line.splitlines()[0]) if line else []
+    words = words_of(line.split("\n")[0])
     return words if words and os.path.basename(words[0]) == "sbatch" else None
+
+
+def words_of(line):
+    """Return the words of a command; [] if they cannot be told apart: Slurm's accounting keeps no quotes."""
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return []
 
 
 def time_limit():
@@ -158,6 +166,8 @@ def header(script):
     if script:
         with open(script, errors="replace") as file:
             for line in file:
+                if line.strip() and not line.startswith("#"):
+                    break  # sbatch reads no further than to the first command
                 if line.startswith("#SBATCH "):
                     options += shlex.split(line[len("#SBATCH ") :], comments=True)
     return options
@@ -165,11 +175,11 @@ def header(script):
 
 def settings_of(file):
     """Return the settings of env.sh as this run has them, and those of them that were set for this run alone."""
-    with open(file) as lines:
+    with open(file, encoding="utf-8", errors="replace") as lines:
         assigned = re.findall(r"^(?:export )?\"?([A-Z][A-Z0-9_]*)=(.*)", lines.read(), re.MULTILINE)
     names = sorted({name for name, _ in assigned})
     lists = {name for name, value in assigned if value.startswith("(")}
-    # Those with a default, NAME="${NAME:-default}": the environment has no say in the others.
+    # Those with a default, NAME="${NAME:-default}". env.sh sets the others whatever the environment has.
     changeable = {name for name, value in assigned if "${" + name + ":-" in value or "${" + name + "-" in value}
     now = evaluate(file, names, lists, dict(os.environ))
     rest = {name: value for name, value in os.environ.items() if name not in changeable}
@@ -199,7 +209,7 @@ def staged(file):
         return None
     with open(file, encoding="utf-8", errors="surrogateescape") as lines:
         fields = [line.rstrip("\n").split("\t") for line in lines]
-    return [{"kind": kind, "pack": pack, "path": path} for kind, _, pack, path in fields]
+    return [{"kind": kind, "pack": pack, "path": path} for kind, _key, pack, path in fields]
 
 
 def versions():
@@ -244,9 +254,12 @@ def code(project, folder):
             state, diff = state_of(project)
         except (GitError, OSError) as error:
             state, diff = {"error": str(error)}, b""
+    changes = os.path.join(folder, "changes.diff")
     if diff:
-        with open(os.path.join(folder, "changes.diff"), "wb") as file:
+        with open(changes, "wb") as file:
             file.write(diff)
+    elif os.path.exists(changes):
+        os.remove(changes)  # of an earlier run in the same shell of salloc
     return {"git": state, "snapshots": copies}
 
 
@@ -261,8 +274,8 @@ def image(args, logs):
     if os.path.exists(known):
         with open(known) as file:
             for line in file:
-                checksum, _, of = line.rstrip("\n").partition(" ")
-                if of == version:
+                checksum, _, of_version = line.rstrip("\n").partition(" ")
+                if of_version == version:
                     return {"name": name, "sha256": checksum}
     digest = hashlib.sha256()
     with open(name, "rb") as file:
@@ -276,7 +289,7 @@ def image(args, logs):
 def wait_for_packages(folder, parent):
     """Return the Python and the packages of rank 0 once it has listed them; nothing if the run ends before.
 
-    parent: the process whose end is the end of the run. It may have ended before this script asks for its own parent.
+    parent: the process whose end is the end of the run. Then this script has another parent.
     """
     file = os.path.join(folder, "packages.txt")
     until = time.time() + PACKAGES_WITHIN
