@@ -62,6 +62,7 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 	$(BIN)/python perf/all_reduce.py
 	$(BIN)/python perf/hangs.py
 	$(BIN)/python perf/spares.py
+	$(BIN)/python perf/watch.py
 	$(BIN)/python perf/stage.py
 
 sites: .venv/ready ## write the table of README.md from sites/

@@ -96,7 +96,7 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
         assert done.returncode == 2 and done.stdout == "", done.stdout
         return done.stderr
 
-    assert "'': expected the number of a job, as in bash slurm/stacks.sh 4711" in refused()
+    assert "'': expected the number of one job" in refused()
     assert "'demo': expected the number of a job" in refused("demo")
     assert "Slurm knows no job 999999" in refused("999999")
     job = cluster.submit("--wrap=true", cwd=tmp_path)

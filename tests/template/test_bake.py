@@ -27,7 +27,8 @@ COMMON = {
     "launch/count_gpus.sh",
     "launch/program.sh",
     "launch/torchrun.sh",
-    *(f"launch/stacks/{name}" for name in ("collect.sh", "group.py", "collectives.py", "records.py")),
+    *(f"launch/stacks/{name}" for name in ("collect.sh", "find_ranks.sh", "group.py", "collectives.py")),
+    "launch/stacks/records.py",
     *(f"launch/stacks/python/{name}.py" for name in ("rank_collectives", "rank_packages", "rank_stacks")),
     *(f"launch/stacks/python/{name}.py" for name in ("sitecustomize", "snapshot_imports")),
     *(f"launch/code/{name}.py" for name in ("git_state", "record", "run_module", "snapshot")),
@@ -48,7 +49,7 @@ COMMON = {
     "tests/test_project.py",
 }
 PAGES = ("your-own-program", "which-code-runs", "how-a-run-starts", "it-does-not-work", "it-hangs", "updating")
-SLURM_PAGES = (*PAGES, "slow-start", "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
+SLURM_PAGES = (*PAGES, "slow-start", "watch-a-job", "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
 RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma")
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
 SLURM |= {
@@ -60,6 +61,8 @@ SLURM |= {
     "slurm/docs/when-a-node-fails.md",
 }
 SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
+SLURM |= {"slurm/watch.sh", "slurm/watch/node.sh"}
+SLURM |= {f"slurm/watch/{name}.py" for name in ("progress", "samples", "sampling", "screen", "summary")}
 SLURM |= {"slurm/stage.sh", "launch/stage/pack.py", "launch/stage/enter.py"}
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
 SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES}

@@ -106,6 +106,9 @@ MAX_REQUEUES="${MAX_REQUEUES:-20}"
 STALL_TIMEOUT="${STALL_TIMEOUT:-0}"
 # What then becomes of the job: end, or requeue, at most MAX_REQUEUES times.
 STALL_ACTION="${STALL_ACTION:-end}"
+# Every so many seconds a job asks its nodes what their GPUs do, and sums that up in its last line
+# (slurm/docs/watch-a-job.md). 0: never.
+MEASURE_EVERY="${MEASURE_EVERY:-30}"
 # How many of a job's nodes stand by, to replace nodes that are unfit or die
 # (slurm/docs/when-a-node-fails.md). 0: none.
 SPARES="${SPARES:-0}"

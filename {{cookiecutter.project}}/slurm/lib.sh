@@ -47,6 +47,23 @@ job_record() {
     return 1
 }
 
+# Sets number, what Slurm calls a job that runs, and hosts, its nodes. Refuses one that does not run.
+# Argument: the number as squeue shows it, also of a job of an array.
+find_running_job() {
+    local record state=unknown nodes=''
+    [[ $1 =~ ^[0-9]+(_[0-9]+)?$ ]] ||
+        die "'$1': expected the number of a job, as 4711 or 4711_3; squeue --me lists yours"
+    record=$(job_record "$1") || die "Slurm knows no job $1: squeue --me lists yours"
+    [[ $record =~ JobState=([A-Z_]+) ]] && state=${BASH_REMATCH[1]}
+    [[ $state != PENDING ]] ||
+        die "job $1 waits in the queue, and has no ranks yet: squeue --start --jobs=$1 says when it may start"
+    [[ $state == RUNNING ]] ||
+        die "job $1 is $state: only a running one has ranks. Why a job ended: python3 slurm/doctor.py $1"
+    [[ $record =~ JobId=([0-9]+) ]] && number=${BASH_REMATCH[1]}
+    [[ $record =~ [[:space:]]NodeList=([^[:space:]]+) ]] && nodes=${BASH_REMATCH[1]}
+    mapfile -t hosts < <(scontrol show hostnames "$nodes")
+}
+
 # Submits a script that builds something and ends this one. Arguments: the script, then options of
 # sbatch. Slurm runs a copy of the script from a spool folder, so the job gets the project's folder
 # as its argument.
@@ -186,6 +203,8 @@ check_settings() {
         die "STALL_TIMEOUT='$STALL_TIMEOUT': expected seconds, 10 or more; 0: no job counts as stuck"
     [[ $STALL_ACTION == end || $STALL_ACTION == requeue ]] ||
         die "STALL_ACTION='$STALL_ACTION': expected end or requeue"
+    [[ $MEASURE_EVERY =~ ^(0|[1-9][0-9]*)$ ]] ||
+        die "MEASURE_EVERY='$MEASURE_EVERY': expected whole seconds; 0: nothing is measured"
     [[ $SPARES =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "SPARES='$SPARES': expected a whole number of nodes that stand by; 0: none"
     [[ -z $MIN_NODES || $MIN_NODES =~ ^[1-9][0-9]*$ ]] ||
@@ -738,16 +757,36 @@ launch() {
     answer_timeout &
     watcher=$!
     disown "$watcher" # or bash would tell of its end
+    start_measuring
     ${batch:+wait_and_hear_signals} "${step[@]}" "${stage_exec[@]}" "${CONTAINER_EXEC[@]}" \
         "${wrapper[@]}" "$@" ||
         code=$?
     kill "$watcher" 2>/dev/null || true
+    stop_measuring "$code"
     #? if mpi
     if ((code == 0)) && mpirun_lost_a_node "${sizes[@]}"; then
         code=1
     fi
     #? endif
     return "$code"
+}
+
+# Has slurm/watch/summary.py ask the nodes every MEASURE_EVERY seconds what their GPUs and ranks do.
+# Sets measuring, its process.
+start_measuring() {
+    measuring=''
+    [[ $MEASURE_EVERY != 0 ]] && type -P python3 >/dev/null || return 0
+    python3 -B "$PROJECT_DIR/slurm/watch/summary.py" --every "$MEASURE_EVERY" "$SLURM_JOB_ID" \
+        "${hosts[@]}" >"$RUN_DIR/use.txt" 2>/dev/null </dev/null &
+    measuring=$!
+}
+
+# Ends that, and prints what it has measured if the program ended well. Argument: the exit code.
+stop_measuring() {
+    [[ -n $measuring ]] || return 0
+    kill "$measuring" 2>/dev/null || true
+    wait "$measuring" 2>/dev/null || true
+    (($1)) || cat "$RUN_DIR/use.txt"
 }
 
 #? if mpi

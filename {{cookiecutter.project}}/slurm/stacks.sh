@@ -8,6 +8,7 @@
 # moved in between may be stuck. A rank that cannot answer is shown with the state of its process.
 # slurm/docs/it-hangs.md explains each line.
 
+# shellcheck disable=SC2154 # find_running_job sets number and hosts
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/lib.sh" slurm/stacks.sh
@@ -16,16 +17,8 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"
     exit
 fi
-[[ $# == 1 && $1 =~ ^[0-9]+(_[0-9]+)?$ ]] ||
-    die "'$*': expected the number of a job, as in bash slurm/stacks.sh 4711; squeue --me lists yours"
-
-record=$(job_record "$1") || die "Slurm knows no job $1: squeue --me lists yours"
-[[ $record =~ JobState=([A-Z_]+) ]] && state=${BASH_REMATCH[1]}
-[[ $state == RUNNING ]] ||
-    die "job $1 is $state: only a running one has ranks. Why a job ended: python3 slurm/doctor.py $1"
-[[ $record =~ JobId=([0-9]+) ]] && number=${BASH_REMATCH[1]} # of a job of an array, too
-[[ $record =~ [[:space:]]NodeList=([^[:space:]]+) ]] && nodes=${BASH_REMATCH[1]}
-mapfile -t hosts < <(scontrol show hostnames "$nodes")
+[[ $# == 1 ]] || die "'$*': expected the number of one job"
+find_running_job "$1" # number, hosts
 
 # Asks nodes in a step of its own, outside of the ranks' container. --overlap: the ranks hold all
 # cores of the job. Arguments: the seconds to wait, then options of srun that name the nodes.

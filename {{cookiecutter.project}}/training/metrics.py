@@ -59,7 +59,10 @@ class Metrics:
         self.say(self.plan(model))
         for tracker in self.trackers:
             self.say(tracker.start_line)
-        self.restart_clock()
+        self.spent: dict[str, float] = {}  # seconds, by what they were spent on
+        self.clock = time.monotonic()
+        if "START_TIME" in os.environ:  # when the submit script started [s since 1970]
+            self.spent["start"] = max(0.0, time.time() - float(os.environ["START_TIME"]))
 
     def plan(self, model: torch.nn.Module) -> str:
         """Return what is trained, on what and how, in lines."""
@@ -106,23 +109,27 @@ class Metrics:
             self.write(number, "loss", loss, lr=learning_rate_at(number, self.args), **speed)
         self.say(f"step {step}/{self.args.steps}  loss {losses[-1]:.4f}, {speed_in_words(**speed)}")
         self.draw_bar(step, seconds / len(losses))
-        self.restart_clock()
+        self.restart_clock("steps")
 
     def log_validation(self, step: int, loss: float) -> None:
         """Write and print the validation loss. Fails if it is not finite."""
         self.write(step, "val_loss", loss)
         self.say(f"step {step}/{self.args.steps}  validation loss {loss:.4f}")
-        self.restart_clock()
+        self.restart_clock("evaluation")
 
-    def restart_clock(self) -> None:
-        """Measure the speed from now on: what was done since the last log() was no training step."""
-        self.clock = time.monotonic()
+    def restart_clock(self, what: str) -> None:
+        """Count the time until now for `what`, as "checkpoints", and measure the speed of training from now on."""
+        now = time.monotonic()
+        self.spent[what] = self.spent.get(what, 0.0) + now - self.clock
+        self.clock = now
 
     def finish(self) -> None:
         """Say how the run went, write the figures for --json, and let the trackers end."""
         args, state = self.args, self.state
         speed = self.speed(self.tokens, self.seconds)
         memory = peak_memory(self.device)
+        if self.losses:
+            self.say("time    " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.spent.items()))
         if state["step"] < args.steps:
             self.say(
                 f"stopped at step {state['step']} of {args.steps}, saved in {args.out}; --resume goes on from there"
@@ -180,8 +187,9 @@ class Metrics:
         self.state.update({"step": step, name: loss})
         is_finite = math.isfinite(loss)
         row = {"step": step, name: loss, **others}
+        now = {"steps": self.args.steps, "time": round(time.time(), 1)}  # for who watches: when is it done?
         if self.rank == 0:
-            line = row if is_finite else {**row, name: None}  # JSON has no NaN
+            line = {**row, **now, name: loss if is_finite else None}  # JSON has no NaN
             print(json.dumps(line), file=self.file, flush=True)
         for tracker in self.trackers:
             tracker.write(row)

@@ -104,7 +104,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
                 if rank == 0:
                     checkpoints.save(metrics.state, model, optimizer)
                 dist.barrier(save_group)
-            metrics.restart_clock()
+            metrics.restart_clock("checkpoints")
         if request == "stop":
             control.requeue()
             break

@@ -133,7 +133,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         if saving:
             with control.saving():
                 checkpoints.save(metrics.state, model, optimizer)
-            metrics.restart_clock()
+            metrics.restart_clock("checkpoints")
         if request == "stop":
             control.requeue()
             break

@@ -149,7 +149,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
                 if rank == 0:
                     checkpoints.save(metrics.state, model, optimizer)
                 hvd.join()  # and not barrier(), for which --timeout holds: a large checkpoint may take longer
-            metrics.restart_clock()
+            metrics.restart_clock("checkpoints")
         if request == "stop":
             control.requeue()
             break

@@ -89,7 +89,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if saving:
             with control.saving():
                 checkpoints.save(metrics.state, model, optimizer)
-            metrics.restart_clock()
+            metrics.restart_clock("checkpoints")
         if request == "stop":
             control.requeue()
             break

@@ -10,10 +10,13 @@
 #   == rank=2 of=8 host=node3 pid=4242 parent=4200 state=S wchan=futex_wait_queue name=python3
 # A process that does not answer is stopped (state T), waits in the kernel (D), or was started
 # without launch/stacks/python/sitecustomize.py. If py-spy is on PATH, it may find its stacks.
+# shellcheck disable=SC2154 # find_ranks sets rank_of, world_size_of and file_of
 set -uo pipefail
 unset RANK # if a rank calls this script: commands that start here would pass for ranks
 
 STACKS_SIGNAL=60 COLLECTIVES_SIGNAL=61 # as in launch/stacks/python/rank_stacks.py
+# shellcheck source=/dev/null
+source "$(dirname "${BASH_SOURCE[0]}")/find_ranks.sh" # adds find_ranks and status
 
 main() {
     [[ $# == 0 || ($# == 1 && $1 == ?*=*) ]] || {
@@ -35,43 +38,6 @@ main() {
         fi
     done
     return 0 # a process may have ended meanwhile
-}
-
-# Sets, by process, rank_of (its rank), world_size_of (the number of ranks) and file_of (the file in
-# /proc that takes its answers). If no process of a rank has such a file, all those with this RANK in
-# their environment are listed.
-find_ranks() {
-    local path target pid rank
-    local -A of_the_run=() has_file=()
-    declare -gA rank_of=() world_size_of=() file_of=()
-    while read -r path; do
-        pid=${path#/proc/}
-        of_the_run[${pid%/environ}]=1
-    done < <(processes_with "$@")
-    while read -r path target; do
-        pid=${path#/proc/} pid=${pid%%/*}
-        if [[ -n ${of_the_run[$pid]:-} && $target =~ stacks-of-rank-([0-9]+)-of-([0-9]*) ]]; then
-            rank=${BASH_REMATCH[1]}
-            rank_of[$pid]=$rank world_size_of[$pid]=${BASH_REMATCH[2]} file_of[$pid]=$path
-            has_file[$rank]=1
-        fi
-    done < <(find /proc/[0-9]*/fd -lname '*stacks-of-rank-*' -printf '%p %l\n' 2>/dev/null)
-    for pid in "${!of_the_run[@]}"; do
-        rank=$(tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -m1 -xE 'RANK=[0-9]+') || continue
-        rank=${rank#RANK=}
-        [[ -n ${has_file[$rank]:-} ]] || rank_of[$pid]=$rank
-    done
-}
-
-# Prints /proc/PID/environ of each process of this node, and, if there is an argument, with this
-# variable. The tests have several nodes on one machine, so the name of the node has to fit, too.
-processes_with() {
-    local variable found=(/proc/[0-9]*/environ)
-    for variable in "$@" ${SLURMD_NODENAME:+"SLURMD_NODENAME=$SLURMD_NODENAME"}; do
-        ((${#found[@]} == 0)) ||
-            mapfile -t found < <(grep -lzxF -e "$variable" "${found[@]}" 2>/dev/null)
-    done
-    ((${#found[@]} == 0)) || printf '%s\n' "${found[@]}"
 }
 
 # Sets asked[PID], the length of the file before the answer.
@@ -149,9 +115,6 @@ has() {
 
 # Prints the length of a process's file; 0 if the process has ended.
 size_of() { stat -L -c %s "${file_of[$1]}" 2>/dev/null || echo 0; }
-
-# Prints a field of /proc/PID/status.
-status() { sed -n "s/^$2:[[:space:]]*//p" "/proc/$1/status" 2>/dev/null; }
 
 # Prints what the kernel says of a process.
 print_facts() {

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Shows how a running job does: the training's last step and its end, what each node's GPUs and cores
+# do, and how long each rank has printed nothing. It names idle ranks and unequal nodes.
+#
+#   bash slurm/watch.sh JOBID              on the terminal, every 5 seconds, until Ctrl-C
+#   bash slurm/watch.sh JOBID --every 30   every 30 seconds
+#   bash slurm/watch.sh JOBID --once       once, for a file or a pipe
+#
+# The job itself goes on. slurm/docs/watch-a-job.md explains each column.
+
+# shellcheck disable=SC2154 # find_running_job sets number and hosts
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/lib.sh" slurm/watch.sh
+
+job='' options=()
+while (($#)); do
+    case $1 in
+        -h | --help)
+            print_usage "${BASH_SOURCE[0]}"
+            exit
+            ;;
+        --once) options+=(--once) ;;
+        --every)
+            [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || die "--every '${2:-}': expected seconds, 1 or more"
+            options+=(--every "$2")
+            shift
+            ;;
+        -*) die "'$1' is not known: expected --once, or --every SECONDS" ;;
+        *)
+            [[ -z $job ]] || die "'$1': expected the number of one job"
+            job=$1
+            ;;
+    esac
+    shift
+done
+find_running_job "$job" # number, hosts
+exec python3 -B "$PROJECT_DIR/slurm/watch/screen.py" "${options[@]}" "$number" "${hosts[@]}"

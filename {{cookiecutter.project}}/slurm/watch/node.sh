@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Prints, every few seconds, how busy this node is, and each rank of a job on it.
+#
+#   slurm/watch/node.sh JOBID SECONDS [SAMPLES]      without SAMPLES until it is ended
+#
+# slurm/watch.sh, and a job for its summary, start this script on each node. It prints, in MiB and
+# seconds:
+#   node host=node1 load=3.20 used=5120 total=257000
+#   nvidia 0, 97, 71680, 81559, 640.12             index, use [%], memory used and in all, power [W]
+#   amd device,GPU use (%),VRAM Total Memory (B),…  the columns of rocm-smi, then a line for each GPU
+#   rank 3 cpu=812.40 silent=4                     CPU time so far; how long it has printed nothing
+#   metrics /path/of/metrics.jsonl                 if a rank has it open
+#   end 812.30                                     this sample is whole; seconds since the node's start
+# shellcheck disable=SC2154 # find_ranks sets rank_of
+set -uo pipefail
+
+# shellcheck source=/dev/null
+source "$(dirname "${BASH_SOURCE[0]}")/../../launch/stacks/find_ranks.sh" # adds find_ranks and status
+ticks_per_second=$(getconf CLK_TCK)
+
+main() {
+    [[ $# -ge 2 && $1 =~ ^[0-9]+$ && $2 =~ ^[1-9][0-9]*$ && ${3:-1} =~ ^[1-9][0-9]*$ ]] || {
+        echo "slurm/watch/node.sh: '$*': expected JOBID SECONDS [SAMPLES]" >&2
+        exit 2
+    }
+    local sample next_search=0
+    look_at_pipes
+    for ((sample = 1; sample <= ${3:-sample}; sample++)); do
+        # A search reads the variables of each process of the node, hence not every time.
+        if ((SECONDS >= next_search)) || rank_has_ended; then
+            find_ranks "SLURM_JOB_ID=$1"
+            find_first_processes
+            next_search=$((SECONDS + 30))
+        fi
+        print_node
+        print_gpus
+        print_ranks
+        print_metrics_files
+        echo "end $(cut -d ' ' -f 1 /proc/uptime)"
+        ((sample == ${3:-0})) || sleep "$2"
+    done
+}
+
+# Sets pipes_have_times: whether a pipe's time changes when something is written to it. It does not
+# with Linux 6.18 (seen 2026-11-25). With LAUNCHER=srun a rank prints into a pipe.
+look_at_pipes() {
+    local pipe before after
+    exec {pipe}> >(cat >/dev/null)
+    before=$(stat --dereference --format=%y "/proc/$$/fd/$pipe")
+    sleep 0.05
+    echo >&"$pipe"
+    after=$(stat --dereference --format=%y "/proc/$$/fd/$pipe")
+    exec {pipe}>&-
+    pipes_have_times=''
+    [[ $before == "$after" ]] || pipes_have_times=1
+}
+
+# Whether a rank of the last search has ended, or none was found. A job's ranks may start anew.
+rank_has_ended() {
+    local pid
+    ((${#rank_of[@]})) || return 0
+    for pid in "${!rank_of[@]}"; do
+        [[ -d /proc/$pid ]] || return 0
+    done
+    return 1
+}
+
+# Sets first_of[RANK], the process that started the rank's other ones, as workers of a data loader.
+find_first_processes() {
+    local pid parent
+    declare -gA first_of=()
+    for pid in "${!rank_of[@]}"; do
+        parent=$(status "$pid" PPid)
+        [[ ${rank_of[${parent:-0}]:-} == "${rank_of[$pid]}" ]] || first_of[${rank_of[$pid]}]=$pid
+    done
+}
+
+print_node() {
+    local load name value total=0 available=0
+    read -r load _ </proc/loadavg
+    while read -r name value _; do
+        case $name in
+            MemTotal:) total=$((value / 1024)) ;;
+            MemAvailable:) available=$((value / 1024)) ;;
+        esac
+    done </proc/meminfo
+    echo "node host=${SLURMD_NODENAME:-$HOSTNAME} load=$load used=$((total - available)) total=$total"
+}
+
+# Prints what the vendor's command says of the GPUs that this job may use.
+print_gpus() {
+    local query=index,utilization.gpu,memory.used,memory.total,power.draw
+    if type -P nvidia-smi >/dev/null; then
+        timeout 10 nvidia-smi --query-gpu="$query" --format=csv,noheader,nounits 2>/dev/null |
+            sed -n 's/^[0-9]/nvidia &/p'
+    elif type -P rocm-smi >/dev/null; then
+        timeout 10 rocm-smi --showuse --showmeminfo vram --csv 2>/dev/null |
+            sed -nE 's/^(device|card)/amd &/p'
+    fi
+}
+
+# Prints the CPU time of each rank, with that of all its processes, and how long it has been silent.
+print_ranks() {
+    local pid rank fields
+    local -A ticks=()
+    for pid in "${!rank_of[@]}"; do
+        # The command's name, in parentheses, may contain spaces.
+        read -r -a fields < <(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null) || continue
+        rank=${rank_of[$pid]}
+        ticks[$rank]=$((${ticks[$rank]:-0} + fields[11] + fields[12])) # utime, stime (proc(5))
+    done
+    for rank in "${!ticks[@]}"; do
+        echo "rank $rank cpu=$(seconds "${ticks[$rank]}") silent=$(silence_of "${first_of[$rank]:-0}")"
+    done
+}
+
+# Prints how long a process has written nothing to its output and its errors [s]; nothing if that is
+# not known. A file has the time at which it was last written to, and a pipe on older kernels.
+silence_of() {
+    local kind time newest='' now
+    while read -r time kind; do
+        [[ $kind != fifo || -n $pipes_have_times ]] || return
+        ((time <= ${newest:-0})) || newest=$time
+    done < <(stat --dereference --format='%Y %F' "/proc/$1/fd/1" "/proc/$1/fd/2" 2>/dev/null)
+    printf -v now '%(%s)T' -1
+    echo "${newest:+$((now - newest))}"
+}
+
+# Prints clock ticks as seconds.
+seconds() {
+    local hundredths=$(($1 * 100 / ticks_per_second))
+    printf '%d.%02d\n' $((hundredths / 100)) $((hundredths % 100))
+}
+
+print_metrics_files() {
+    local pid
+    for pid in "${first_of[@]}"; do
+        find "/proc/$pid/fd" -lname '*/metrics.jsonl' -printf 'metrics %l\n' 2>/dev/null
+    done | sort -u
+}
+
+main "$@"
