@@ -11,8 +11,8 @@ TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebst
 # Slurm, and squashfs and FUSE for STAGE=1.
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-mysql-plugin mariadb-server-core munge openmpi-bin iproute2 procps hostname mmdebstrap
 PACKAGES += squashfs-tools squashfuse fuse3
-# What the drills need more: they build Horovod, and node runs Perfetto's reader.
-DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs
+# What the drills need more: they build Horovod, node runs Perfetto's reader, and a notebook is opened through ssh.
+DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs chromium openssh-server openssh-client
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -35,7 +35,7 @@ test: .venv/ready packages ## every test but the slow drills
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-all: PACKAGES += $(DRILL_PACKAGES)
-test-all: TOOLS += cmake g++ mpi.h node
+test-all: TOOLS += cmake g++ mpi.h node chromium sshd ssh
 test-all: .venv/ready packages ## every test, drills included
 	$(PYTEST) -m "drill or not drill" $(PYTEST_ARGS)
 

@@ -451,6 +451,7 @@ SCHEMA = Record(
         "file_systems": ListOf(Record({"path": Text(), "use": Text()}, {"limits": Text()})),
         "commands": Named(Text(), about="what a user of this site types: accounts, queues, jobs, quota"),
         "placement": Text("Markdown for the written README: the network's topology, --contiguous, --switches"),
+        "notebooks": Text("Markdown for the written page: the site's own service for notebooks"),
         "notes": ListOf(NOTE, about="Markdown for the written README"),
         "problems": ListOf(
             Record({"printed": Text(), "cause": Text(), "fix": Text()}, OF_RUNTIMES),
@@ -533,6 +534,7 @@ OTHER_DEFAULTS = {
     "host_suffix": "",
     "internet": None,
     "login_internet": None,
+    "notebooks": "",
     "placement": "",
     "modules_after": "purge",
 }

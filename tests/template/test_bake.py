@@ -49,7 +49,16 @@ COMMON = {
     "tests/test_project.py",
 }
 PAGES = ("your-own-program", "which-code-runs", "how-a-run-starts", "it-does-not-work", "it-hangs", "updating")
-SLURM_PAGES = (*PAGES, "slow-start", "watch-a-job", "cluster", "sbatch-lines", "launchers", "longer-than-the-walltime")
+SLURM_PAGES = (
+    *PAGES,
+    "slow-start",
+    "watch-a-job",
+    "notebook",
+    "cluster",
+    "sbatch-lines",
+    "launchers",
+    "longer-than-the-walltime",
+)
 RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma")
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
 SLURM |= {
@@ -61,7 +70,8 @@ SLURM |= {
     "slurm/docs/when-a-node-fails.md",
 }
 SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
-SLURM |= {"slurm/watch.sh", "slurm/watch/node.sh"}
+SLURM |= {"slurm/watch.sh", "slurm/watch/node.sh", "slurm/notebook.sh", "slurm/notebook/serve.sh"}
+SLURM |= {f"slurm/notebook/{name}.py" for name in ("connect", "lab", "relay")} | {"slurm/docs/notebook.png"}
 SLURM |= {f"slurm/watch/{name}.py" for name in ("progress", "samples", "sampling", "screen", "summary")}
 SLURM |= {"slurm/stage.sh", "launch/stage/pack.py", "launch/stage/enter.py"}
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
@@ -207,7 +217,8 @@ def dead_links(document):
     for link in re.findall(r"\]\((?!https?:)(.*?)\)", document.read_text()):
         name, _, anchor = link.partition("#")
         target = document.parent / name if name else document
-        headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE) if target.is_file() else []
+        is_page = target.suffix == ".md" and target.is_file()
+        headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE) if is_page else []
         anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
         if not target.is_file() or (anchor and anchor not in anchors):
             dead.append(link)
@@ -216,7 +227,9 @@ def dead_links(document):
 
 def assert_clean(project):
     for path in project.rglob("*"):
-        if path.is_file():
+        if path.suffix == ".png":
+            assert path.read_bytes() == (TEMPLATE / path.relative_to(project)).read_bytes()
+        elif path.is_file():
             is_script = path.read_bytes().startswith(b"#!")
             if is_script and path.name != "env.sh":
                 assert os.access(path, os.X_OK), path

@@ -771,22 +771,30 @@ launch() {
     return "$code"
 }
 
-# Has slurm/watch/summary.py ask the nodes every MEASURE_EVERY seconds what their GPUs and ranks do.
+# After MEASURE_EVERY seconds, has slurm/watch/summary.py ask the nodes what their GPUs and ranks do.
 # Sets measuring, its process.
 start_measuring() {
     measuring=''
+    rm -f "$RUN_DIR/use.txt"
     [[ $MEASURE_EVERY != 0 ]] && type -P python3 >/dev/null || return 0
-    python3 -B "$PROJECT_DIR/slurm/watch/summary.py" --every "$MEASURE_EVERY" "$SLURM_JOB_ID" \
-        "${hosts[@]}" >"$RUN_DIR/use.txt" 2>/dev/null </dev/null &
+    (
+        trap '' USR1 # the warning before the walltime is over, which is for this script alone
+        sleep "$MEASURE_EVERY"
+        exec python3 -B "$PROJECT_DIR/slurm/watch/summary.py" --every "$MEASURE_EVERY" \
+            --file "$RUN_DIR/use.txt" "$SLURM_JOB_ID" "${hosts[@]}"
+    ) &>/dev/null </dev/null &
     measuring=$!
+    disown "$measuring" # or bash would tell of its end
 }
 
 # Ends that, and prints what it has measured if the program ended well. Argument: the exit code.
 stop_measuring() {
     [[ -n $measuring ]] || return 0
     kill "$measuring" 2>/dev/null || true
-    wait "$measuring" 2>/dev/null || true
-    (($1)) || cat "$RUN_DIR/use.txt"
+    while kill -0 "$measuring" 2>/dev/null; do sleep 0.1; done
+    if (($1 == 0)) && [[ -e $RUN_DIR/use.txt ]]; then
+        cat "$RUN_DIR/use.txt"
+    fi
 }
 
 #? if mpi

@@ -81,7 +81,7 @@ def start_trackers(args: argparse.Namespace, first_step: int, metrics_file: Path
 def rows_until(step: int, metrics_file: Path) -> Iterator[Row]:
     """Read the rows of metrics.jsonl up to a step, one by one: the file may be long, and may be growing.
 
-    Steps only grow from row to row.
+    Steps only grow from row to row. "steps" and "time" are left out, as Metrics hands rows over without them.
     """
     with metrics_file.open() as lines:
         for line in lines:
@@ -90,7 +90,7 @@ def rows_until(step: int, metrics_file: Path) -> Iterator[Row]:
             row = json.loads(line)
             if row["step"] > step:
                 return
-            yield row
+            yield {name: value for name, value in row.items() if name not in ("steps", "time")}
 
 
 def import_or_fail(module: str, flag: str) -> Any:

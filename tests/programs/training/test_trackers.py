@@ -114,10 +114,11 @@ def wandb_rows(folder):
 
 
 def expected_rows(folder):
-    """Return metrics.jsonl with one row per step, and without what is not known."""
+    """Return metrics.jsonl with one row per step, and without what is not known, or only for slurm/watch.sh."""
     rows = {}
     for line in metrics(folder):
-        rows.setdefault(line["step"], {}).update({k: v for k, v in line.items() if k != "step" and v is not None})
+        shown = {k: v for k, v in line.items() if k not in ("step", "steps", "time") and v is not None}
+        rows.setdefault(line["step"], {}).update(shown)
     return sorted(rows.items())
 
 

@@ -123,7 +123,8 @@ def diff_of(top, commit, new):
         # Whatever the user's own configuration says, `git apply` has to read the diff.
         plain = [
             "--unified=3",
-            "--inter-hunk-context=0",
+            "--inter-hunk-context",
+            "0",
             "--no-color",
             "--no-ext-diff",
             "--no-textconv",

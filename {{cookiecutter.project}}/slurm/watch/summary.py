@@ -1,16 +1,15 @@
 """Measures from time to time what the nodes of a job do, and sums it up when it is told to end (SIGTERM).
 
-    python3 slurm/watch/summary.py --every SECONDS JOBID HOST [HOST ...]
+    python3 slurm/watch/summary.py --every SECONDS --file FILE JOBID HOST [HOST ...]
 
-The submit script starts it beside the ranks (start_measuring in slurm/lib.sh). The step that measures begins after the
-first SECONDS: a job that is over by then has no such step. Python 3.6, standard library only.
+The submit script starts it beside the ranks (start_measuring in slurm/lib.sh). FILE is written at the end, if there is
+something to sum up. Python 3.6, standard library only.
 """
 
 import argparse
 import math
 import signal
 import sys
-import time
 from statistics import mean
 
 from sampling import Sampling
@@ -19,22 +18,22 @@ GIB = 1024  # MiB
 
 
 def main():
-    """Measure until SIGTERM, then print the summary; nothing if the job was too short for one."""
+    """Measure until SIGTERM, then write the summary."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=int, required=True)
+    parser.add_argument("--file", required=True)
     parser.add_argument("job")
     parser.add_argument("hosts", nargs="+")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the warning before the walltime is over, for the submit script
     totals, sampling = Totals(), None
     try:
-        time.sleep(args.every)
         sampling = Sampling(args.job, args.hosts, [args.every], totals.add)
         sampling.run(until=math.inf)
     finally:
-        for line in totals.lines():
-            print(line, flush=True)
+        if totals.lines():
+            with open(args.file, "w") as file:
+                file.writelines(line + "\n" for line in totals.lines())
         if sampling:
             sampling.stop()
 

@@ -1,0 +1,183 @@
+"""Connects a socket on this login node to the JupyterLab of a job. slurm/notebook.sh calls it.
+
+    python3 slurm/notebook/connect.py JOBID HOST FOLDER
+
+FOLDER: that of the job's logs, with the token. It prints how to open the notebook, and carries connections until Ctrl-C
+or until the job ends. Exit code 1: the job has ended, or its node does not answer. Python 3.6, standard library only.
+"""
+
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+
+from relay import Relay
+
+RELAY = os.path.join(os.path.dirname(os.path.realpath(__file__)), "relay.py")
+PATIENCE = 60  # seconds until the step has to say something
+
+
+def main():
+    """Connect, and again if the connection to the node is cut."""
+    job, host, folder = sys.argv[1:]
+    private = tempfile.mkdtemp(prefix="notebook-")  # which no other user can enter
+    path = os.path.join(private, "sock")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(100)
+            connection = Connection(job, host, folder, listener)
+            connection.run(lambda: print(instructions(job, host, folder, path), flush=True))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"\nthe notebook goes on: bash slurm/notebook.sh {job} connects again, scancel {job} ends it")
+        sys.exit(130)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+class Connection:
+    """The step that carries connections to a job's node."""
+
+    def __init__(self, job, host, folder, listener):
+        """listener: the socket of this login node."""
+        self.job, self.host, self.folder, self.listener = job, host, folder, listener
+        self.relay, self.heard = None, None
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        """Take connections, and drop them while there is no way to the node."""
+        while True:
+            connection, _ = self.listener.accept()
+            try:
+                self.relay.add(connection)
+            except (AttributeError, OSError, ValueError):
+                connection.close()
+
+    def run(self, on_ready):
+        """Carry connections until the job has ended, or its node does not answer."""
+        lost = 0
+        while True:
+            was_ready = self.carry(on_ready if not lost else lambda: print("connected again", flush=True))
+            state = state_of(self.job)
+            if state != "RUNNING":
+                print(f"job {self.job} has ended: {state}. {why(state, self.job)}", file=sys.stderr)
+                return
+            if not was_ready:
+                print(
+                    f"{self.host} does not answer: bash slurm/notebook.sh {self.job} tries again,"
+                    f" scancel {self.job} ends the job",
+                    file=sys.stderr,
+                )
+                return
+            lost += 1
+            print(f"the connection to {self.host} was cut; connecting again", flush=True)
+            time.sleep(1)
+
+    def carry(self, on_ready):
+        """Run a step until it ends. Return whether it could connect to JupyterLab."""
+        command = ["srun", "--jobid=" + self.job, "--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1"]
+        command += ["--export=ALL", "--quiet", "python3", "-B", RELAY, self.folder]
+        step = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        readiness = []
+
+        def ready():
+            readiness.append(True)
+            on_ready()
+
+        watchdog = threading.Timer(PATIENCE, lambda: readiness or self.heard or step.kill())
+        watchdog.daemon = True
+        watchdog.start()
+        self.relay, self.heard = Relay(self.heard_lines(step.stdout), step.stdin), None
+        try:
+            self.relay.run(ready)
+        finally:
+            self.relay = None
+            watchdog.cancel()
+            self.end(step)
+        return bool(readiness)
+
+    def end(self, step):
+        """End a step: relay.py ends when its stream does, and srun with it."""
+        with suppress(OSError):
+            step.stdin.close()
+        try:
+            step.wait(5)
+        except subprocess.TimeoutExpired:
+            step.kill()
+            step.wait()
+
+    def heard_lines(self, stream):
+        """Return the lines of a stream, and note that there are some."""
+        for line in stream:
+            self.heard = time.monotonic()
+            yield line
+
+
+def instructions(job, host, folder, path):
+    """Return what the user has to type on the own machine."""
+    with open(os.path.join(folder, "token")) as file:
+        token = file.read()
+    left = time_left(job)
+    return f"""
+JupyterLab runs on {host}{left}. On your own machine, in a terminal that stays open:
+
+    ssh -N -L 8888:{path} {getpass.getuser()}@{socket.getfqdn()}
+
+and in its browser:
+
+    http://localhost:8888/lab?token={token}
+
+If ssh says that the address is in use, write 8889 instead of 8888 in both lines.
+Leave this script running. Ctrl-C ends it, and the notebook goes on.
+"""
+
+
+def time_left(job):
+    """Return until when the job may run, in words."""
+    end = output_of("squeue", "--noheader", "--jobs=" + job, "--format=%e").strip()
+    clock = re.search(r"T(\d+:\d+)", end)
+    return f" until {end.replace('T', ' ')}" if clock else ""
+
+
+def state_of(job):
+    """Return the state of a job, as RUNNING."""
+    for _ in range(10):
+        state = re.search(r"JobState=(\w+)", output_of("scontrol", "--oneliner", "show", "job", job))
+        if state and state.group(1) != "COMPLETING":
+            return state.group(1)
+        time.sleep(1)
+    return state.group(1) if state else "gone"
+
+
+def why(state, job):
+    """Return what to do about a job that has ended."""
+    if state == "TIMEOUT":
+        return "Its time limit is over: bash slurm/notebook.sh --time=HH:MM:SS asks for more"
+    return f"See notebook-{job}.out where it was submitted"
+
+
+def output_of(*command):
+    """Return what a command prints; nothing if it fails."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+if __name__ == "__main__":
+    main()
