@@ -629,7 +629,7 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
     project = bake(tmp_path, site=site, account=account(site))
     named = {}
     for path in project.rglob("*"):
-        if path.is_file() and path.suffix != ".py":
+        if path.is_file() and path.suffix not in (".py", ".png"):
             # The example of a secret, and the reason for WANDB_MODE at a site, do not ask for the package.
             text = re.sub("wandb,key|secret `wandb`|generic wandb|upload later with wandb sync", "", path.read_text())
             named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
