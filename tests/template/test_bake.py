@@ -54,6 +54,8 @@ SLURM_PAGES = (
     "slow-start",
     "watch-a-job",
     "notebook",
+    "sweep",
+    "offline-trackers",
     "cluster",
     "sbatch-lines",
     "launchers",
@@ -71,6 +73,7 @@ SLURM |= {
 }
 SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
 SLURM |= {"slurm/watch.sh", "slurm/watch/node.sh", "slurm/notebook.sh", "slurm/notebook/serve.sh"}
+SLURM |= {"slurm/sweep.sh", "slurm/sweep/jobs.py", "slurm/sweep/table.py", "slurm/sync_trackers.sh"}
 SLURM |= {f"slurm/notebook/{name}.py" for name in ("connect", "lab", "relay")} | {"slurm/docs/notebook.png"}
 SLURM |= {f"slurm/watch/{name}.py" for name in ("progress", "samples", "sampling", "screen", "summary")}
 SLURM |= {"slurm/stage.sh", "launch/stage/pack.py", "launch/stage/enter.py"}
@@ -176,7 +179,7 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
     assert files(project) == expected_files({**defaults, **answers}) - EXAMPLES | {readme}
     assert_clean(project)
     for path in filter(Path.is_file, project.rglob("*")):
-        if path.name == "doctor.py":  # quotes what others' programs have printed
+        if path.name in ("doctor.py", "notebook.png"):  # doctor.py quotes what others' programs have printed
             continue
         text = path.read_text()
         names = re.findall(r"(?<![\w/.-])(?:training|pi|benchmark|tests)/\w+\S*", text)
@@ -632,6 +635,7 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
         if path.is_file() and path.suffix not in (".py", ".png"):
             # The example of a secret, and the reason for WANDB_MODE at a site, do not ask for the package.
             text = re.sub("wandb,key|secret `wandb`|generic wandb|upload later with wandb sync", "", path.read_text())
-            named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
+            if path.name not in ("offline-trackers.md", "sync_trackers.sh"):  # of programs of one's own, too
+                named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
     expected = {"README.md": ["matplotlib", "tensorboard", "wandb"], "training/README.md": ["tensorboard", "wandb"]}
     assert {name: extras for name, extras in named.items() if extras} == expected

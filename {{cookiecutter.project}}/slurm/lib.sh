@@ -130,11 +130,29 @@ read_arguments() {
             die "options for sbatch end with --, as in:" \
                 "bash slurm/submit_multinode.sh --nodes=4 -- program.py"
     fi
+    if in_sweep && [[ -z ${TAKES_OVER:-} ]]; then # slurm/stand_by.sh hands on all words
+        local of_line
+        mapfile -t of_line <"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID"
+        set -- "$@" "${of_line[@]}"
+    fi
     words=("$@") typed=("$@")
     program=$(find_program "$@") || exit
     if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
         words=("${words[@]//"%a"/$SLURM_ARRAY_TASK_ID}") # %a is the index of a job in its array
+        ! in_sweep || typed=("${words[@]}")
     fi
+}
+
+# Whether this is a job of slurm/sweep.sh, whose arguments are in a file of SWEEP_FOLDER.
+in_sweep() {
+    [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} && -n ${SWEEP_FOLDER:-} ]] &&
+        [[ -f $SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID ]]
+}
+
+# Notes the exit code of a sweep's job, and how long it ran [s], for the table of slurm/sweep.sh.
+# Argument: the exit code.
+note_end_of_sweep() {
+    ! in_sweep || echo "$1 $SECONDS" >"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID.end"
 }
 
 # ---- set up the software -------------------------------------------------------------------------

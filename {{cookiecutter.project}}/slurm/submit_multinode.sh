@@ -137,4 +137,5 @@ fi
 await_record
 remove_packs             # with STAGE=1: from the nodes' own disks
 requeue_or_explain "$code"
+note_end_of_sweep "$code"  # for the table of slurm/sweep.sh
 exit "$code"

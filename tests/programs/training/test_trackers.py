@@ -13,13 +13,17 @@ import json
 import os
 import re
 import struct
+import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+from baking import bake
 from training_runs import TINY, TRAINING, Launch, metrics, write_driver
-from waiting import FOREVER
+from waiting import FOREVER, PATIENCE
 
 pytest.importorskip("torch")
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install -r requirements-dev.txt")
@@ -269,6 +273,99 @@ def look(self):
 metrics.Metrics.finish = look
 """
     assert "imported: []" in train(tmp_path / "run", 1, "train_single", "--steps", 1, driver=driver(look)).out
+
+
+# slurm/sync_trackers.sh
+
+# Stand-ins for the commands of mlflow-export-import 1.2.0, which refuse what these would: they note where runs went.
+EXPORT = """\
+#!/bin/bash
+[[ $1 == --experiments && $2 == all && $3 == --output-dir && $# == 4 ]] || exit 2
+[[ $MLFLOW_TRACKING_URI == sqlite:////* ]] || exit 2
+[[ -s ${MLFLOW_TRACKING_URI#sqlite:///} ]] && echo "$MLFLOW_TRACKING_URI" >"$4/experiments.json"
+"""
+IMPORT = """\
+#!/bin/bash
+[[ $1 == --input-dir && $# == 2 && -s $2/experiments.json && $MLFLOW_TRACKING_URI == http* ]] || exit 2
+[[ ! -e $REFUSES ]] && cat "$2/experiments.json" >>"$NOTES"
+"""
+
+
+def sync(project, folder, *words, **environment):
+    """Call slurm/sync_trackers.sh in a folder."""
+    path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    clean = {"PATH": path, "HOME": str(folder), "NOTES": str(folder / "notes"), "REFUSES": str(folder / "refuses")}
+    command = ["bash", project / "slurm/sync_trackers.sh", *words]
+    return subprocess.run(
+        command, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+@pytest.fixture
+def offline(tmp_path):
+    """A project on Slurm, and a folder in which a job has left a run of MLflow an hour ago."""
+    for name, text in (("export-experiments", EXPORT), ("import-experiments", IMPORT)):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    project = bake(tmp_path / "projects", site="slurm")
+    database = tmp_path / "logs/4711.0/mlflow.db"
+    database.parent.mkdir(parents=True)
+    database.write_text("runs")
+    age(database)
+    return project, database
+
+
+def age(path, hours=1):
+    os.utime(path, (time.time() - 3600 * hours,) * 2)
+
+
+def test_offline_runs_of_wandb_are_sent_once(offline, text, tmp_path):
+    """By the real wandb, to a stand-in for its server: all steps arrive."""
+    project, database = offline
+    database.unlink()
+    words = [*TINY, "--steps", 3, "--log-every", 1, "--data", text, "--wandb", "our project"]
+    out = tmp_path / "run"
+    assert Launch(out, 1, TRAINING / "train_single.py", *words, "--out", out, **NO_KEY).wait().codes == [0]
+    (folder,) = wandb_folders(out)
+    with StandInServer() as stand_in:
+        server = {"WANDB_BASE_URL": stand_in.address, "WANDB_API_KEY": "k" * 40}
+        done = sync(project, tmp_path, "run", **server)
+        assert "left out: run/wandb/offline-run-" in done.stderr and "nothing to send in run" in done.stdout
+        age(next(folder.glob("*.wandb")))
+        done = sync(project, tmp_path, "run", "--dry-run")
+        assert (done.returncode, done.stdout) == (0, f"W&B: run/wandb/{folder.name}\n"), done
+        assert stand_in.rows == {}
+        done = sync(project, tmp_path, "run", **server)
+        assert done.returncode == 0 and f"W&B: run/wandb/{folder.name}\n" in done.stdout, done
+        assert [row["_step"] for row in stand_in.rows.values()] == [1, 2, 3], stand_in.rows
+        assert "nothing to send in ." in sync(project, tmp_path, **server).stdout
+
+
+def test_offline_runs_of_mlflow_are_sent_once(offline, tmp_path):
+    project, database = offline
+    uri = {"MLFLOW_TRACKING_URI": "https://mlflow.example.org"}
+    (tmp_path / "refuses").touch()
+    done = sync(project, tmp_path, **uri)
+    assert done.returncode == 2 and "some runs were not sent, see above: call this again" in done.stderr
+    (tmp_path / "refuses").unlink()
+    for _ in range(2):
+        done = sync(project, tmp_path, **uri)
+        assert done.returncode == 0, done
+        assert (tmp_path / "notes").read_text() == f"sqlite:///{database}\n"
+    assert done.stdout == "nothing to send in .\n"
+
+
+def test_what_keeps_runs_from_being_sent(offline, tmp_path):
+    project, _ = offline
+    done = sync(project, tmp_path, MLFLOW_TRACKING_URI="sqlite:///here.db")
+    assert done.returncode == 2 and "export MLFLOW_TRACKING_URI=https://YOUR-SERVER" in done.stderr
+    for words, said in ((["nowhere"], "'nowhere' is no folder"), (["--all"], "'--all' is not known")):
+        done = sync(project, tmp_path, *words)
+        assert done.returncode == 2 and said in done.stderr
+    (tmp_path / "bin/export-experiments").unlink()
+    done = sync(project, tmp_path)
+    assert done.returncode == 2 and "no command export-experiments: pip install mlflow-export-import" in done.stderr
 
 
 # Refusals

@@ -1,0 +1,177 @@
+"""A program for each line of a file, as an array of jobs: slurm/sweep.sh on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from submitting import cluster, project
+from two_nodes import ENVIRONMENT
+from waiting import wait_for
+
+SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1", "PREFLIGHT": "0"}
+OPTIONS = ("--nodes=1", "--gpus-per-node=0", "--exclusive=user")
+TRAINING = [
+    "training/train_ddp.py",
+    "--steps",
+    "4",
+    "--layers",
+    "1",
+    "--width",
+    "16",
+    "--context",
+    "16",
+    "--global-batch",
+    "4",
+]
+# Prints its arguments, and ends as the first of them says.
+PROGRAM = """\
+import sys, time
+print("got", sys.argv[1:], flush=True)
+time.sleep(float(sys.argv[2]))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def sweep(cluster, project, tmp_path):
+    """Returns sweep(lines, *words) -> the number of its job. The program is prog.py."""
+    (tmp_path / "prog.py").write_text(PROGRAM)
+    begun = []
+
+    def start(lines, *words, name="lines.txt", check=True, **environment):
+        (tmp_path / name).write_text(lines)
+        command = ["bash", project / "slurm/sweep.sh", name, *map(str, words)]
+        done = cluster.run(*command, cwd=tmp_path, env={**SETTINGS, **environment}, check=check)
+        if not check:
+            return done
+        begun.append(int(re.search(r"bash slurm/sweep.sh (\d+) shows how it goes\n$", done.stdout).group(1)))
+        return begun[-1]
+
+    yield start
+    cluster.run("scancel", *map(str, begun), check=False)
+
+
+def table(cluster, project, number):
+    return cluster.run("bash", project / "slurm/sweep.sh", str(number)).stdout
+
+
+def ended(cluster, project, number):
+    """Return the table once no job of the sweep waits or runs."""
+    last = []
+
+    def over():
+        last[:] = [table(cluster, project, number)]
+        return not re.search("PENDING|RUNNING|COMPLETING", last[0])
+
+    wait_for(over, lambda: last[0])
+    return last[0]
+
+
+def outputs(folder, name="lines"):
+    return sorted(
+        line
+        for path in folder.glob(f"{name}-*.out")
+        for line in re.findall(r"^\[\S+\] (got .*)", path.read_text(), re.M)
+    )
+
+
+def test_a_job_for_each_line(cluster, project, tmp_path, sweep):
+    """Words are those of a shell; empty lines and comments do not count; %a is the number of the line."""
+    number = sweep("# code seconds words\n0 0 'a b' --out=%a\n\n3 0 it\\'s ß\n", *OPTIONS, "--", "prog.py")
+    said = ended(cluster, project, number)
+    assert outputs(tmp_path) == ["got ['0', '0', 'a b', '--out=2']", "got ['3', '0', \"it's\", 'ß']"]
+    rows = [line.split()[:2] for line in said.splitlines()[:3]]
+    assert rows == [["line", "state"], ["2", "COMPLETED"], ["4", "FAILED"]], said
+    assert "\n1 COMPLETED, 1 FAILED\n" in said
+    assert re.search(rf"^line 4: .*\(python3 slurm/doctor\.py {number}_4\)$", said, re.MULTILINE), said
+    run = json.loads(next(project.glob("logs/*/run.json")).read_text())
+    assert run["array_task"] in ("2", "4") and "%a" not in run["program"]
+
+
+def test_trainings_have_folders_and_losses(cluster, project, tmp_path, sweep):
+    number = sweep("--learning-rate 1e-3\n--learning-rate 1e-2\n--steps x\n", *OPTIONS, "--", *map(str, TRAINING))
+    said = ended(cluster, project, number)
+    for line, rate in ((1, "1e-3"), (2, "1e-2")):
+        rows = [json.loads(row) for row in (tmp_path / f"runs/lines/{line}/metrics.jsonl").read_text().splitlines()]
+        loss = [row["loss"] for row in rows if "loss" in row][-1]
+        validation = [row["val_loss"] for row in rows if "val_loss" in row][-1]
+        cells = rf"^{line}     COMPLETED  0:00:\d\d  4     {loss:.4f}  {validation:.4f} +--learning-rate {rate} --out "
+        assert re.search(cells, said, re.MULTILINE), said
+    assert re.search(r"^line 3: .*argument --steps: 'x' has to be a whole number", said, re.MULTILINE), said
+
+
+def test_no_more_at_once(cluster, project, tmp_path, sweep):
+    """And a table while they run and wait; one that is cancelled is told."""
+    number = sweep("0 6000\n0 6000\n0 6000\n", "--max-at-once", 1, *OPTIONS, "--", "prog.py")
+    wait_for(lambda: "1 RUNNING" in table(cluster, project, number), lambda: table(cluster, project, number))
+    assert "2 PENDING, 1 RUNNING" in table(cluster, project, number)
+    cluster.run("scancel", f"{number}_1")
+    wait_for(lambda: re.search("^1     CANCELLED", table(cluster, project, number), re.MULTILINE))
+    cluster.run("scancel", f"{number}_3")  # it has not begun, and Slurm may have forgotten it
+    said = table(cluster, project, number)
+    assert f"line 1: the job was cancelled (python3 slurm/doctor.py {number}_1)" in said, said
+    assert re.search(r"^line 3: (the job was cancelled|no cause found: was it cancelled\?) ", said, re.MULTILINE), said
+
+
+def test_two_sweeps_at_once(cluster, project, tmp_path, sweep):
+    first = sweep("0 0 first\n0 0 first\n", *OPTIONS, "--", "prog.py")
+    second = sweep("0 0 second\n", *OPTIONS, "--", "prog.py")
+    said = [ended(cluster, project, number) for number in (first, second)]
+    assert [text.count("COMPLETED  ") for text in said] == [2, 1], said
+    assert outputs(tmp_path) == [f"got ['0', '0', '{word}']" for word in ("first", "first", "second")]
+
+
+@pytest.mark.drill
+def test_a_requeued_job_keeps_its_line(cluster, project, tmp_path, sweep):
+    number = sweep("0 6000 a\n", *OPTIONS, "--", "prog.py")
+    wait_for(lambda: outputs(tmp_path) == ["got ['0', '6000', 'a']"])
+    cluster.run("scontrol", "requeue", f"{number}_1")
+    wait_for(lambda: outputs(tmp_path) == ["got ['0', '6000', 'a']"] * 2)
+    assert "RUNNING" in table(cluster, project, number)
+
+
+def test_the_command_that_repeats_one_job(cluster, project, tmp_path, sweep):
+    number = sweep("0 0 'a b' %a\n", *OPTIONS, "--", "prog.py")
+    ended(cluster, project, number)
+    runs = {path.parent.name: json.loads(path.read_text()) for path in project.glob("logs/*.0/run.json")}
+    (folder,) = [name for name, run in runs.items() if run["folder"] == str(tmp_path)]
+    said = cluster.run("python3", project / "slurm/repeat.py", project / "logs" / folder).stdout
+    assert said.endswith(" prog.py 0 0 'a b' 1\n") and "--array" not in said, said
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "said"),
+    [
+        ("", ("--", "prog.py"), "'lines.txt' has no line with arguments: each line is a job"),
+        ("# all\n\n", ("--", "prog.py"), "'lines.txt' has no line with arguments"),
+        ('1\n--a "b\n', ("--", "prog.py"), 'lines.txt:2: --a "b: No closing quotation; a \' or " in a word needs a \\'),
+        ("1\n2\n", ("--", "prog.py", "--out", "x"), "lines.txt:2: --out x is that of line 1, too: write --out x/%a"),
+        ("--out=x\n--out x\n", ("--", "prog.py"), "lines.txt:2: --out x is that of line 1, too"),
+        ("\n" * 1001 + "1\n", ("--", "prog.py"), "lines.txt:1002: Slurm numbers the jobs of an array up to 1000: use "),
+        ("1\n", (), "no program: expected bash slurm/sweep.sh lines.txt -- PROGRAM ARGUMENTS"),
+        ("1\n", ("--",), "no program: expected"),
+        ("1\n", ("--max-at-once", "0", "--", "prog.py"), "--max-at-once '0': expected a whole number of jobs"),
+        ("1\n", ("--max-at-once",), "--max-at-once '': expected"),
+        ("1\n", ("--", "nowhere.py"), "no program 'nowhere.py'"),
+        ("1\n", ("--partition=nowhere", "--", "prog.py"), "invalid partition specified"),
+    ],
+)
+def test_bad_input_is_refused(cluster, project, sweep, lines, words, said):
+    """And nothing is left of it."""
+    before = set(project.glob("logs/sweeps/*"))
+    done = sweep(lines, *words, check=False)
+    assert done.returncode and said in done.stderr and done.stdout == "", done
+    assert set(project.glob("logs/sweeps/*")) == before
+
+
+def test_what_is_no_sweep(cluster, project, tmp_path):
+    for words, said in (
+        (["999999"], "job 999999 is no sweep of this project"),
+        ([], "expected a file with a line for each job"),
+        (["nofile", "--", "prog.py"], "cannot read 'nofile'"),
+    ):
+        (tmp_path / "prog.py").write_text("")
+        done = cluster.run("bash", project / "slurm/sweep.sh", *words, cwd=tmp_path, env=SETTINGS, check=False)
+        assert done.returncode == 2 and said in done.stderr, done

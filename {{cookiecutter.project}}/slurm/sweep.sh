@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+#? set examples = cookiecutter.examples == "yes"
+#? set program = "training/train_ddp.py" if examples else "train.py"
+# Runs a program once for each line of a file: a sweep over its arguments, as an array of jobs.
+#
+#   bash slurm/sweep.sh lines.txt -- {{ program }} --steps 500
+#   bash slurm/sweep.sh lines.txt --max-at-once 4 --nodes=1 -- {{ program }} --steps 500
+#   bash slurm/sweep.sh JOBID                      a table: which ran, which failed and why, their losses
+#
+# Each line of the file is added to the arguments after --. A job's index is the number of its line, and
+# %a stands for it. Empty lines, and those that begin with #, do not count. Options before -- are of
+# sbatch, but for --max-at-once N: no more than N jobs run at a time.
+#
+#? if examples
+# A job of training/ without --out writes into runs/NAME/LINE, as runs/lines/3.
+#? endif
+# slurm/docs/sweep.md shows an example, and what to do with Hydra and Optuna.
+
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/lib.sh" slurm/sweep.sh
+
+case ${1:-} in
+    -h | --help)
+        print_usage "${BASH_SOURCE[0]}"
+        exit
+        ;;
+    '') die "expected a file with a line for each job, or the number of a sweep's job" ;;
+esac
+if [[ $# == 1 && $1 =~ ^[0-9]+$ && ! -e $1 ]]; then
+    [[ -d $PROJECT_DIR/logs/sweeps/$1 ]] ||
+        die "job $1 is no sweep of this project: ls $PROJECT_DIR/logs/sweeps lists them"
+    # table.py reads metrics.jsonl as slurm/watch.sh does.
+    PYTHONPATH=$PROJECT_DIR/slurm/watch \
+        exec python3 -B "$PROJECT_DIR/slurm/sweep/table.py" "$PROJECT_DIR/logs/sweeps/$1"
+fi
+
+lines=$1 at_once='' options=()
+shift
+while (($#)) && [[ $1 != -- ]]; do
+    case $1 in
+        --max-at-once)
+            [[ ${2:-} =~ ^[1-9][0-9]*$ ]] ||
+                die "--max-at-once '${2:-}': expected a whole number of jobs"
+            at_once=$2
+            shift
+            ;;
+        *) options+=("$1") ;;
+    esac
+    shift
+done
+(($# > 1)) || die "no program: expected bash slurm/sweep.sh $lines -- PROGRAM ARGUMENTS"
+shift
+
+# jobs.py writes the words of each job into a folder of this sweep, where the jobs find them, and prints
+# their indices.
+{ make_logs_folder && mkdir -p "$PROJECT_DIR/logs/sweeps"; } ||
+    die "cannot write to $PROJECT_DIR/logs, where the sweep's folder goes"
+name=${lines##*/} name=${name%.*}
+SWEEP_FOLDER=$(mktemp -d "$PROJECT_DIR/logs/sweeps/$name.XXXXXX") || exit
+export SWEEP_FOLDER
+trap 'rm -rf "$SWEEP_FOLDER"' EXIT # unless it is submitted
+indices=$(python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
+said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \
+    --array="$indices${at_once:+%$at_once}" "${options[@]}" -- "$@") || exit
+echo "$said"
+job=${said##*job }
+[[ $job =~ ^[0-9]+$ ]] || die "sbatch did not tell the job's number: '$said'"
+ln -s "${SWEEP_FOLDER##*/}" "$PROJECT_DIR/logs/sweeps/$job"
+trap - EXIT
+echo "bash slurm/sweep.sh $job shows how it goes"

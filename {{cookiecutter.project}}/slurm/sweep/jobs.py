@@ -1,0 +1,106 @@
+"""Reads the lines of a sweep, and writes the words of each job into a folder. slurm/sweep.sh calls it.
+
+    python3 slurm/sweep/jobs.py LINES FOLDER PROGRAM [ARGUMENTS]
+
+FOLDER/N gets the words that line N adds to ARGUMENTS, a word on each line. sweep.json gets all words. Prints the
+numbers of the lines, as sbatch --array takes them. Exit code 2: a line is not valid. Python 3.6, standard library only.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+
+def main():
+    """Write a file for each job."""
+    file, folder, *command = sys.argv[1:]
+    try:
+        with open(file, encoding="utf-8") as lines:
+            jobs = read(lines, file)
+    except (OSError, UnicodeDecodeError) as error:
+        refuse(f"cannot read '{file}': {error}")
+    if not jobs:
+        refuse(f"'{file}' has no line with arguments: each line is a job")
+    refuse_large_index(max(jobs), file)
+    add_folders(jobs, file, command)
+    refuse_equal_folders(jobs, file, command)
+    for number, words in jobs.items():
+        with open(os.path.join(folder, str(number)), "w", encoding="utf-8") as words_file:
+            words_file.writelines(word + "\n" for word in words)
+    with open(os.path.join(folder, "sweep.json"), "w") as record:
+        json.dump({"folder": os.getcwd(), "command": command, "jobs": jobs}, record, indent=1)
+    print(ranges(sorted(jobs)))
+
+
+def read(lines, file):
+    """Return the words of each job by the number of its line."""
+    jobs = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            try:
+                jobs[number] = shlex.split(line)
+            except ValueError as error:
+                refuse(f"{file}:{number}: {line.strip()}: {error}; a ' or \" in a word needs a \\ before it")
+    return jobs
+
+
+def refuse_large_index(number, file):
+    """Refuse more lines than this Slurm numbers in an array."""
+    try:
+        conf = subprocess.run(["scontrol", "show", "config"], stdout=subprocess.PIPE, check=False).stdout.decode()
+    except OSError:
+        return  # slurm/submit_multinode.sh says that this is no login node
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", conf, re.MULTILINE)
+    if size and number >= int(size.group(1)):
+        refuse(f"{file}:{number}: Slurm numbers the jobs of an array up to {int(size.group(1)) - 1}: use several files")
+
+
+def add_folders(jobs, file, command):
+    """Give each job of training/ a folder of its own, unless one is named."""
+    if os.path.basename(os.path.dirname(os.path.realpath(command[0]))) != "training":
+        return
+    name = os.path.splitext(os.path.basename(file))[0]
+    for number, words in jobs.items():
+        if out_of([*command, *words], number) is None:
+            words += ["--out", f"runs/{name}/{number}"]
+
+
+def refuse_equal_folders(jobs, file, command):
+    """Refuse two jobs with the same --out: each would overwrite what the other writes."""
+    first = {}
+    for number, words in jobs.items():
+        out = out_of([*command, *words], number)
+        if out is not None and first.setdefault(out, number) != number:
+            refuse(f"{file}:{number}: --out {out} is that of line {first[out]}, too: write --out {out}/%a, or name two")
+
+
+def out_of(words, number):
+    """Return the folder that --out names in the words of a job, or None."""
+    words = [word.replace("%a", str(number)) for word in words]
+    folders = [word[len("--out=") :] for word in words if word.startswith("--out=")]
+    folders += [words[index + 1] for index in range(len(words) - 1) if words[index] == "--out"]
+    return folders[-1] if folders else None
+
+
+def ranges(numbers):
+    """Return numbers as 1-3,5."""
+    runs = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def refuse(message):
+    """End with a message about what the user wrote."""
+    sys.stderr.write(f"slurm/sweep.sh: {message}\n")
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
