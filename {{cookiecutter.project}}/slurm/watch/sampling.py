@@ -15,6 +15,7 @@ from samples import Node, Reader
 
 NODE_SCRIPT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "node.sh")
 PATIENCE = 20  # seconds; if until then no node at all has answered, each is asked by itself
+MOST_STEPS = 64  # but only if there are no more nodes: each takes a process here
 
 
 class Sampling:
@@ -30,7 +31,7 @@ class Sampling:
         """
         self.job, self.arguments, self.on_sample = job, arguments, on_sample
         self.nodes = {host: Node(host) for host in hosts}
-        self.steps, self.asked_one_by_one = {}, False
+        self.steps, self.asked_one_by_one = {}, len(hosts) > MOST_STEPS
         self.begun = time.monotonic()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self.selector = selectors.DefaultSelector()

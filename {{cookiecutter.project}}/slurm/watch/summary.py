@@ -29,6 +29,7 @@ def main():
     totals, sampling = Totals(), None
     try:
         sampling = Sampling(args.job, args.hosts, [args.every], totals.add)
+        sampling.asked_one_by_one = True  # without an answer there is no summary
         sampling.run(until=math.inf)
     finally:
         if totals.lines():
