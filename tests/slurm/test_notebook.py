@@ -224,6 +224,22 @@ def test_the_job_ends(cluster, project, notebook):
 
 
 @pytest.mark.drill
+@pytest.mark.parametrize("name", ["cluster24", "cluster26"])
+def test_newer_slurms(request, name, project):
+    """Lines of several messages go through their srun whole, too."""
+    cluster = request.getfixturevalue(name)
+    book = Notebook(cluster, project).wait_until_connected()
+    try:
+        server = Server(book.path, book.token)
+        said = server.run(server.kernel(), DISTRIBUTED + "\nprint('0123456789' * 200_000)")
+        assert "rank 1 of 2" in said and said.endswith("0123456789" * 200_000 + "\n")
+    finally:
+        book.signal("INT")
+        cluster.run("scancel", str(book.job))
+        cluster.wait(book.job)
+
+
+@pytest.mark.drill
 def test_in_a_browser(cluster, project, notebook, tmp_path):
     """Through the line of ssh that was printed, in Chromium. make pictures keeps the picture (NOTEBOOK_PICTURE)."""
     for tool in ("chromium", "ssh", "/usr/sbin/sshd"):

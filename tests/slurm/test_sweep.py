@@ -90,6 +90,19 @@ def test_a_job_for_each_line(cluster, project, tmp_path, sweep):
     assert run["array_task"] in ("2", "4") and "%a" not in run["program"]
 
 
+@pytest.mark.drill
+@pytest.mark.parametrize("name", ["cluster24", "cluster26"])
+def test_newer_slurms(request, name, project, tmp_path):
+    cluster = request.getfixturevalue(name)
+    (tmp_path / "prog.py").write_text(PROGRAM)
+    (tmp_path / "lines.txt").write_text("0 0 a\n3 0 b\n")
+    command = ["bash", project / "slurm/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]
+    number = int(re.search(r"sweep.sh (\d+) shows", cluster.run(*command, cwd=tmp_path, env=SETTINGS).stdout).group(1))
+    said = ended(cluster, project, number)
+    assert "\n1 COMPLETED, 1 FAILED\n" in said, said
+    assert outputs(tmp_path) == ["got ['0', '0', 'a']", "got ['3', '0', 'b']"]
+
+
 def test_trainings_have_folders_and_losses(cluster, project, tmp_path, sweep):
     number = sweep("--learning-rate 1e-3\n--learning-rate 1e-2\n--steps x\n", *OPTIONS, "--", *map(str, TRAINING))
     said = ended(cluster, project, number)

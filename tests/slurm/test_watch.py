@@ -212,6 +212,20 @@ def on_a_terminal(cluster, command, typescript):
 
 
 @pytest.mark.drill
+@pytest.mark.parametrize("name", ["cluster24", "cluster26"])
+def test_newer_slurms(request, name, project, tmp_path):
+    """The screen, and the last line of the job."""
+    cluster = request.getfixturevalue(name)
+    (tmp_path / "watched.py").write_text(WATCHED.read_text())
+    words = [project / "slurm/submit_multinode.sh", "watched.py", "20", "1000000"]
+    job = cluster.sbatch(*words, cwd=tmp_path, env={**SETTINGS, "MEASURE_EVERY": "2"})
+    shows(
+        cluster, project, tmp_path, job, r"^! idle: rank 1 \(node1\)$", r"^node2  2-3    [01]\.\d ", "^training: step"
+    )
+    assert cluster.wait(job).output.splitlines()[-1].startswith("CPUs: a rank used 0.")
+
+
+@pytest.mark.drill
 def test_a_node_that_does_not_answer(project, tmp_path):
     """Its power is gone, and Slurm does not know it yet. The other node is shown all the same."""
     (tmp_path / "watched.py").write_text(WATCHED.read_text())
