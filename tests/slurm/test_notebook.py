@@ -197,6 +197,7 @@ def test_the_notebook_outlives_its_connection(cluster, project, notebook):
     assert Server(last.path, last.token).run(kernel, "print(kept)") == "42\n"
 
 
+@pytest.mark.drill
 def test_the_way_to_the_node_is_cut(cluster, project, notebook):
     """The step that carries the connections dies. The next one takes its place, under the same address."""
     book = notebook()
@@ -209,6 +210,7 @@ def test_the_way_to_the_node_is_cut(cluster, project, notebook):
     assert server.run(kernel, "print(kept)") == "43\n"
 
 
+@pytest.mark.drill
 def test_two_notebooks_at_once(cluster, project, notebook):
     books = [notebook("--gpus-per-node=1", "--exclusive=user"), notebook("--gpus-per-node=1", "--exclusive=user")]
     assert books[0].path != books[1].path

@@ -101,10 +101,13 @@ def pipes_have_times():
     return os.fstat(sink).st_mtime_ns != before
 
 
-LAUNCHERS = ["torchrun", *(pytest.param(name, marks=pytest.mark.drill) for name in ("spawn", "mpirun"))]
+LAUNCHERS = [
+    "torchrun",
+    *(pytest.param(name, marks=pytest.mark.drill) for name in ("spawn", "srun", "mpirun", "mpirun-ranks")),
+]
 
 
-@pytest.mark.parametrize("launcher", [*LAUNCHERS, "srun", pytest.param("mpirun-ranks", marks=pytest.mark.drill)])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_job_on_cpus(cluster, project, tmp_path, start, launcher):
     """Under each launcher: the training, each rank's last line, and the rank that is idle."""
     job = start(LAUNCHER=launcher)
@@ -144,6 +147,7 @@ def test_gpus(cluster, project, tmp_path, start):
     assert "idle: rank" not in said, "a GPU of rank 1 is in use"
 
 
+@pytest.mark.drill
 def test_gpus_of_amd(cluster, project, tmp_path, start):
     shows(
         cluster,
@@ -263,13 +267,14 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
 # ---- the summary at the end of a job ---------------------------------------------------------------------------------
 
 
-def summary(cluster, project, folder, program="watched.py 8 100", **environment):
+def summary(cluster, project, folder, program="watched.py 6 100", **environment):
     (folder / "watched.py").write_text(WATCHED.read_text())
     words = [project / "slurm/submit_multinode.sh", *program.split()]
     return cluster.submit(*words, cwd=folder, env={**SETTINGS, "MEASURE_EVERY": "1", **environment})
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpirun-ranks", marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun-ranks"])
 def test_the_last_line_of_a_job(cluster, project, tmp_path, launcher):
     job = summary(cluster, project, tmp_path, LAUNCHER=launcher)
     assert job.state == "COMPLETED"
@@ -284,7 +289,7 @@ def test_the_last_line_of_a_job_with_gpus(cluster, project, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "every"), [("watched.py 0 100", "30"), ("watched.py 5 100", "0"), ("fails.py", "1")]
+    ("program", "every"), [("watched.py 0 100", "30"), ("watched.py 3 100", "0"), ("fails.py", "1")]
 )
 def test_no_summary(cluster, project, tmp_path, program, every):
     """Of a job that is too short, of one that does not want it, and of one that fails."""
