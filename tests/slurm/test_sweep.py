@@ -106,8 +106,9 @@ def test_newer_slurms(request, name, project, tmp_path):
 def test_trainings_have_folders_and_losses(cluster, project, tmp_path, sweep):
     number = sweep("--learning-rate 1e-3\n--learning-rate 1e-2\n--steps x\n", *OPTIONS, "--", *map(str, TRAINING))
     said = ended(cluster, project, number)
+    (runs,) = tmp_path.glob("runs/lines.*")
     for line, rate in ((1, "1e-3"), (2, "1e-2")):
-        rows = [json.loads(row) for row in (tmp_path / f"runs/lines/{line}/metrics.jsonl").read_text().splitlines()]
+        rows = [json.loads(row) for row in (runs / f"{line}/metrics.jsonl").read_text().splitlines()]
         loss = [row["loss"] for row in rows if "loss" in row][-1]
         validation = [row["val_loss"] for row in rows if "val_loss" in row][-1]
         cells = rf"^{line}     COMPLETED  0:00:\d\d  4     {loss:.4f}  {validation:.4f} +--learning-rate {rate} --out "
@@ -161,7 +162,7 @@ def test_the_command_that_repeats_one_job(cluster, project, tmp_path, sweep):
         ("# all\n\n", ("--", "prog.py"), "'lines.txt' has no line with arguments"),
         ('1\n--a "b\n', ("--", "prog.py"), 'lines.txt:2: --a "b: No closing quotation; a \' or " in a word needs a \\'),
         ("1\n2\n", ("--", "prog.py", "--out", "x"), "lines.txt:2: --out x is that of line 1, too: write --out x/%a"),
-        ("--out=x\n--out x\n", ("--", "prog.py"), "lines.txt:2: --out x is that of line 1, too"),
+        ("--out=x\n--out ./x/\n", ("--", "prog.py"), "lines.txt:2: --out x is that of line 1, too"),
         ("\n" * 1001 + "1\n", ("--", "prog.py"), "lines.txt:1002: Slurm numbers the jobs of an array up to 1000: use "),
         ("1\n", (), "no program: expected bash slurm/sweep.sh lines.txt -- PROGRAM ARGUMENTS"),
         ("1\n", ("--",), "no program: expected"),

@@ -130,6 +130,8 @@ read_arguments() {
             die "options for sbatch end with --, as in:" \
                 "bash slurm/submit_multinode.sh --nodes=4 -- program.py"
     fi
+    [[ -z ${SLURM_ARRAY_TASK_ID:-} || -z ${SWEEP_FOLDER:-} || -d $SWEEP_FOLDER ]] ||
+        die "$SWEEP_FOLDER is gone, which had the arguments of this job of slurm/sweep.sh"
     if in_sweep && [[ -z ${TAKES_OVER:-} ]]; then # slurm/stand_by.sh hands on all words
         local of_line
         mapfile -t of_line <"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID"

@@ -8,8 +8,8 @@
 #   bash slurm/notebook.sh --time=00:10:00     options of sbatch win over the ones below
 #   bash slurm/notebook.sh JOBID               connects to it once more
 #
-# Once the job runs, this script prints two lines: a command for your own machine, and an address for
-# its browser. Ctrl-C, or a connection that is cut, ends this script alone: the notebook goes on until
+# Once the job runs, this script prints a command for your own machine, and an address for its
+# browser. Ctrl-C, or a connection that is cut, ends this script alone: the notebook goes on until
 # its time limit. scancel JOBID ends it.
 #
 #? if own_queue
@@ -72,11 +72,14 @@ interrupted() {
 
 # Waits until the job runs.
 wait_for_start() {
-    local state='' last=''
+    local state='' last='' record
     while [[ $state != RUNNING ]]; do
         [[ -z $last ]] || sleep 2
-        state=$(squeue --noheader --jobs="$number" --format="%T (%r)" 2>/dev/null) || state=''
-        [[ -n $state ]] || die "job $number has ended at once: see notebook-$number.out"
+        record=$(job_record "$number") || die "Slurm does not answer: bash slurm/notebook.sh $number"
+        [[ $record =~ JobState=([A-Z_]+)\ Reason=([^[:space:]]+) ]]
+        state="${BASH_REMATCH[1]} (${BASH_REMATCH[2]})"
+        [[ $state =~ ^(PENDING|CONFIGURING|RUNNING|COMPLETING) ]] ||
+            die "job $number has ended: ${BASH_REMATCH[1]}. See notebook-$number.out"
         [[ $state == "$last" ]] || echo "job $number: ${state% (None)}"
         last=$state state=${state%% *}
     done
@@ -96,4 +99,6 @@ case ${1:-} in
     *) [[ $# == 1 ]] || die "'$*': expected options of sbatch, or the number of one job" ;;
 esac
 find_running_job "${number:-$1}" # number, hosts
+[[ $(job_record "$number") == *Command=*/slurm/notebook/serve.sh* ]] ||
+    die "job $number is no notebook of slurm/notebook.sh"
 exec python3 -B "$PROJECT_DIR/slurm/notebook/connect.py" "$number" "${hosts[0]}" "$PROJECT_DIR/logs/$number.0"

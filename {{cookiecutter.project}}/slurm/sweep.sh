@@ -12,7 +12,7 @@
 # sbatch, but for --max-at-once N: no more than N jobs run at a time.
 #
 #? if examples
-# A job of training/ without --out writes into runs/NAME/LINE, as runs/lines/3.
+# A job of training/ without --out writes into a new folder: runs/NAME.SUFFIX/LINE.
 #? endif
 # slurm/docs/sweep.md shows an example, and what to do with Hydra and Optuna.
 
@@ -39,6 +39,7 @@ lines=$1 at_once='' options=()
 shift
 while (($#)) && [[ $1 != -- ]]; do
     case $1 in
+        --max-at-once=*) set -- --max-at-once "${1#*=}" "${@:2}" && continue ;;
         --max-at-once)
             [[ ${2:-} =~ ^[1-9][0-9]*$ ]] ||
                 die "--max-at-once '${2:-}': expected a whole number of jobs"
@@ -63,9 +64,10 @@ trap 'rm -rf "$SWEEP_FOLDER"' EXIT # unless it is submitted
 indices=$(python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
 said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \
     --array="$indices${at_once:+%$at_once}" "${options[@]}" -- "$@") || exit
-echo "$said"
-job=${said##*job }
-[[ $job =~ ^[0-9]+$ ]] || die "sbatch did not tell the job's number: '$said'"
-ln -s "${SWEEP_FOLDER##*/}" "$PROJECT_DIR/logs/sweeps/$job"
 trap - EXIT
+echo "$said"
+[[ $said =~ Submitted\ batch\ job\ ([0-9]+) ]] || # a job on another cluster has more words
+    die "the jobs are submitted, but sbatch did not tell their number: '$said'"
+job=${BASH_REMATCH[1]}
+ln -s "${SWEEP_FOLDER##*/}" "$PROJECT_DIR/logs/sweeps/$job"
 echo "bash slurm/sweep.sh $job shows how it goes"

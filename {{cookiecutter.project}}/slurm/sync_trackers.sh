@@ -36,18 +36,20 @@ while (($#)); do
 done
 ((${#folders[@]})) || folders=(.)
 
-# Prints files with a name, the oldest first, that were not sent and have not just changed.
+# Prints files whose path fits a pattern, the oldest first, that were not sent and have not just changed. find
+# follows no links: logs/latest leads to a folder that it finds anyway.
 unsent() {
     local file
     while IFS= read -r file; do
-        if [[ $file -nt $file.synced ]]; then
+        if [[ ! -e $file.synced ]]; then
             if [[ -n $(find "$file" -mmin -10) ]]; then
                 echo "left out: $file has changed within ten minutes, its job may still run" >&2
             else
                 echo "$file"
             fi
         fi
-    done < <(find -L "${folders[@]}" -name "$1" -type f -printf '%T@ %p\n' | sort -n | cut -d ' ' -f 2-)
+    done < <(find -H "${folders[@]}" -path "$1" -type f -printf '%T@ %p\n' | sort -n |
+        cut -d ' ' -f 2- | xargs -r -d '\n' realpath --relative-to=. | awk '!seen[$0]++')
 }
 
 # Refuses to go on without a command. Arguments: the command, and the package that has it.
@@ -58,8 +60,7 @@ need() {
 
 failed=0 sent=0
 
-# wandb sync creates FILE.synced itself.
-mapfile -t files < <(unsent 'run-*.wandb' | grep -E '/offline-run-[^/]*/[^/]*$')
+mapfile -t files < <(unsent '*offline-run-*/run-*.wandb')
 ((${#files[@]} == 0)) || need wandb wandb
 for file in "${files[@]}"; do
     echo "W&B: ${file%/*}"
@@ -73,7 +74,7 @@ for file in "${files[@]}"; do
     sent=$((sent + 1))
 done
 
-mapfile -t files < <(unsent mlflow.db)
+mapfile -t files < <(unsent '*/mlflow.db')
 if ((${#files[@]})); then
     need export-experiments mlflow-export-import
     [[ -n $dry_run || ${MLFLOW_TRACKING_URI:-} == http* ]] ||

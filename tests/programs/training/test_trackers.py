@@ -312,6 +312,7 @@ def offline(tmp_path):
     database = tmp_path / "logs/4711.0/mlflow.db"
     database.parent.mkdir(parents=True)
     database.write_text("runs")
+    (tmp_path / "logs/latest").symlink_to("4711.0")
     age(database)
     return project, database
 

@@ -9,7 +9,6 @@ or until the job ends. Exit code 1: the job has ended, or its node does not answ
 import getpass
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,22 +27,43 @@ PATIENCE = 60  # seconds until the step has to say something
 def main():
     """Connect, and again if the connection to the node is cut."""
     job, host, folder = sys.argv[1:]
-    private = tempfile.mkdtemp(prefix="notebook-")  # which no other user can enter
-    path = os.path.join(private, "sock")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    path = ""
     try:
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen(100)
+            path = listen(listener, job)
             connection = Connection(job, host, folder, listener)
+            print(f"job {job} runs on {host}; JupyterLab starts there, which may take a minute", flush=True)
             connection.run(lambda: print(instructions(job, host, folder, path), flush=True))
         sys.exit(1)
     except KeyboardInterrupt:
         print(f"\nthe notebook goes on: bash slurm/notebook.sh {job} connects again, scancel {job} ends it")
         sys.exit(130)
     finally:
-        shutil.rmtree(private, ignore_errors=True)
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def listen(listener, job):
+    """Bind a socket, and return its name: the same each time, so that ssh on the user's machine need not start anew.
+
+    It lies where no other user can put a socket in its place once this script has ended: ssh still leads there.
+    """
+    folder = os.path.expanduser("~/.cache/notebooks")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.chmod(folder, 0o700)
+        path = os.path.join(folder, f"{job}-{socket.gethostname()}")
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of an earlier call
+        listener.bind(path)
+    except OSError:  # the name is too long for a socket, or that file system has none
+        path = os.path.join(tempfile.mkdtemp(prefix="notebook-", dir="/tmp"), "sock")  # the folder stays
+        listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(100)
+    return path
 
 
 class Connection:

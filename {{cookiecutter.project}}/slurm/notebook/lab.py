@@ -26,12 +26,13 @@ def main() -> None:
     with open(os.open("token", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(token)
     os.environ["JUPYTER_TOKEN"] = token  # other users could read it in the arguments
-    os.environ["JUPYTER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="jupyter-")  # of this node; for the kernels' sockets
+    os.environ["JUPYTER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="jupyter-", dir="/tmp")  # for the kernels' sockets
     sys.argv[1:] = []
     LabApp.launch_instance(
         [
             "--ServerApp.sock=jupyter.sock",
             "--ServerApp.sock_mode=0600",
+            "--ServerApp.port=8888",  # not used, but another port in your own settings would exclude the socket
             f"--ServerApp.root_dir={root}",
             "--ServerApp.open_browser=False",
             "--ServerApp.allow_root=True",  # in some containers you are called root

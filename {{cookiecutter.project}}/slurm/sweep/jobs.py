@@ -18,14 +18,14 @@ def main():
     """Write a file for each job."""
     file, folder, *command = sys.argv[1:]
     try:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8-sig") as lines:
             jobs = read(lines, file)
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"cannot read '{file}': {error}")
     if not jobs:
         refuse(f"'{file}' has no line with arguments: each line is a job")
     refuse_large_index(max(jobs), file)
-    add_folders(jobs, file, command)
+    add_folders(jobs, os.path.basename(folder), command)
     refuse_equal_folders(jobs, file, command)
     for number, words in jobs.items():
         with open(os.path.join(folder, str(number)), "w", encoding="utf-8") as words_file:
@@ -58,11 +58,10 @@ def refuse_large_index(number, file):
         refuse(f"{file}:{number}: Slurm numbers the jobs of an array up to {int(size.group(1)) - 1}: use several files")
 
 
-def add_folders(jobs, file, command):
-    """Give each job of training/ a folder of its own, unless one is named."""
+def add_folders(jobs, name, command):
+    """Give each job of training/ a folder of its own, unless one is named. name: that of the sweep's folder."""
     if os.path.basename(os.path.dirname(os.path.realpath(command[0]))) != "training":
         return
-    name = os.path.splitext(os.path.basename(file))[0]
     for number, words in jobs.items():
         if out_of([*command, *words], number) is None:
             words += ["--out", f"runs/{name}/{number}"]
@@ -74,15 +73,19 @@ def refuse_equal_folders(jobs, file, command):
     for number, words in jobs.items():
         out = out_of([*command, *words], number)
         if out is not None and first.setdefault(out, number) != number:
-            refuse(f"{file}:{number}: --out {out} is that of line {first[out]}, too: write --out {out}/%a, or name two")
+            refuse(f"{file}:{number}: --out {out} is that of line {first[out]}, too: write --out {out}/%a")
 
 
 def out_of(words, number):
     """Return the folder that --out names in the words of a job, or None."""
     words = [word.replace("%a", str(number)) for word in words]
-    folders = [word[len("--out=") :] for word in words if word.startswith("--out=")]
-    folders += [words[index + 1] for index in range(len(words) - 1) if words[index] == "--out"]
-    return folders[-1] if folders else None
+    out = None
+    for word, following in zip(words, [*words[1:], None]):  # the last one counts, as argparse has it
+        if word.startswith("--out="):
+            out = word[len("--out=") :]
+        elif word == "--out" and following is not None:
+            out = following
+    return None if out is None else os.path.normpath(out)
 
 
 def ranges(numbers):

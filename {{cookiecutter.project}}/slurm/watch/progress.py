@@ -1,7 +1,7 @@
 """What metrics.jsonl tells of a training: its last step, its speed, and when it will end.
 
-A line of metrics.jsonl is a JSON object. Those with "step" and "time" (seconds since 1970) count, and of them "steps"
-(of the whole run), "loss", "val_loss" and "tokens_per_second". Python 3.6, standard library only.
+A line of metrics.jsonl is a JSON object with "step". If they are there, "time" (seconds since 1970), "steps" (of the
+whole run), "loss", "val_loss" and "tokens_per_second" count, too. Python 3.6, standard library only.
 """
 
 import json
@@ -41,7 +41,9 @@ class Training:
 
     def is_late(self, now):
         """Return whether nothing was written for thrice the longest pause, and for a minute at least."""
-        return self.longest_pause is not None and now - self.time > max(60.0, 3 * self.longest_pause)
+        if self.longest_pause is None or self.step == self.steps:
+            return False
+        return now - self.time > max(60.0, 3 * self.longest_pause)
 
 
 def newest(rows, name):
@@ -61,6 +63,6 @@ def rows_of(path):
             row = json.loads(line)
         except ValueError:
             continue  # the first line may be cut, and the last one not be written whole
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
+        if isinstance(row, dict) and isinstance(row.get("step"), (int, float)):
+            rows.append({name: value for name, value in row.items() if isinstance(value, (int, float))})
     return rows

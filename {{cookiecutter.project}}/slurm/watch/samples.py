@@ -57,16 +57,21 @@ class Node:
 
     def cores(self):
         """Return how many cores each rank has used on average, by rank."""
-        if len(self.samples) < 2:
-            return {}
-        first, last = self.samples[0], self.samples[-1]
-        seconds = last.time - first.time
-        both = set(first.ranks) & set(last.ranks) if seconds else ()
-        return {rank: max(0.0, last.ranks[rank][0] - first.ranks[rank][0]) / seconds for rank in sorted(both)}
+        used, seconds = {}, {}
+        samples = list(self.samples)
+        for index, after in enumerate(samples[1:]):
+            before = samples[index]
+            for rank in set(before.ranks) & set(after.ranks):
+                # Less than before: a process of the rank has ended, as a worker of a data loader.
+                more = max(0.0, after.ranks[rank][0] - before.ranks[rank][0])
+                used[rank] = used.get(rank, 0.0) + more
+                seconds[rank] = seconds.get(rank, 0.0) + after.time - before.time
+        return {rank: used[rank] / seconds[rank] for rank in sorted(used) if seconds[rank] > 0}
 
     def gpu_use(self):
         """Return the mean use of each GPU [%], None where it is not known."""
-        of_all = zip(*([gpu.use for gpu in sample.gpus] for sample in self.samples))
+        # The vendor's command may have failed once.
+        of_all = zip(*([gpu.use for gpu in sample.gpus] for sample in self.samples if sample.gpus))
         return [None if None in uses else mean(uses) for uses in of_all]
 
     def gpu_of(self, rank):
@@ -152,7 +157,7 @@ def idle_ranks(nodes):
             else:
                 where = node.name if gpu is None else f"GPU {gpu} of {node.name}"
                 idle.append(f"{rank} ({where})")
-    if idle and not busy:
+    if idle and not busy and not any(use for node in nodes for use in node.gpu_use()):
         return ["no rank computes: call slurm/stacks.sh, which says where each of them is"]
     if idle:
         return [f"idle: rank {shortened(idle)}"] if len(idle) == 1 else [f"idle: ranks {shortened(idle)}"]

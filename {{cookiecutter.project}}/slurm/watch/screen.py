@@ -38,8 +38,10 @@ def main():
             sampling.run(until=time.monotonic() + ONCE_WITHIN, enough=2)
             print("\n".join(screen(args.job, sampling, width=None, height=None)))
         else:
+            until = time.monotonic() + min(args.every, 5)
             while sampling.steps:
-                sampling.run(until=time.monotonic() + args.every)
+                sampling.run(until)
+                until = time.monotonic() + args.every
                 size = shutil.get_terminal_size()
                 draw(screen(args.job, sampling, size.columns, size.lines - 1))
     except KeyboardInterrupt:

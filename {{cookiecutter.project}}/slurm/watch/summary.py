@@ -42,13 +42,13 @@ def main():
 class Totals:
     """What all samples together have told.
 
-    gpus: for each GPU, by node and index, its uses [%]. memory: the highest use and the total [MiB] of a GPU's memory,
-    else of a node's. first, last: by node and rank, time and CPU time [s] of the first and last sample.
+    gpus: for each GPU, by node and index, its uses [%]. gpu_memory, node_memory: the highest use and the total [MiB].
+    last: by node and rank, time and CPU time of the last sample. cores: by node and rank, seconds of CPU, and in all.
     """
 
     def __init__(self):
         """Begin with nothing."""
-        self.gpus, self.memory, self.first, self.last = {}, (0, 0), {}, {}
+        self.gpus, self.gpu_memory, self.node_memory, self.last, self.cores = {}, (0, 0), (0, 0), {}, {}
 
     def add(self, node):
         """Take the newest sample of a node."""
@@ -58,29 +58,35 @@ class Totals:
             if gpu.use is not None:
                 uses.append(gpu.use)
         memory = [(gpu.used, gpu.total or 0) for gpu in sample.gpus if gpu.used is not None]
-        if not sample.gpus and sample.used is not None:
-            memory = [(sample.used, sample.total)]
-        self.memory = max([self.memory, *memory])
+        self.gpu_memory = max([self.gpu_memory, *memory])
+        self.node_memory = max(self.node_memory, (sample.used or 0, sample.total or 0))
         for rank, (cpu, _) in sample.ranks.items():
-            self.first.setdefault((node.name, rank), (sample.time, cpu))
-            self.last[node.name, rank] = (sample.time, cpu)
+            key = (node.name, rank)
+            if key in self.last:
+                used, seconds = self.cores.get(key, (0.0, 0.0))
+                # Less than before: a process of the rank has ended, as a worker of a data loader.
+                more = max(0.0, cpu - self.last[key][1])
+                self.cores[key] = (used + more, seconds + sample.time - self.last[key][0])
+            self.last[key] = (sample.time, cpu)
 
     def lines(self):
-        """Return the summary in words; nothing without two samples."""
-        used = f"at most {self.memory[0] / GIB:.1f} of {self.memory[1] / GIB:.1f} GiB"
+        """Return the summary in words; nothing if too little was measured."""
         uses = {gpu: mean(values) for gpu, values in self.gpus.items() if values}
         if uses:
             (node, index), least = min(uses.items(), key=lambda item: item[1])
             words = f"GPUs: on average {mean(uses.values()):.0f} % in use"
             if len(uses) > 1:
                 words += f" (least: {least:.0f} %, GPU {index} of {node})"
-            return [f"{words}, memory {used}"]
-        cores = [
-            (self.last[key][1] - cpu) / (self.last[key][0] - begin)
-            for key, (begin, cpu) in self.first.items()
-            if self.last[key][0] > begin
-        ]
-        return [f"CPUs: a rank used {mean(cores):.2f} cores on average, memory of a node {used}"] if cores else []
+            return [words + (f", memory {at_most(self.gpu_memory)}" if self.gpu_memory[0] else "")]
+        cores = [used / seconds for used, seconds in self.cores.values() if seconds > 0]
+        if not cores:
+            return []
+        return [f"CPUs: a rank used {mean(cores):.2f} cores on average, memory of a node {at_most(self.node_memory)}"]
+
+
+def at_most(memory):
+    """Return the highest use and the total [MiB] in words."""
+    return f"at most {memory[0] / GIB:.1f} of {memory[1] / GIB:.1f} GiB"
 
 
 if __name__ == "__main__":
