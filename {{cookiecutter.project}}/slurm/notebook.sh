@@ -79,7 +79,7 @@ wait_for_start() {
         [[ $record =~ JobState=([A-Z_]+)\ Reason=([^[:space:]]+) ]]
         state="${BASH_REMATCH[1]} (${BASH_REMATCH[2]})"
         [[ $state =~ ^(PENDING|CONFIGURING|RUNNING|COMPLETING) ]] ||
-            die "job $number has ended: ${BASH_REMATCH[1]}. See notebook-$number.out"
+            die "job $number has ended: ${state%% *}. See notebook-$number.out"
         [[ $state == "$last" ]] || echo "job $number: ${state% (None)}"
         last=$state state=${state%% *}
     done
