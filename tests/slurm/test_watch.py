@@ -26,6 +26,7 @@ sys.path.insert(0, str(TEMPLATE / "slurm/watch"))
 import progress
 import samples
 import screen
+import words
 
 WATCHED = Path(__file__).with_name("watched.py")
 SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", "PREFLIGHT": "0"}
@@ -376,8 +377,8 @@ def test_how_long_ranks_are_silent(seconds, text):
 
 
 def test_ranges_and_durations():
-    assert (screen.ranges([5, 0, 1, 2, 8]), screen.ranges([])) == ("0-2,5,8", "")
-    assert [screen.duration(seconds) for seconds in (0, 3661, 90061)] == ["0:00:00", "1:01:01", "1-1:01:01"]
+    assert (words.ranges([5, 0, 1, 2, 8]), words.ranges([])) == ("0-2,5,8", "")
+    assert [words.duration(seconds) for seconds in (0, 3661, 90061)] == ["0:00:00", "1:01:01", "1-1:01:01"]
 
 
 def test_a_training_s_end(tmp_path):

@@ -101,4 +101,5 @@ esac
 find_running_job "${number:-$1}" # number, hosts
 [[ $(job_record "$number") == *Command=*/slurm/notebook/serve.sh* ]] ||
     die "job $number is no notebook of slurm/notebook.sh"
-exec python3 -B "$PROJECT_DIR/slurm/notebook/connect.py" "$number" "${hosts[0]}" "$PROJECT_DIR/logs/$number.0"
+PYTHONPATH=$PROJECT_DIR/slurm/watch exec python3 -B "$PROJECT_DIR/slurm/notebook/connect.py" \
+    "$number" "${hosts[0]}" "$PROJECT_DIR/logs/$number.0"

@@ -61,7 +61,7 @@ name=${lines##*/} name=${name%.*}
 SWEEP_FOLDER=$(mktemp -d "$PROJECT_DIR/logs/sweeps/$name.XXXXXX") || exit
 export SWEEP_FOLDER
 trap 'rm -rf "$SWEEP_FOLDER"' EXIT # unless it is submitted
-indices=$(python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
+indices=$(PYTHONPATH=$PROJECT_DIR/slurm/watch python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
 said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \
     --array="$indices${at_once:+%$at_once}" "${options[@]}" -- "$@") || exit
 trap - EXIT

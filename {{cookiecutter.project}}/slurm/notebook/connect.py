@@ -3,12 +3,12 @@
     python3 slurm/notebook/connect.py JOBID HOST FOLDER
 
 FOLDER: that of the job's logs, with the token. It prints how to open the notebook, and carries connections until Ctrl-C
-or until the job ends. Exit code 1: the job has ended, or its node does not answer. Python 3.6, standard library only.
+or until the job ends. Exit code 1: the job has ended, or its node does not answer. PYTHONPATH has to name slurm/watch.
+Python 3.6, standard library only.
 """
 
 import getpass
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import suppress
 
+from job import facts_of
 from relay import Relay
 
 RELAY = os.path.join(os.path.dirname(os.path.realpath(__file__)), "relay.py")
@@ -72,7 +73,7 @@ class Connection:
     def __init__(self, job, host, folder, listener):
         """listener: the socket of this login node."""
         self.job, self.host, self.folder, self.listener = job, host, folder, listener
-        self.relay, self.heard = None, None
+        self.relay, self.heard = None, False
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -81,7 +82,7 @@ class Connection:
             connection, _ = self.listener.accept()
             try:
                 self.relay.add(connection)
-            except (AttributeError, OSError, ValueError):
+            except (AttributeError, OSError, ValueError):  # there is no relay now, or its stream is closed
                 connection.close()
 
     def run(self, on_ready):
@@ -89,7 +90,7 @@ class Connection:
         lost = 0
         while True:
             was_ready = self.carry(on_ready if not lost else lambda: print("connected again", flush=True))
-            state = state_of(self.job)
+            state = state_at_end(self.job)
             if state != "RUNNING":
                 print(f"job {self.job} has ended: {state}. {why(state, self.job)}", file=sys.stderr)
                 return
@@ -115,10 +116,14 @@ class Connection:
             readiness.append(True)
             on_ready()
 
-        watchdog = threading.Timer(PATIENCE, lambda: readiness or self.heard or step.kill())
+        def kill_if_silent():
+            if not self.heard:
+                step.kill()
+
+        watchdog = threading.Timer(PATIENCE, kill_if_silent)
         watchdog.daemon = True
         watchdog.start()
-        self.relay, self.heard = Relay(self.heard_lines(step.stdout), step.stdin), None
+        self.relay, self.heard = Relay(self.heard_lines(step.stdout), step.stdin), False
         try:
             self.relay.run(ready)
         finally:
@@ -140,7 +145,7 @@ class Connection:
     def heard_lines(self, stream):
         """Return the lines of a stream, and note that there are some."""
         for line in stream:
-            self.heard = time.monotonic()
+            self.heard = True
             yield line
 
 
@@ -148,9 +153,10 @@ def instructions(job, host, folder, path):
     """Return what the user has to type on the own machine."""
     with open(os.path.join(folder, "token")) as file:
         token = file.read()
-    left = time_left(job)
+    end = facts_of(job)["end"]
+    until = time.strftime(" until %Y-%m-%d %H:%M", time.localtime(end)) if end else ""
     return f"""
-JupyterLab runs on {host}{left}. On your own machine, in a terminal that stays open:
+JupyterLab runs on {host}{until}. On your own machine, in a terminal that stays open:
 
     ssh -N -L 8888:{path} {getpass.getuser()}@{socket.getfqdn()}
 
@@ -163,21 +169,14 @@ Leave this script running. Ctrl-C ends it, and the notebook goes on.
 """
 
 
-def time_left(job):
-    """Return until when the job may run, in words."""
-    end = output_of("squeue", "--noheader", "--jobs=" + job, "--format=%e").strip()
-    clock = re.search(r"T(\d+:\d+)", end)
-    return f" until {end.replace('T', ' ')}" if clock else ""
-
-
-def state_of(job):
-    """Return the state of a job, as RUNNING."""
+def state_at_end(job):
+    """Return the state of a job whose step has ended, as RUNNING or TIMEOUT. Slurm may need a moment to know it."""
     for _ in range(10):
-        state = re.search(r"JobState=(\w+)", output_of("scontrol", "--oneliner", "show", "job", job))
-        if state and state.group(1) != "COMPLETING":
-            return state.group(1)
+        state = facts_of(job)["state"]
+        if state not in ("COMPLETING", "gone"):
+            break
         time.sleep(1)
-    return state.group(1) if state else "gone"
+    return state
 
 
 def why(state, job):
@@ -185,18 +184,6 @@ def why(state, job):
     if state == "TIMEOUT":
         return "Its time limit is over: bash slurm/notebook.sh --time=HH:MM:SS asks for more"
     return f"See notebook-{job}.out where it was submitted"
-
-
-def output_of(*command):
-    """Return what a command prints; nothing if it fails."""
-    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ connect.py listens on the login node and starts this file on the compute node, a
 
 So it needs neither ssh to compute nodes nor an open port. What goes over the streams is lines:
 
+    waiting           JupyterLab still starts
     ready             the socket on the compute node takes connections
     open NUMBER       a new connection
     data NUMBER TEXT  bytes of a connection, in base64
@@ -22,12 +23,16 @@ import threading
 import time
 from contextlib import suppress
 
-# Bytes in a line. srun sends longer lines in several messages, and waits 40 ms between them (measured 2026-11-25).
+# Bytes of a connection in a line, which then has some 940 characters. srun sends longer lines in several messages, and
+# waits 40 ms between them (measured 2026-11-25).
 CHUNK = 700
 
 
 class Relay:
-    """The connections of one end. Each has a thread that reads it; run() reads the stream."""
+    """The connections of one end, by number. Each has a thread that reads it; run() reads the stream.
+
+    The login node accepts connections: add(). Then the compute node opens one to JupyterLab: open().
+    """
 
     def __init__(self, source, sink, connect=None):
         """source, sink: the streams, binary. connect: returns a socket for a connection that the other end opens."""

@@ -13,6 +13,8 @@ import shlex
 import subprocess
 import sys
 
+from words import ranges
+
 
 def main():
     """Write a file for each job."""
@@ -32,7 +34,7 @@ def main():
             words_file.writelines(word + "\n" for word in words)
     with open(os.path.join(folder, "sweep.json"), "w") as record:
         json.dump({"folder": os.getcwd(), "command": command, "jobs": jobs}, record, indent=1)
-    print(ranges(sorted(jobs)))
+    print(ranges(jobs))
 
 
 def read(lines, file):
@@ -86,17 +88,6 @@ def out_of(words, number):
         elif word == "--out" and following is not None:
             out = following
     return None if out is None else os.path.normpath(out)
-
-
-def ranges(numbers):
-    """Return numbers as 1-3,5."""
-    runs = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def refuse(message):

@@ -2,19 +2,19 @@
 
     python3 slurm/sweep/table.py FOLDER
 
-A row for each job: its line, its state, how long it ran, its losses, and why it failed. Losses come from metrics.jsonl
-in the folder of --out. PYTHONPATH has to name slurm/watch. Python 3.6, standard library only.
+A row for each job: its line, its state, how long it ran, and its losses, from metrics.jsonl in the folder of --out.
+Below the rows stands why jobs failed. PYTHONPATH has to name slurm/watch. Python 3.6, standard library only.
 """
 
 import json
 import os
 import re
-import subprocess
 import sys
 
+from job import output_of
 from jobs import out_of
 from progress import Training
-from screen import duration
+from words import duration
 
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED")
@@ -105,15 +105,6 @@ def cause_of(job):
     if not cause:
         return f"no cause found: was it cancelled? (python3 slurm/doctor.py {job})"
     return f"{cause.group(1)} (python3 slurm/doctor.py {job})"
-
-
-def output_of(*command):
-    """Return what a command prints; nothing if there is no such command."""
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace")
 
 
 if __name__ == "__main__":

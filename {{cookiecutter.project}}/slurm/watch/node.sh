@@ -25,7 +25,7 @@ main() {
     }
     local sample next_search=0
     look_at_pipes
-    for ((sample = 1; sample <= ${3:-sample}; sample++)); do
+    for ((sample = 1; sample <= ${3:-sample}; sample++)); do # without SAMPLES it has no end
         # A search reads the variables of each process of the node, hence not every time.
         if ((SECONDS >= next_search)) || rank_has_ended; then
             find_ranks "SLURM_JOB_ID=$1"
@@ -55,7 +55,7 @@ look_at_pipes() {
     [[ $before == "$after" ]] || pipes_have_times=1
 }
 
-# Whether a rank of the last search has ended, or none was found. A job's ranks may start anew.
+# Whether a process of the last search has ended, or none was found: a job's ranks may start anew.
 rank_has_ended() {
     local pid
     ((${#rank_of[@]})) || return 0
@@ -65,7 +65,8 @@ rank_has_ended() {
     return 1
 }
 
-# Sets first_of[RANK], the process that started the rank's other ones, as workers of a data loader.
+# Sets first_of[RANK], the rank's own process. Its other ones, as workers of a data loader, descend
+# from it.
 find_first_processes() {
     local pid parent
     declare -gA first_of=()

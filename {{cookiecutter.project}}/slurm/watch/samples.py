@@ -7,6 +7,8 @@ import re
 from collections import deque
 from statistics import mean, median
 
+from words import shortened
+
 WINDOW = 30.0  # seconds over which use is averaged
 IDLE_CORES = 0.02  # a rank that uses less of a core than that is idle
 GPU_POINTS = 20  # a node whose mean GPU use is so many percentage points below the others' is named
@@ -185,9 +187,3 @@ def slow_nodes(nodes):
             elif what != "GPU use" and not gpus and value < usual * CPU_PART:
                 lines.append(f"unequal: the ranks on {name} use {value:.1f} cores, those on other nodes {usual:.1f}")
     return lines if len(lines) <= 5 else [*lines[:5], f"unequal: {len(lines) - 5} more nodes"]
-
-
-def shortened(names, most=8):
-    """Return names as a list in words, of at most `most`."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

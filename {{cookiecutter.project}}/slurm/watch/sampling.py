@@ -4,13 +4,12 @@ Python 3.6, standard library only.
 """
 
 import os
-import re
 import selectors
 import subprocess
 import tempfile
 import time
-from datetime import datetime
 
+from job import facts_of
 from samples import Node, Reader
 
 NODE_SCRIPT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "node.sh")
@@ -21,7 +20,8 @@ MOST_STEPS = 64  # but only if there are no more nodes: each takes a process her
 class Sampling:
     """The steps that run node.sh, and what they have told.
 
-    steps: the running ones, with the Reader of each. nodes: by name, in the order of the job.
+    steps: the running ones, with the Reader of each and what has come of its last line. nodes: by name, in the order of
+    the job. started: when [s, monotonic].
     """
 
     def __init__(self, job, hosts, arguments, on_sample=lambda node: None):
@@ -32,7 +32,7 @@ class Sampling:
         self.job, self.arguments, self.on_sample = job, arguments, on_sample
         self.nodes = {host: Node(host) for host in hosts}
         self.steps, self.asked_one_by_one = {}, len(hosts) > MOST_STEPS
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self.selector = selectors.DefaultSelector()
         self.start(hosts)
@@ -71,9 +71,9 @@ class Sampling:
             self.forget(step)
 
     def ask_one_by_one_if_needed(self):
-        """Start a step for each node if no node has answered, as one that is broken may cost the answers of all."""
+        """Start a step for each node if no node has answered: a step with a broken node may not start at all."""
         is_silent = all(node.heard is None for node in self.nodes.values())
-        is_over = not self.steps or time.monotonic() > self.begun + PATIENCE
+        is_over = not self.steps or time.monotonic() > self.started + PATIENCE
         if is_silent and is_over and not self.asked_one_by_one:
             self.asked_one_by_one = True
             self.stop()
@@ -104,35 +104,3 @@ class Sampling:
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "")
-
-
-def facts_of(job):
-    """Return name, state, and start and end [s since 1970; None if not known] of a job."""
-    record = output_of("scontrol", "--oneliner", "show", "job", job)
-    facts = dict(re.findall(r"(\w+)=(\S*)", record))
-    return {
-        "name": facts.get("JobName", "?"),
-        "state": facts.get("JobState", "gone"),
-        "start": moment(facts.get("StartTime")),
-        "end": moment(facts.get("EndTime")) if facts.get("TimeLimit") != "UNLIMITED" else None,
-    }
-
-
-def moment(text):
-    """Return a time of Slurm's as seconds since 1970; None for Unknown."""
-    try:
-        return time.mktime(datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%S").timetuple())
-    except ValueError:
-        return None
-
-
-def output_of(*command):
-    """Return what a command prints; nothing if it fails."""
-    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
-    try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""

@@ -15,9 +15,11 @@ import time
 from itertools import groupby
 from statistics import mean
 
+from job import facts_of
 from progress import Training
-from samples import remarks, shortened
-from sampling import Sampling, facts_of
+from samples import remarks
+from sampling import Sampling
+from words import duration, ranges, shortened
 
 ONCE_WITHIN = 40  # seconds after which --once prints what it knows
 GIB = 1024  # MiB
@@ -120,7 +122,7 @@ def silent_nodes(sampling):
     now, patience = time.monotonic(), 3 * sampling.arguments[0] + 10
     silent = []
     for node in sampling.nodes.values():
-        since = now - (sampling.begun if node.heard is None else node.heard)
+        since = now - (sampling.started if node.heard is None else node.heard)
         if since > patience or (node.heard is None and not sampling.steps):
             silent.append(node.name)
     if not silent:
@@ -190,25 +192,6 @@ def summed_up(nodes):
     if uses:
         return f"{text}: GPU use {min(uses):.0f} to {max(uses):.0f} %, on average {mean(uses):.0f} %"
     return f"{text}: {min(cores):.1f} to {max(cores):.1f} cores used" if cores else text
-
-
-def ranges(numbers):
-    """Return numbers as 0-3,8."""
-    runs = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
-def duration(seconds):
-    """Return seconds as h:mm:ss, with days if there are some."""
-    seconds = max(0, round(seconds))
-    days, rest = divmod(seconds, 86400)
-    text = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{text}" if days else text
 
 
 def draw(lines):

@@ -1,0 +1,39 @@
+"""What Slurm says of a job. Python 3.6, standard library only."""
+
+import os
+import re
+import subprocess
+import time
+from datetime import datetime
+
+
+def facts_of(job):
+    """Return name, state, and start and end [s since 1970; None if not known] of a job."""
+    record = output_of("scontrol", "--oneliner", "show", "job", job)
+    facts = dict(re.findall(r"(\w+)=(\S*)", record))
+    return {
+        "name": facts.get("JobName", "?"),
+        "state": facts.get("JobState", "gone"),
+        "start": moment(facts.get("StartTime")),
+        "end": moment(facts.get("EndTime")) if facts.get("TimeLimit") != "UNLIMITED" else None,
+    }
+
+
+def moment(text):
+    """Return a time of Slurm's as seconds since 1970; None for Unknown."""
+    try:
+        return time.mktime(datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%S").timetuple())
+    except ValueError:
+        return None
+
+
+def output_of(*command):
+    """Return what a command prints; nothing if it fails."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
