@@ -19,6 +19,8 @@ import uuid
 from pathlib import Path
 
 import pytest
+from baking import bake
+from launching import build_image, everywhere, surroundings
 from needs import needs_namespaces
 from slurm_cluster import Cluster
 from submitting import apptainer_project, cluster, project
@@ -102,18 +104,27 @@ class Server:
         assert status == 201, body
         return json.loads(body)["id"]
 
-    def run(self, kernel, code):
-        """Run a cell; return what it prints, and its error."""
+    def channel(self, kernel):
         url = f"ws://localhost/api/kernels/{kernel}/channels?token={self.token}"
-        channel = websocket.create_connection(url, socket=self.connect(), timeout=PATIENCE)
+        return websocket.create_connection(url, socket=self.connect(), timeout=PATIENCE)
+
+    @staticmethod
+    def execute(channel, code):
+        """Run a cell; return the identifier that its answers bear."""
         header = {"msg_id": uuid.uuid4().hex, "username": "", "session": uuid.uuid4().hex, "version": "5.3"}
         message = {"header": {**header, "msg_type": "execute_request"}, "parent_header": {}, "metadata": {}}
         content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
         channel.send(json.dumps({**message, "content": content, "channel": "shell", "buffers": []}))
+        return header["msg_id"]
+
+    def run(self, kernel, code):
+        """Run a cell; return what it prints, and its error."""
+        channel = self.channel(kernel)
+        identifier = self.execute(channel, code)
         text = ""
         while True:
             answer = json.loads(channel.recv())
-            if answer["parent_header"].get("msg_id") != header["msg_id"]:
+            if answer["parent_header"].get("msg_id") != identifier:
                 continue
             content = answer["content"]
             text += content.get("text", "") + "\n".join(content.get("traceback", []))
@@ -148,9 +159,13 @@ def test_a_cell_runs_torch_distributed(cluster, project, notebook):
     assert re.search("rank 0 of 2", said) and re.search("rank 1 of 2", said), said
     status, body = server.request("GET", "/api/contents")
     assert status == 200 and "check" in [item["name"] for item in json.loads(body)["content"]]
+    # A tab that reads nothing does not hold up the others.
+    silent = server.channel(server.kernel())
+    Server.execute(silent, f"print('0123456789' * {500_000})")
     # More than one of srun's messages, and more than its buffers.
     sent = "0123456789" * 200_000
     assert server.run(server.kernel(), f"print('0123456789' * {200_000})") == sent + "\n"
+    silent.close()
 
 
 def test_nobody_else_can_connect(cluster, project, notebook):
@@ -220,9 +235,11 @@ def test_two_notebooks_at_once(cluster, project, notebook):
 
 
 def test_the_job_ends(cluster, project, notebook):
-    book = notebook()
+    """The message names the job's output, wherever that is."""
+    book = notebook("--output=own %j.txt", "--job-name=my own")
     cluster.run("scancel", str(book.job))
-    book.find(rf"(job {book.job} has ended: CANCELLED. See notebook-{book.job}.out where it was submitted)")
+    output = re.escape(f"{project}/own {book.job}.txt")
+    book.find(rf"(job {book.job} has ended: CANCELLED. See its output, {output})\n")
 
 
 @pytest.mark.drill
@@ -322,6 +339,26 @@ def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, folder):
         containers.wait(book.job)
 
 
+@pytest.mark.drill
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "edf", "shifter", "podman-hpc"])
+def test_in_a_container(containers, everywhere, runtime, surroundings, tmp_path):
+    needs_namespaces(containers)
+    project = bake(tmp_path / "a_b", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = surroundings(runtime, project, tmp_path, containers)
+    if (project / "slurm/build_container.sh").exists():
+        build_image(containers, project, {**ENVIRONMENT, **environment})
+    book = Notebook(containers, project, **environment).wait_until_connected()
+    try:
+        server = Server(book.path, book.token)
+        said = server.run(server.kernel(), "import os; print(os.environ['STAND_IN_RUNTIME'])\n" + DISTRIBUTED)
+        assert said.startswith(f"{runtime}\non node1"), said
+        assert "rank 1 of 2" in said, said
+    finally:
+        containers.run("kill", str(book.pid), check=False)
+        containers.run("scancel", str(book.job))
+        containers.wait(book.job)
+
+
 def test_wrong_use_is_refused(cluster, project, tmp_path):
     def refused(*words, **environment):
         script = project / "slurm/notebook.sh"
@@ -356,5 +393,6 @@ def test_software_that_breaks_at_the_start(cluster, project, tmp_path):
     broken.chmod(0o755)
     book = Notebook(cluster, project, PYTHON=str(broken))
     job = book.find(r"job (\d+) is submitted")
-    book.find("(job [0-9]+ has ended: FAILED. See notebook-|job [0-9]+ is (FAILED|COMPLETING): only a running one)")
+    says = r"(job \d+ has ended: FAILED. See its output, .*notebook-|job \d+ is (FAILED|COMPLETING): only a running)"
+    book.find(says)
     assert "ImportError: broken" in (project / f"notebook-{job}.out").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
 from submitting import cluster, project
@@ -138,6 +139,20 @@ def test_two_sweeps_at_once(cluster, project, tmp_path, sweep):
 
 
 @pytest.mark.drill
+def test_an_array_that_a_job_submits_is_no_part_of_the_sweep(cluster, project, tmp_path, sweep):
+    inner = f"""bash {shlex.quote(str(project / "slurm/submit_multinode.sh"))} --array=2 --job-name=inner"""
+    (tmp_path / "outer.py").write_text(
+        f"import os, subprocess\n"
+        f"os.environ.pop('SLURM_JOB_ID')\n"
+        f"subprocess.run({inner!r} + ' {shlex.join(OPTIONS)} -- prog.py 0 0 inner', shell=True, check=True)\n"
+    )
+    number = sweep("# one\n0 0 outer\n", *OPTIONS, "--", "outer.py")
+    assert "1 COMPLETED" in ended(cluster, project, number)
+    wait_for(lambda: outputs(tmp_path, "inner"), "the output of the inner job")
+    assert outputs(tmp_path, "inner") == ["got ['0', '0', 'inner']"]
+
+
+@pytest.mark.drill
 def test_a_requeued_job_keeps_its_line(cluster, project, tmp_path, sweep):
     number = sweep("0 6000 a\n", *OPTIONS, "--", "prog.py")
     wait_for(lambda: outputs(tmp_path) == ["got ['0', '6000', 'a']"])
@@ -164,6 +179,7 @@ def test_the_command_that_repeats_one_job(cluster, project, tmp_path, sweep):
         ("1\n2\n", ("--", "prog.py", "--out", "x"), "lines.txt:2: --out x is that of line 1, too: write --out x/%a"),
         ("--out=x\n--out ./x/\n", ("--", "prog.py"), "lines.txt:2: --out x is that of line 1, too"),
         ("\n" * 1001 + "1\n", ("--", "prog.py"), "lines.txt:1002: Slurm numbers the jobs of an array up to 1000: use "),
+        ("1\n2 # two\n", ("--", "prog.py"), "lines.txt:2: 2 # two: a comment needs a line of its own"),
         ("1\n", (), "no program: expected bash slurm/sweep.sh lines.txt -- PROGRAM ARGUMENTS"),
         ("1\n", ("--",), "no program: expected"),
         ("1\n", ("--max-at-once", "0", "--", "prog.py"), "--max-at-once '0': expected a whole number of jobs"),

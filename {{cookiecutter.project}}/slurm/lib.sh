@@ -130,10 +130,12 @@ read_arguments() {
             die "options for sbatch end with --, as in:" \
                 "bash slurm/submit_multinode.sh --nodes=4 -- program.py"
     fi
-    [[ -z ${SLURM_ARRAY_TASK_ID:-} || -z ${SWEEP_FOLDER:-} || -d $SWEEP_FOLDER ]] ||
-        die "$SWEEP_FOLDER is gone, which had the arguments of this job of slurm/sweep.sh"
+    # An array that a job of a sweep submits inherits both variables, but is not part of the sweep.
+    [[ -z ${SWEEP_FOLDER:-} ]] || export SWEEP_JOB=${SWEEP_JOB:-${SLURM_ARRAY_JOB_ID:-}}
     if in_sweep && [[ -z ${TAKES_OVER:-} ]]; then # slurm/stand_by.sh hands on all words
         local of_line
+        [[ -f $SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID ]] ||
+            die "$SWEEP_FOLDER is gone, which had the arguments of this job of slurm/sweep.sh"
         mapfile -t of_line <"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID"
         set -- "$@" "${of_line[@]}"
     fi
@@ -148,13 +150,14 @@ read_arguments() {
 # Whether this is a job of slurm/sweep.sh, whose arguments are in a file of SWEEP_FOLDER.
 in_sweep() {
     [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} && -n ${SWEEP_FOLDER:-} ]] &&
-        [[ -f $SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID ]]
+        [[ ${SWEEP_JOB:-} == "${SLURM_ARRAY_JOB_ID:-}" ]]
 }
 
 # Notes the exit code of a sweep's job, and how long it ran [s], for the table of slurm/sweep.sh.
 # Argument: the exit code.
 note_end_of_sweep() {
-    ! in_sweep || echo "$1 $SECONDS" >"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID.end"
+    ! in_sweep || [[ ! -d $SWEEP_FOLDER ]] || # slurm/sweep.sh removes it if it is interrupted
+        echo "$1 $SECONDS" >"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID.end"
 }
 
 # ---- set up the software -------------------------------------------------------------------------

@@ -35,6 +35,7 @@ submit_notebook() {
     #? endif
     options+=(
         --nodes=1 --ntasks=1 --job-name=notebook --output=notebook-%j.out --export=ALL
+        --no-requeue # on another node, a notebook would start without its kernels
         #? for option, why in own_resources(job, own_queue)
         "{{ option }}"
         #? endfor
@@ -72,14 +73,15 @@ interrupted() {
 
 # Waits until the job runs.
 wait_for_start() {
-    local state='' last='' record
+    local state='' last='' record output=''
     while [[ $state != RUNNING ]]; do
         [[ -z $last ]] || sleep 2
         record=$(job_record "$number") || die "Slurm does not answer: bash slurm/notebook.sh $number"
         [[ $record =~ JobState=([A-Z_]+)\ Reason=([^[:space:]]+) ]]
         state="${BASH_REMATCH[1]} (${BASH_REMATCH[2]})"
+        [[ ! $record =~ StdOut=([^=]+)\ [A-Za-z]+= ]] || output=${BASH_REMATCH[1]}
         [[ $state =~ ^(PENDING|CONFIGURING|RUNNING|COMPLETING) ]] ||
-            die "job $number has ended: ${state%% *}. See notebook-$number.out"
+            die "job $number has ended: ${state%% *}. See its output, ${output:-notebook-$number.out}"
         [[ $state == "$last" ]] || echo "job $number: ${state% (None)}"
         last=$state state=${state%% *}
     done

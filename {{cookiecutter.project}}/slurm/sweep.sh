@@ -60,6 +60,7 @@ shift
 name=${lines##*/} name=${name%.*}
 SWEEP_FOLDER=$(mktemp -d "$PROJECT_DIR/logs/sweeps/$name.XXXXXX") || exit
 export SWEEP_FOLDER
+unset SWEEP_JOB # of a sweep whose job runs this script
 trap 'rm -rf "$SWEEP_FOLDER"' EXIT # unless it is submitted
 indices=$(PYTHONPATH=$PROJECT_DIR/slurm/watch python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
 said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \

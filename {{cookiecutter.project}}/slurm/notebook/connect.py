@@ -183,7 +183,7 @@ def why(state, job):
     """Return what to do about a job that has ended."""
     if state == "TIMEOUT":
         return "Its time limit is over: bash slurm/notebook.sh --time=HH:MM:SS asks for more"
-    return f"See notebook-{job}.out where it was submitted"
+    return f"See its output, {facts_of(job)['output'] or f'notebook-{job}.out'}"
 
 
 if __name__ == "__main__":

@@ -10,13 +10,18 @@ So it needs neither ssh to compute nodes nor an open port. What goes over the st
     ready             the socket on the compute node takes connections
     open NUMBER       a new connection
     data NUMBER TEXT  bytes of a connection, in base64
+    took NUMBER       a browser, or JupyterLab, has taken TOOK more pieces of data
     close NUMBER      the connection has ended
+
+A connection has at most WINDOW pieces of data on their way. So a browser's tab that stops reading holds up itself, and
+no other connection.
 
 Python 3.6, standard library only.
 """
 
 import base64
 import os
+import queue
 import socket
 import sys
 import threading
@@ -26,11 +31,14 @@ from contextlib import suppress
 # Bytes of a connection in a line, which then has some 940 characters. srun sends longer lines in several messages, and
 # waits 40 ms between them (measured 2026-11-25).
 CHUNK = 700
+WINDOW = 1000  # chunks of a connection that may be on their way
+TOOK = 100  # chunks after which the end that has taken them says so
 
 
 class Relay:
-    """The connections of one end, by number. Each has a thread that reads it; run() reads the stream.
+    """The connections of one end, by number. Each has a thread that reads it and one that writes it.
 
+    run() reads the stream, and waits for no connection.
     The login node accepts connections: add(). Then the compute node opens one to JupyterLab: open().
     """
 
@@ -53,30 +61,42 @@ class Relay:
         self.start(number, connection)
 
     def start(self, number, connection):
-        """Read a connection in a thread."""
-        self.connections[number] = connection
-        threading.Thread(target=self.forward, args=(number, connection), daemon=True).start()
+        """Read and write a connection in threads."""
+        carried = self.connections[number] = Carried(connection)
+        threading.Thread(target=self.forward, args=(number, carried), daemon=True).start()
+        threading.Thread(target=self.deliver, args=(number, carried), daemon=True).start()
 
-    def forward(self, number, connection):
+    def forward(self, number, carried):
         """Send what a connection says, until it has ended."""
         try:
-            data = connection.recv(CHUNK)
-            while data:
+            while carried.is_open:
+                carried.room.acquire()
+                data = carried.socket.recv(CHUNK)
+                if not data:
+                    break
                 self.send(b"data", number, base64.b64encode(data))
-                data = connection.recv(CHUNK)
         except OSError:
             pass  # it was reset, or the stream is gone
         self.end(number)
         with suppress(OSError, ValueError):  # the stream is gone, and run() returns
             self.send(b"close", number)
 
+    def deliver(self, number, carried):
+        """Write to a connection what the other end has sent, until it sends no more."""
+        taken = 0
+        with suppress(OSError, ValueError):  # the connection has ended, or the stream
+            for data in iter(carried.waiting.get, None):
+                carried.socket.sendall(data)
+                taken += 1
+                if taken % TOOK == 0:
+                    self.send(b"took", number)
+        self.end(number)
+
     def end(self, number):
         """Close a connection, if it is open."""
-        connection = self.connections.pop(number, None)
-        if connection:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it
-            connection.close()
+        carried = self.connections.pop(number, None)
+        if carried:
+            carried.close()
 
     def run(self, on_ready=lambda: None):
         """Read the stream until it ends. on_ready: is called when the other end takes connections."""
@@ -87,15 +107,20 @@ class Relay:
                 on_ready()
             elif verb == b"open" and self.connect:
                 self.open(number)
-            elif verb == b"data" and number in self.connections:
-                try:
-                    self.connections[number].sendall(base64.b64decode(text))
-                except (OSError, KeyError):
-                    self.end(number)
-            elif verb == b"close":
-                self.end(number)
+            elif number in self.connections:
+                self.tell(self.connections.get(number), verb, text)
         for number in list(self.connections):
             self.end(number)
+
+    def tell(self, carried, verb, text):
+        """Hand a line to the threads of its connection. None: the connection has just ended."""
+        if carried and verb == b"data":
+            carried.waiting.put(base64.b64decode(text))
+        elif carried and verb == b"close":
+            carried.waiting.put(None)  # after the data that still waits
+        elif carried and verb == b"took":
+            for _ in range(TOOK):
+                carried.room.release()
 
     def open(self, number):
         """Connect, as the other end has a new connection."""
@@ -103,6 +128,27 @@ class Relay:
             self.start(number, self.connect())
         except OSError:
             self.send(b"close", number)
+
+
+class Carried:
+    """A connection that is carried.
+
+    waiting: the data to write to it, then None. room: counts the chunks that may still be sent.
+    """
+
+    def __init__(self, connection):
+        """connection: its socket."""
+        self.socket, self.is_open = connection, True
+        self.waiting, self.room = queue.Queue(), threading.Semaphore(WINDOW)
+
+    def close(self):
+        """Close the connection, and wake its threads."""
+        self.is_open = False
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.waiting.put(None)
+        self.room.release()
 
 
 def connect():

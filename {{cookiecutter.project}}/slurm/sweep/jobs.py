@@ -46,6 +46,8 @@ def read(lines, file):
                 jobs[number] = shlex.split(line)
             except ValueError as error:
                 refuse(f"{file}:{number}: {line.strip()}: {error}; a ' or \" in a word needs a \\ before it")
+            if "#" in jobs[number]:
+                refuse(f"{file}:{number}: {line.strip()}: a comment needs a line of its own")
     return jobs
 
 

@@ -8,14 +8,18 @@ from datetime import datetime
 
 
 def facts_of(job):
-    """Return name, state, and start and end [s since 1970; None if not known] of a job."""
+    """Return what Slurm says of a job.
+
+    name, state; start, end [s since 1970; None if not known]; output: the file that has it ("" if not known).
+    """
     record = output_of("scontrol", "--oneliner", "show", "job", job)
-    facts = dict(re.findall(r"(\w+)=(\S*)", record))
+    facts = dict(reversed(re.findall(r"(\w+)=(.*?)(?= +\w+=|\s*$)", record)))  # the first of equal names counts
     return {
         "name": facts.get("JobName", "?"),
         "state": facts.get("JobState", "gone"),
         "start": moment(facts.get("StartTime")),
         "end": moment(facts.get("EndTime")) if facts.get("TimeLimit") != "UNLIMITED" else None,
+        "output": facts.get("StdOut", ""),
     }
 
 

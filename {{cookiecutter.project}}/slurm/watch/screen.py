@@ -49,9 +49,10 @@ def main():
     except KeyboardInterrupt:
         pass
     finally:
+        has_ended = not sampling.steps
         sampling.stop()
     if not once:
-        print("\n" + last_words(args.job))
+        print("\n" + last_words(args.job, sampling.last_error() if has_ended else ""))
     sys.exit(1 if any(node.heard is None for node in sampling.nodes.values()) else 0)
 
 
@@ -199,11 +200,11 @@ def draw(lines):
     print("\033[H" + "".join(f"{line}\033[K\n" for line in lines) + "\033[J", end="", flush=True)
 
 
-def last_words(job):
-    """Return what a watcher is told at the end."""
+def last_words(job, error):
+    """Return the line below the screen at the end. error: what srun said if it has ended by itself."""
     state = facts_of(job)["state"]
     if state == "RUNNING":
-        return f"job {job} goes on"
+        return f"job {job} goes on" + (f", but the step that watched it has ended: {error}" if error else "")
     return f"job {job} is {state} now. Why a job ended: python3 slurm/doctor.py {job}"
 
 
