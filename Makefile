@@ -65,33 +65,35 @@ perf: .venv/ready ## ratios against other ways to do the same; for a quiet machi
 	$(BIN)/python perf/watch.py
 	$(BIN)/python perf/stage.py
 
-sites: .venv/ready ## write the table of README.md from sites/
+sites: .venv/ready ## write the table of docs/sites.md and the list of README.md from sites/
 	@mkdir -p build
 	$(BIN)/python -B -m cluster_options table >build/sites.md
-	sed -i -e '/<!-- make sites -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make sites -->/r build/sites.md' README.md
+	sed -i -e '/<!-- make sites -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make sites -->/r build/sites.md' docs/sites.md
+	$(BIN)/python -B -m cluster_options titles >build/titles.md
+	sed -i -e '/<!-- make sites -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make sites -->/r build/titles.md' README.md
 
-questions: .venv/ready ## write cookiecutter.json and the table of README.md from cluster_options/questions.py
+questions: .venv/ready ## write cookiecutter.json and the table of docs/questions.md from cluster_options/questions.py
 	@mkdir -p build
 	$(BIN)/python -B -m cluster_options cookiecutter >build/cookiecutter.json
 	$(BIN)/python -B -m cluster_options questions >build/questions.md
 	mv build/cookiecutter.json cookiecutter.json
-	sed -i -e '/<!-- make questions -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make questions -->/r build/questions.md' README.md
+	sed -i -e '/<!-- make questions -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make questions -->/r build/questions.md' docs/questions.md
 
 schema: .venv/ready ## write sites/schema.json, for editors, from cluster_options/schema.py
 	@mkdir -p build
 	$(BIN)/python -B -m cluster_options schema >build/schema.json
 	mv build/schema.json sites/schema.json
 
-drills: .venv/ready packages ## break jobs in all the ways of tests/slurm/test_{drills,spares,hangs}.py; write the tables of README.md
+drills: .venv/ready packages ## break jobs in all the ways of tests/slurm/test_{drills,spares,hangs}.py; write the tables of docs/drills.md
 	@mkdir -p build
 	DRILLS_FILE="$(CURDIR)/build/drills.md" .venv/bin/pytest -m drill tests/slurm/test_drills.py
-	sed -i -e '/<!-- make drills -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make drills -->/r build/drills.md' README.md
+	sed -i -e '/<!-- make drills -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make drills -->/r build/drills.md' docs/drills.md
 	SPARES_FILE="$(CURDIR)/build/spares.md" .venv/bin/pytest -m drill tests/slurm/test_spares.py
-	sed -i -e '/<!-- make spares -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make spares -->/r build/spares.md' README.md
+	sed -i -e '/<!-- make spares -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make spares -->/r build/spares.md' docs/drills.md
 	HANGS_FILE="$(CURDIR)/build/hangs.md" .venv/bin/pytest -m "drill or not drill" tests/slurm/test_hangs.py
-	sed -i -e '/<!-- make hangs -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make hangs -->/r build/hangs.md' README.md
+	sed -i -e '/<!-- make hangs -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make hangs -->/r build/hangs.md' docs/drills.md
 
-pictures: .venv/ready packages ## record the session and the figures of README.md on the tests' Slurm cluster
+pictures: .venv/ready packages ## record the session and the figures of docs/first-job.md on the tests' Slurm cluster
 	$(BIN)/python docs/record.py
 
 clean: ## remove the environment and everything that was built

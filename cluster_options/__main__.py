@@ -2,8 +2,9 @@
 
     python3 -m cluster_options describe         prints a site file for this Slurm cluster; needs no package
     python3 -m cluster_options check FILE ...   names the faults of site files
-    python3 -m cluster_options table            prints the table of sites that README.md shows
-    python3 -m cluster_options questions        prints the table of questions that README.md shows
+    python3 -m cluster_options table            prints the table of sites that docs/sites.md shows
+    python3 -m cluster_options titles           prints the list of sites that README.md shows
+    python3 -m cluster_options questions        prints the table of questions that docs/questions.md shows
     python3 -m cluster_options cookiecutter     prints cookiecutter.json
     python3 -m cluster_options schema           prints sites/schema.json
     python3 -m cluster_options dates            fails and names the sites that nobody has checked for a year
@@ -28,7 +29,14 @@ def main(words):
         return describe()
     if command == "check" and files:
         return check(files)
-    others = {"table": table, "questions": questions, "cookiecutter": cookiecutter, "schema": schema, "dates": dates}
+    others = {
+        "table": table,
+        "titles": titles,
+        "questions": questions,
+        "cookiecutter": cookiecutter,
+        "schema": schema,
+        "dates": dates,
+    }
     if command in others and not files:
         return others[command]() or 0
     return "usage: python3 -m cluster_options describe | check FILE ... | {}".format(" | ".join(others))
@@ -64,6 +72,13 @@ def table():
     from cluster_options.sites import table
 
     print(table(), end="")
+
+
+def titles():
+    """Print the list of sites."""
+    from cluster_options.sites import list_of_titles
+
+    print(list_of_titles(), end="")
 
 
 def questions():

@@ -1,6 +1,6 @@
 """The questions: name, prompt, rule, checks and default of each, in the order in which they are asked.
 
-`make questions` writes them into cookiecutter.json and into the table of README.md. `facts` are what sites.site_facts()
+`make questions` writes them into cookiecutter.json and into the table of docs/questions.md. `facts` are what sites.site_facts()
 returns of the answered site.
 """
 
@@ -48,7 +48,7 @@ class Question:
 
     name: str
     prompt: str  # what cookiecutter asks
-    rule: str  # what to answer, or how the answer is checked: Markdown for the table of README.md
+    rule: str  # what to answer, or how the answer is checked: Markdown for the table of docs/questions.md
     # A function of (answers, facts), see checks.py: whether the answer fits the site.
     check: Callable[[dict, dict], Iterator[str]] = accept_anything
     # The text, or a function of (facts, runtime) that returns it. None: what the site's file has under `defaults`. The
@@ -77,8 +77,8 @@ QUESTIONS = (
         "site",
         prompt="Cluster: a name of sites/, here (the Slurm cluster you are on), the path of a file of your own, "
         "or local",
-        rule="a name of the [table](#sites), `here` (read off the Slurm cluster you are on), or the path of a "
-        "[file of your own](#your-own-cluster); the default is the cluster you are on, elsewhere `local`",
+        rule="a name of the [table](sites.md), `here` (read off the Slurm cluster you are on), or the path of a "
+        "[file of your own](your-own-cluster.md); the default is the cluster you are on, elsewhere `local`",
         default="",  # in cookiecutter.json it is detect.site_here(), and answers.faults_of() checks it
         check_text=accept_anything,
     ),
@@ -86,7 +86,7 @@ QUESTIONS = (
         "launcher",
         prompt="Who starts the processes",
         rule="`torchrun` (one per node, started by srun), `srun`, `spawn`, `mpirun`, `mpirun-ranks`: "
-        "[which and why](#launchers-and-runtimes)",
+        "[which and why](launchers.md)",
         check=check_choice("launcher"),
         default=lambda facts, runtime: facts["launchers"][0],
     ),
@@ -149,7 +149,7 @@ QUESTIONS = (
         prompt="yes: a whole project with examples, benchmark and training; no: only what starts your own programs, "
         "into a project that exists",
         rule="`yes`: a whole project; `no`: only what starts your own programs, "
-        "[into a project that you have](#into-a-project-that-you-have)",
+        "[into a project that exists](existing-project.md)",
         check=check_examples,
         default="yes",
     ),
@@ -162,7 +162,7 @@ UNASKED = "the default"
 
 
 def table() -> str:
-    """Return the questions as the table of README.md."""
+    """Return the questions as the table of docs/questions.md."""
     rows = [f"| `{question.name}` | {question.rule} |\n" for question in QUESTIONS]
     return "".join(["| question | answer |\n", "|---|---|\n", *rows])
 

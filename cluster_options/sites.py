@@ -292,7 +292,7 @@ def contradictions_of_notes(facts):
 
 
 def table() -> str:
-    """Return the site files as the table of README.md."""
+    """Return the site files as the table of docs/sites.md."""
     lines = ["| `site` | cluster | a node | runtimes, the first by default | queues | checked |"]
     lines += ["|---|---|---|---|---|---|"]
     for site in site_names():
@@ -308,6 +308,12 @@ def table() -> str:
         words += [", ".join(facts["runtimes"]), str(queues or "any"), facts["checked"]]
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
+
+
+def list_of_titles() -> str:
+    """Return the titles of the named clusters, with the answer to the question `site`, as the paragraph of README.md."""
+    named = [site for site in site_names() if site not in ("local", "runai", "slurm")]
+    return ", ".join(f"{site_facts(site)['title']} `{site}`" for site in named) + ".\n"
 
 
 def outdated(today: date) -> list[str]:

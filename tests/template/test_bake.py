@@ -563,14 +563,14 @@ def test_a_site_with_a_wheelhouse_asks_for_no_folder_of_wheels(runtime, internet
     assert "`avail_wheels torch` lists them" in text and "name packages without versions" in text
 
 
-def test_the_questions_are_the_ones_of_cookiecutter_json_and_of_the_readme():
+def test_the_questions_are_the_ones_of_cookiecutter_json_and_of_the_page():
     """`make questions` writes both."""
     written = (REPOSITORY / "cookiecutter.json").read_text()
     assert written == json.dumps(cookiecutter_json(), indent=2) + "\n"
     asked = [name for name in json.loads(written) if not name.startswith("_")]
     assert asked == list(QUESTION_NAMES)
-    readme = (REPOSITORY / "README.md").read_text()
-    between = re.search(r"<!-- make questions -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+    text = (REPOSITORY / "docs/questions.md").read_text()
+    between = re.search(r"<!-- make questions -->\n(.*?)<!-- end -->", text, re.DOTALL)
     assert between and between[1] == table()
 
 

@@ -91,7 +91,7 @@ def test_add_a_site(copy):
     printed = walk("Add a site", copy)
     assert "lab is written for our laboratory's cluster" in printed and " passed" in printed
     assert "#SBATCH --gres=gpu:4" in (copy / "build/lab/slurm/submit_multinode.sh").read_text()
-    assert "\n| `lab` | [our laboratory's cluster](" in (copy / "README.md").read_text()
+    assert "\n| `lab` | [our laboratory's cluster](" in (copy / "docs/sites.md").read_text()
     shown = (copy / "build/lab/slurm/docs/cluster.md").read_text()
     assert "Whether compute nodes reach the internet." in shown and "/scratch/$USER" in shown
 

@@ -373,7 +373,7 @@ def test_a_cluster_that_does_not_answer_is_asked_once(tmp_path):
 
 
 def test_describe_prints_a_site_file_that_can_be_answered(cluster, tmp_path):
-    """The command of README.md, with a Python that has neither PyYAML nor Jinja, and then what it is for."""
+    """As docs/your-own-cluster.md has it, with a Python that has neither PyYAML nor Jinja; then the file is used."""
     done = cluster.run("python3", "-B", REPOSITORY / "cluster_options", "describe", cwd=tmp_path)
     (tmp_path / "our-cluster.yaml").write_text(done.stdout)
     project = bake(tmp_path / "x", site=tmp_path / "our-cluster.yaml")
@@ -423,22 +423,26 @@ def test_commands_that_people_type(answers, code, said, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-# ---- the table in README.md ------------------------------------------------------------------------------------------
+# ---- the table in docs/sites.md, and the list in README.md -----------------------------------------------------------
 
 
-def test_the_table_of_sites_is_the_one_of_the_files():
-    """`make sites` writes it; adding a site adds one file."""
+@pytest.mark.parametrize(
+    ("command", "document", "row"), [("table", "docs/sites.md", "| `{}` |"), ("titles", "README.md", " `{}`")]
+)
+def test_the_documents_list_the_sites_of_the_files(command, document, row):
+    """`make sites` writes both; adding a site adds one file."""
     done = subprocess.run(
-        [sys.executable, "-B", "-m", "cluster_options", "table"],
+        [sys.executable, "-B", "-m", "cluster_options", command],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,
     )
-    readme = (REPOSITORY / "README.md").read_text()
-    between = re.search(r"<!-- make sites -->\n(.*?)<!-- end -->", readme, re.DOTALL)
+    between = re.search(r"<!-- make sites -->\n(.*?)<!-- end -->", (REPOSITORY / document).read_text(), re.DOTALL)
     assert between and between[1] == done.stdout
-    assert all(f"| `{path.stem}` |" in done.stdout for path in (REPOSITORY / "sites").glob("*.yaml"))
+    kinds = ("local", "runai", "slurm") if document == "README.md" else ()
+    names = {path.stem for path in (REPOSITORY / "sites").glob("*.yaml")} - set(kinds)
+    assert all(row.format(name) in done.stdout for name in names)
 
 
 @pytest.mark.parametrize("site", dict.fromkeys(answers["site"] for answers in combinations()))
