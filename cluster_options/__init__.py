@@ -26,7 +26,7 @@ import sys
 if sys.version_info < (3, 9):  # noqa: UP036
     TOO_OLD = f"this template needs Python 3.9 or newer, and {sys.executable} is {sys.version.split()[0]}; "
     if "cookiecutter" not in sys.modules:  # the command line
-        sys.exit(TOO_OLD + "name a newer one, for example python3.11")
+        sys.exit(TOO_OLD + "call it with a newer one, as in python3.11 -m cluster_options")
     raise ImportError(TOO_OLD + "install cookiecutter with a newer one: pipx install --python python3.11 cookiecutter")
 
 # `cruft update` runs the older and the newer version of the template in one process. Before version 1.2 all this was a

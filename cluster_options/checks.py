@@ -80,7 +80,7 @@ def check_choice(question):
         elif question == "runtime" and value in IN_SRUN and given["launcher"] in MPI & {*facts["launchers"]}:
             others = [runtime for runtime in allowed if runtime not in IN_SRUN]
             yield (
-                f"launcher {given['launcher']!r} cannot start runtime {value!r}, which lives in options of srun; "
+                f"launcher {given['launcher']!r} cannot start runtime {value!r}, a container that only srun starts; "
                 f"{choose_from(others)}, or launcher torchrun"
             )
 
@@ -177,7 +177,7 @@ def chosen_queue(question, given, facts):
 
 def doubt(text):
     """Return a fault that warns, because the limit is not confirmed."""
-    return Doubt(f"{text}, a limit that nobody could confirm")
+    return Doubt(f"{text} (the site file marks this limit as unconfirmed)")
 
 
 def node_of(facts, partition: str, qos: str = "") -> dict:

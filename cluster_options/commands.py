@@ -168,6 +168,18 @@ def nodes_of(limits) -> str:
     return f"{least} to {most}" if least and most else f"at least {least}" if least else str(most or "")
 
 
+def project_folder(facts):
+    """Return the file system on which a written project belongs, as its row in the site file; None: unknown."""
+    return next((row for row in facts["file_systems"] if row.get("project")), None)
+
+
+def copy_target(facts) -> str:
+    """Return the folder of project_folder() as another machine can name it; '' if it has a variable of the cluster."""
+    row = project_folder(facts)
+    path = row["path"].replace("$USER", "USER") if row else ""
+    return "" if "$" in path else path
+
+
 def remarks(limits) -> str:
     """Return what a table of queues says beside nodes and walltime."""
     tiers = [f"up to {tier['max_nodes']} nodes {tier['max_time']}" for tier in limits["tiers"]]

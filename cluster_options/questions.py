@@ -1,7 +1,7 @@
 """The questions: name, prompt, rule, checks and default of each, in the order in which they are asked.
 
-`make questions` writes them into cookiecutter.json and into the table of docs/questions.md. `facts` are what sites.site_facts()
-returns of the answered site.
+`make questions` writes them into cookiecutter.json and into the table of docs/questions.md. `facts` are the result of
+sites.site_facts() for the answered site.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ QUESTIONS = (
     ),
     Question(
         "launcher",
-        prompt="Who starts the processes",
+        prompt="Launcher, the program that starts the ranks: torchrun, srun, spawn, mpirun or mpirun-ranks",
         rule="`torchrun` (one per node, started by srun), `srun`, `spawn`, `mpirun`, `mpirun-ranks`: "
         "[which and why](launchers.md)",
         check=check_choice("launcher"),
@@ -134,7 +134,7 @@ QUESTIONS = (
     ),
     Question(
         "gpus_per_node",
-        prompt="GPUs per node; 0 runs on CPUs (on this machine: on whatever it has)",
+        prompt="GPUs per node; 0 runs on CPUs (site local: on the GPUs of this machine, if it has any)",
         rule="checked against the site's nodes; 0 for CPUs",
         check=check_gpus,
     ),

@@ -158,6 +158,22 @@ def for_tests(facts, answers) -> bool:
     return any(is_for_tests(name, chosen[name]) for name in names if name in chosen)
 
 
+def test_queue(facts, answers) -> dict[str, str]:
+    """Return the chosen queue for tests and an option for longer jobs, as {"name", "limits", "longer"}.
+
+    longer: an option of sbatch, as "--partition=normal", or "--partition=NAME" if there are several. Empty: the chosen
+    queue is not for tests.
+    """
+    for question, key in (("partition", "partitions"), ("qos", "qos")):
+        name = chosen_queue(question, answers, facts)
+        if name in facts[key] and is_for_tests(name, facts[key][name]):
+            others = [other for other, limits in facts[key].items() if not is_for_tests(other, limits)]
+            longer = f"--{question}={others[0] if len(others) == 1 else 'NAME'}"
+            word = "QoS" if question == "qos" else question
+            return {"name": f"{word} `{name}`", "limits": facts[key][name], "longer": longer}
+    return {}
+
+
 def is_for_tests(name, limits) -> bool:
     """Whether a queue is one for tests, as the site file says. If it does not, a word of the queue's name tells."""
     if limits["for_tests"] is not None:

@@ -237,7 +237,7 @@ class Record(Rule):
     """Known keys, each with a rule of its own."""
 
     def __init__(self, required: dict[str, Rule], optional: dict[str, Rule] | None = None, about: str = "") -> None:
-        """required: the keys that have to be there; optional: those that may be left out."""
+        """required: keys that have to be there. optional: keys that may be left out."""
         super().__init__(about)
         self.required, self.known = required, {**required, **(optional or {})}
 
@@ -302,13 +302,13 @@ LIMITS = {  # of one job
     "max_time": Walltime(),
     "max_node_minutes": Count(1, "nodes x walltime, in minutes"),
     "max_gpus": Count(1, "of all nodes of a job together"),
-    "max_jobs": Count(1, "jobs of a user, those that wait included; sbatch refuses the next"),
+    "max_jobs": Count(1, "running and waiting jobs of a user; sbatch refuses the next one"),
     "tiers": ListOf(TIER, about="the longest time by number of nodes"),
     "default": Flag("jobs that name no queue get this one"),
     "for_tests": Flag(
         "for short tests: long jobs and builds go elsewhere; left out, the name tells (debug, test, dev)"
     ),
-    "confirmed": Flag("false: nobody could confirm these figures, so they warn instead of refusing"),
+    "confirmed": Flag("false: no source confirms these figures, so they warn instead of refusing"),
     "about": Text("what it is for"),
     "node": Record({}, NODE, about="how its nodes, or the part of them that it gives, differ from the keys of `node`"),
 }
@@ -335,7 +335,7 @@ VARIABLE = Record(
     },
     {"force": Flag("set it even if the user has set it")},
 )
-OF_RUNTIMES = {"runtimes": ListOf(OneOf(*RUNTIMES), 1, about="only for projects with one of these")}
+OF_RUNTIMES = {"runtimes": ListOf(OneOf(*RUNTIMES), 1, about="only for projects with one of the named runtimes")}
 NOTE = TextOr(Record({"text": Text()}, OF_RUNTIMES))
 MODULE_LINE = Record({"line": Like(r"[^\s].*", "a line of bash"), "why": Text()})
 CONTAINER = Record(
@@ -447,8 +447,14 @@ SCHEMA = Record(
         "host_suffix": Text("appended to the first host's name where a second name leads to the fast network"),
         "internet": Flag("do compute nodes reach it?"),
         "login_internet": Flag("do login nodes reach it?"),
+        "transfer_host": Text("to which host users copy files, if not to a login node"),
         "ports": Record({"first": Count(1024), "last": Count(1024)}, about="among which nodes may meet"),
-        "file_systems": ListOf(Record({"path": Text(), "use": Text()}, {"limits": Text()})),
+        "file_systems": ListOf(
+            Record(
+                {"path": Text(), "use": Text()},
+                {"limits": Text(), "project": Flag("do written projects belong here? of one file system at most")},
+            )
+        ),
         "commands": Named(Text(), about="what a user of this site types: accounts, queues, jobs, quota"),
         "placement": Text("Markdown for the written README: the network's topology, --contiguous, --switches"),
         "notebooks": Text("Markdown for the written page: the site's own service for notebooks"),
@@ -458,7 +464,7 @@ SCHEMA = Record(
             about="Markdown for the written README; a row of all projects is left out if this one prints the same",
         ),
         "all_reduce": ListOf(BANDWIDTHS, about="published bandwidths, for comparison"),
-        "unconfirmed": ListOf(NOTE, about="what nobody could confirm; limits have `confirmed: false` instead"),
+        "unconfirmed": ListOf(NOTE, about="facts that no source confirms; limits have `confirmed: false` instead"),
     },
 )
 
@@ -532,6 +538,7 @@ EMPTY_LISTS += ("problems", "all_reduce", "unconfirmed")
 OTHER_DEFAULTS = {
     "expedited_requeue": False,
     "host_suffix": "",
+    "transfer_host": "",
     "internet": None,
     "login_internet": None,
     "notebooks": "",

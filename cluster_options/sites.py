@@ -57,7 +57,9 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value} is there twice", key.start_mark
+                )
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -272,7 +274,7 @@ def contradictions_of_containers(facts, broken):
             if "runtimes" not in broken:
                 yield f"containers.{runtime}: there is no such runtime in runtimes; add it there"
         elif container["entry_environment"] and not container["entry"]:
-            yield f"containers.{runtime}.entry_environment: no entry overwrites these; use environment"
+            yield f"containers.{runtime}.entry_environment: without entry nothing overwrites variables; use environment"
         elif container["image"] and not image_fits(runtime, container["image"]):
             yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {image_rule(runtime)}"
         if container["wheelhouse"] and runtime != "venv":
@@ -311,9 +313,13 @@ def table() -> str:
 
 
 def list_of_titles() -> str:
-    """Return the titles of the named clusters, with the answer to the question `site`, as the paragraph of README.md."""
+    """Return names and titles of the named clusters as the table of README.md, in two halves side by side."""
     named = [site for site in site_names() if site not in ("local", "runai", "slurm")]
-    return ", ".join(f"{site_facts(site)['title']} `{site}`" for site in named) + ".\n"
+    cells = [f"| `{site}` | {site_facts(site)['title']} " for site in named]
+    half = (len(cells) + 1) // 2
+    right = [*cells[half:], *["| | "] * (2 * half - len(cells))]
+    rows = [left + other + "|\n" for left, other in zip(cells[:half], right)]
+    return "| `site` | cluster | `site` | cluster |\n|---|---|---|---|\n" + "".join(rows)
 
 
 def outdated(today: date) -> list[str]:

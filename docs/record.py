@@ -1,6 +1,10 @@
-"""Record what README.md shows: a session on the login node of a real Slurm cluster, and two figures from jobs on it.
+"""Record a session on the login node of a real Slurm cluster, and draw two figures from jobs on it.
 
-    make pictures        (six minutes)
+    make pictures                                everything, in about eight minutes
+    .venv/bin/python docs/record.py --session    the session alone, in one or two minutes
+
+The session becomes docs/first-job.svg, which README.md shows, and the transcript in docs/first-job.md. The figures are
+docs/bandwidth.png and docs/losses.png.
 
 The cluster is that of the tests: four nodes of two ranks each, which are namespaces of this machine. So the session and
 the losses are those of any cluster, the bandwidth is that of this machine's memory.
@@ -8,80 +12,162 @@ the losses are those of any cluster, the bandwidth is that of this machine's mem
 
 from __future__ import annotations
 
+import argparse
+import codecs
+import fcntl
 import os
 import platform
 import pty
 import re
+import select
+import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import time
+from dataclasses import replace
 from pathlib import Path
+
+from terminal import Event, draw, shorten, transcript
 
 DOCS = Path(__file__).resolve().parent
 REPOSITORY = DOCS.parent
-README = REPOSITORY / "README.md"
-ANSWERS = {"Where Python and torch come from": "none"}  # the Python on PATH
+PAGE = DOCS / "first-job.md"
+PICTURE = DOCS / "first-job.svg"
+COLUMNS, ROWS = 114, 30
+SECONDS = 27  # that the picture takes at most until it shows its last screen
 
 sys.path.insert(0, str(REPOSITORY / "tests/clusters"))
 from slurm_cluster import Cluster  # noqa: E402  (the cluster of the tests)
 
 
-def answer(command: list[str]) -> None:
-    """Run a command in a terminal, and print what a person sees who presses Enter where ANSWERS has nothing."""
-    os.environ["TERM"] = "dumb"  # no colours
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execvp(command[0], command)
-    seen = question = ""
-    while True:
-        try:
-            question += os.read(terminal, 1000).decode()
-        except OSError:  # it has ended
-            break
-        if question.endswith("): "):
-            typed = next((text for words, text in ANSWERS.items() if words in question), "")
-            os.write(terminal, f"{typed}\n".encode())
-            seen, question = seen + question, ""
-    sys.stdout.write((seen + question).replace("\r\n", "\n"))
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+class Session:
+    """A shell on the login node, in a terminal at which this program types as a person does.
+
+    events: what the terminal has shown so far, with times.
+    """
+
+    PROMPT = r"\$ $"
+    KEY_PAUSE = 0.06  # seconds from key to key
+    LOOK = 0.4  # seconds that a person looks at a prompt
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Start the shell. Its home folder has venv/, the environment of this program."""
+        (cluster.home / "venv").symlink_to(sys.prefix)
+        settings = ["PS1=$ ", "TERM=dumb", "VIRTUAL_ENV_DISABLE_PROMPT=1", f"COLUMNS={COLUMNS}", f"LINES={ROWS}"]
+        self._shell, self._terminal = pty.fork()
+        if self._shell == 0:
+            os._exit(cluster.shell(("env", *settings, "bash", "--norc")))  # the parent process ends the cluster
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("4H", ROWS, COLUMNS, 0, 0))
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._start = time.monotonic()
+        self.events: list[Event] = []
+        self.wait_for(self.PROMPT)
+
+    def _read(self, patience: float, typed: bool = False) -> str:
+        """Return what the terminal shows next; '' if it shows nothing for `patience` seconds."""
+        if not select.select([self._terminal], [], [], patience)[0]:
+            return ""
+        text = self._decoder.decode(os.read(self._terminal, 65536))
+        self.events.append(Event(time.monotonic() - self._start, text, typed))
+        return text
+
+    def wait_for(self, pattern: str, within: float = 60) -> str:
+        """Read until the output matches a pattern, at most for `within` seconds; return the output."""
+        deadline = time.monotonic() + within
+        output = ""
+        while not re.search(pattern, output):
+            if time.monotonic() > deadline:
+                sys.exit(f"docs/record.py: {pattern!r} did not come in {within} s, but:\n{output}")
+            output += self._read(patience=1)
+        return output
+
+    def type(self, text: str) -> None:
+        """Type a text letter by letter, then Enter."""
+        time.sleep(self.LOOK)
+        for letter in text:
+            os.write(self._terminal, letter.encode())
+            self._read(patience=10, typed=True)
+            time.sleep(self.KEY_PAUSE)
+        os.write(self._terminal, b"\n")
+
+    def run(self, command: str) -> None:
+        """Type a command and wait until it has ended."""
+        self.type(command)
+        self.wait_for(self.PROMPT)
+
+    def answer_questions(self) -> None:
+        """Press Enter at each question of a program, which takes the default, until the program has ended."""
+        while self.wait_for(rf"\): $|{self.PROMPT}").endswith("): "):
+            self.type("")
+
+    def press_control_c(self) -> None:
+        """End the program that runs, and wait for the prompt."""
+        time.sleep(self.LOOK)
+        os.write(self._terminal, b"\3")
+        self.wait_for(self.PROMPT)
+
+    def end(self) -> None:
+        """Close the terminal, which ends the shell."""
+        os.close(self._terminal)
+        os.waitpid(self._shell, 0)
 
 
-def put(marker: str, text: str) -> None:
-    """Put a block between <!-- marker --> and the next <!-- end --> of README.md."""
-    old = README.read_text()
-    new, count = re.subn(rf"(<!-- {marker} -->\n).*?(<!-- end -->)", lambda m: m[1] + text + m[2], old, flags=re.S)
+def copy_template(target: Path) -> None:
+    """Copy this repository as it is now, without what git ignores."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (REPOSITORY / name).is_file():  # git still lists a file that was removed since the last commit
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, target / name)
+
+
+def record_session(cluster: Cluster) -> list[Event]:
+    """Write a project and run its first job as a person would; the project is left in the home folder."""
+    copy_template(cluster.home / "template")
+    session = Session(cluster)
+    session.run("source venv/bin/activate")  # has torch and cookiecutter
+    session.type("cookiecutter template")
+    session.answer_questions()
+    session.run("cd demo")
+    session.run("bash slurm/submit_multinode.sh")
+    session.type("tail -F demo-1.out")
+    session.wait_for(r"done    loss.*\n", within=600)
+    session.press_control_c()
+    session.end()
+    home = str(cluster.home)
+    events = [replace(event, text=event.text.replace(home, "~")) for event in session.events]
+    if home in transcript(events):
+        sys.exit(f"docs/record.py: {home} was read in two parts, and cannot be shown as ~: run this again")
+    return events
+
+
+def show_session(events: list[Event], where: str) -> None:
+    """Write the picture of a session, and its transcript. where: the cluster, in words."""
+    PICTURE.write_text(
+        draw(
+            shorten(events, total=SECONDS),
+            title="The first job",
+            description="A terminal on a login node. cookiecutter asks its questions and writes a project, "
+            "slurm/submit_multinode.sh submits a job of two nodes, and tail shows how the job checks its four ranks "
+            f"and trains a model. Recorded on {where}. docs/first-job.md has the text.",
+            window="login node",
+            columns=COLUMNS,
+            rows=ROWS,
+        )
+    )
+    text = f"```console\n{transcript(events)}```\n\nRecorded on the tests' cluster: {where}.\n"
+    block = r"(<!-- make pictures -->\n).*?(<!-- end -->)"
+    page, count = re.subn(block, lambda match: match[1] + text + match[2], PAGE.read_text(), flags=re.S)
     if count != 1:
-        sys.exit(f"README.md: expected one <!-- {marker} -->, found {count}")
-    README.write_text(new)
+        sys.exit(f"{PAGE}: expected one <!-- make pictures -->, found {count}")
+    PAGE.write_text(page)
 
 
-def session(cluster: Cluster) -> str:
-    """Return the session as text; the project is left in the home folder."""
-    subprocess.run(["git", "clone", "--quiet", REPOSITORY, cluster.home / "template"], check=True)
-    shown = ""
-
-    def typed(line: str, *command: str | Path, cwd: Path = cluster.home, **options) -> None:
-        nonlocal shown
-        said = cluster.run(*command, cwd=cwd, timeout=300, **options).stdout
-        shown += f"$ {line}\n" + "".join(f"{row.rstrip()}\n" for row in said.splitlines())
-
-    cookiecutter = Path(sys.executable).with_name("cookiecutter")
-    home = {"HOME": str(cluster.home)}
-    shown += "$ source venv/bin/activate\n"  # has torch and cookiecutter
-    typed("cookiecutter template", sys.executable, __file__, "answer", cookiecutter, "template", env=home)
-    project = cluster.home / "demo"
-    shown += "$ cd demo\n"
-    python = {"PYTHON": sys.executable}  # that has torch
-    submit = ("bash", "slurm/submit_multinode.sh")
-    typed("bash slurm/submit_multinode.sh", *submit, cwd=project, env=python)
-    job = cluster.wait(1, timeout=300)
-    if job.state != "COMPLETED":
-        sys.exit(job.output)
-    typed("cat demo-1.out", "cat", "demo-1.out", cwd=project)
-    return shown.replace(str(cluster.home), "~")
-
-
-def figures(cluster: Cluster) -> None:
+def draw_figures(cluster: Cluster) -> None:
     """Draw the bandwidth of 1, 2 and 4 nodes, and the losses of 1 to 8 ranks, into docs/."""
     project = cluster.home / "demo"
     python = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -111,15 +197,15 @@ def figures(cluster: Cluster) -> None:
 
 def main() -> None:
     """Start the cluster, record, write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--session", action="store_true", help="record the session alone, without the figures")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder, "cluster"), cpus=4, gpus=0) as cluster:
-        text = session(cluster)
-        figures(cluster)
         nodes = f"four namespaces of one {platform.machine()} machine with {os.cpu_count()} cores"
-        where = f"Slurm {cluster.version} on {nodes}"
-    none = "The environment that is activated has torch too, hence `none`. With `venv`,\nwhich was"
-    none += " offered, `bash slurm/build_venv.sh` comes first, once; with a container `bash slurm/build_container.sh`."
-    put("make pictures", f"```console\n{text}```\n\nRecorded on the tests' cluster: {where}. {none}\n")
+        show_session(record_session(cluster), f"Slurm {cluster.version} on {nodes}")
+        if not args.session:
+            draw_figures(cluster)
 
 
 if __name__ == "__main__":
-    answer(sys.argv[2:]) if sys.argv[1:2] == ["answer"] else main()
+    main()

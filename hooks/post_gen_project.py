@@ -26,7 +26,7 @@ PAGE = "{{ instructions(cookiecutter) }}"
 SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
 FIRST_JOBS = [
     (f"{SUBMIT} check/ranks.py", "checks the node, GPU and network of each rank"),
-    (SUBMIT, "the same, then trains 200 steps"),
+    (SUBMIT, "checks the ranks, then trains 200 steps"),
 ]
 if EXAMPLES == "no":
     FIRST_JOBS[1] = (f"{SUBMIT} PROGRAM.py", "a program of yours; its arguments may follow")
@@ -34,8 +34,8 @@ FIRST_STEPS = {
     "local": FIRST_JOBS,
     "slurm": FIRST_JOBS,
     "runai": [
-        (f"less {PAGE}", "First run: how the project comes to a volume that pods see"),
-        (f"{SUBMIT} --dry-run", "the command for runai, without --dry-run it is submitted"),
+        (f"less {PAGE}", "how to copy the project to a volume that pods see (First run)"),
+        (f"{SUBMIT} --dry-run", "prints the command for runai; without --dry-run submits it"),
     ],
 }
 PACKAGES = ("echo torch >requirements.txt", "the packages of your programs, one a line")
@@ -93,9 +93,9 @@ def main() -> None:
         if str(path) in SCRIPTS and str(path) not in kept:
             path.chmod(path.stat().st_mode | 0o111)
 
-    steps = [(f"cd {PROJECT}", f"settings: env.sh; all else: {PAGE}")]
+    steps = [(f"cd {PROJECT}", f"settings: env.sh; instructions: {PAGE}")]
     if KIND == "slurm" and OFFLINE and (BUILDS_IMAGE or (RUNTIME == "venv" and FILLS_WHEELS)):
-        steps.append((f"less {PAGE}", "First run: what has to be fetched before, as compute nodes have no internet"))
+        steps.append((f"less {PAGE}", "what to fetch first, as compute nodes have no internet (First run)"))
     if RUNTIME == "venv":
         steps += [PACKAGES] * (not Path("requirements.txt").exists()) + [BUILD[KIND]]
     steps += [BUILD_IMAGE] * BUILDS_IMAGE + FIRST_STEPS[KIND]

@@ -351,12 +351,12 @@ def test_a_python_that_will_not_do(build):
 
 def test_no_source_and_no_index(build):
     message = build.refused(SOURCE="")
-    assert f"the source of Horovod cannot be had: put horovod-0.28.1.tar.gz into {build.wheels}" in message
+    assert "pip could not download the source of Horovod" in message and f"copy wheels/ to {build.wheels}" in message
 
 
 def test_a_build_that_fails_leaves_nothing(build):
     message = build.refused(FAILS="1")
-    assert "mpi.cc:1: error: no such luck" in message and "the build failed, see above" in message
+    assert "mpi.cc:1: error: no such luck" in message and "Horovod's build failed" in message
 
 
 def test_built_once_per_torch(build):
@@ -543,7 +543,7 @@ def test_ranks_that_mpirun_did_not_start(job, tmp_path):
 def test_a_rank_that_fails_or_never_comes_ends_the_job(job, tmp_path):
     wrong = job(changed(tmp_path, PATIENT), "--global-batch", "30")
     assert (wrong.state, wrong.exit_code) == ("FAILED", 2)
-    told = re.findall("cannot be shared equally by 4 ranks: choose a multiple of that", wrong.output)
+    told = re.findall("cannot be shared equally by 4 ranks: choose a multiple of 4", wrong.output)
     assert len(told) == 2, wrong.output  # one per node
     late = "import horovod.torch as hvd\nreal = hvd.allreduce\n"  # one rank sleeps before a collective
     late += "def late(*a, **k):\n    if hvd.rank() == 3: time.sleep(300)\n    return real(*a, **k)\n"

@@ -90,8 +90,12 @@ def test_where_programs_are_looked_up(found, tmp_path):
         ),
         ("run", "#!/usr/bin/env bash\n", "'run' is for '/usr/bin/env bash', and the launcher starts Python"),
         ("run.R", "#!/usr/bin/env Rscript\n", "'run.R' is for '/usr/bin/env Rscript'"),
-        ("run.sh", "python x.py\n", "'run.sh' is not a Python program by its name: name one, or rename it to NAME.py"),
-        ("config.yaml", "a: 1\n", "'config.yaml' is not a Python program by its name"),
+        (
+            "run.sh",
+            "python x.py\n",
+            "'run.sh' has not the name of a Python program: name another one, or rename it to NAME.py",
+        ),
+        ("config.yaml", "a: 1\n", "'config.yaml' has not the name of a Python program"),
         (
             "x.ipynb",
             "{}\n",
@@ -99,7 +103,7 @@ def test_where_programs_are_looked_up(found, tmp_path):
         ),
         ("a.out", "\x7fELF\2\1\1\0\0\0", "'a.out' is a binary, and the launcher starts Python"),
         ("model.pt", "PK\3\4\0\0", "'model.pt' is a binary, and the launcher starts Python"),
-        ("x.R", "print(1)\n", "'x.R' is not a Python program by its name"),
+        ("x.R", "print(1)\n", "'x.R' has not the name of a Python program"),
         ("x.py", "", "'x.py' is empty: save the program, or name another one"),
     ],
 )
@@ -131,13 +135,16 @@ def test_words_that_are_no_files(found, tmp_path):
         ("accelerate launch --config_file config.yaml x.py", f"{ONLY} x.py"),
         ("python -m torch.distributed.run x.py", f"{ONLY} x.py"),
         ("python -m torch.distributed.run -m package.main", f"{ONLY} -m package.main"),
-        ("pi/pi", "no program 'pi/pi' in {here} nor in {project}: its name is pi/pi.py"),
+        ("pi/pi", "no program 'pi/pi' in {here} nor in {project}: name pi/pi.py"),
         ("/nowhere/pi/pi.py", "no program '/nowhere/pi/pi.py': there is no such file"),
         ("python missing.py -m 5", f"{ONLY} program.py or -m package.module"),
         ("accelerate launch -m package.main", f"{ONLY} -m package.main"),
         ("mytrain", 'to run the installed command {bin}/mytrain, name its file, as in "$(command -v mytrain)"'),
         ("other", "{bin}/other is no Python program, and the launcher starts Python"),
-        ("package.main", "no program 'package.main' in {here} nor in {project}: the module is -m package.main"),
+        (
+            "package.main",
+            "no program 'package.main' in {here} nor in {project}: to run the module, write -m package.main",
+        ),
         ("package", "'package' is a folder: name the program in it, or a package as -m package"),
     ):
         folders = {name: str(tmp_path / name) for name in ("bin", "here", "project")}

@@ -35,7 +35,7 @@ RCP = """\
 |   2   |   16  |  122.3 Gbit/s (15.3 GB/s)  |  65.2 Gbit/s (8.15 GB/s)  |
 |   4   |   32  |  76.2 Gbit/s (9.53 GB/s)   |  39.3 Gbit/s (4.91 GB/s)  |
 
-### published 2: the same without RDMA
+### published 2: 4 GB, without RDMA, pods of 8 GPUs; 2024-04
 
 Source: https://github.com/epfml/getting-started/blob/8523871/docs/multinode.md
 

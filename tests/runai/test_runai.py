@@ -320,7 +320,9 @@ def test_the_gid_index_is_each_pod_s_own_and_for_old_nccl_alone(version, given, 
             r"FAULT: REQUIRE_RDMA=1, but rank\(s\) 0 on .*-master-0 talk through gloo tcp",
             id="by the check, with a device that is not used",
         ),
-        pytest.param({}, {}, 2, "no /dev/infiniband in this pod: RDMA_RESOURCES", id="by the pod, without a device"),
+        pytest.param(
+            {}, {}, 2, "no /dev/infiniband in this pod: set RDMA_RESOURCES", id="by the pod, without a device"
+        ),
         pytest.param({}, {"REQUIRE_RDMA": "0"}, 0, "right", id="by nobody when the submission says so"),
     ],
 )
@@ -347,7 +349,7 @@ def test_a_volume_that_does_not_exist(generation, tmp_path):
             (tmp_path / "kubectl").chmod(0o755)
         done = site.script("pi/pi.py", PATH=f"{tmp_path}:{site.cluster.environment['PATH']}")
         assert done.returncode == 2
-        assert f"VOLUMES names 'mlo-scratch', but '{listed}' does not" in done.stderr
+        assert f"'{listed}' has no volume 'mlo-scratch', which VOLUMES in env.sh names" in done.stderr
         job = site.run("pi/pi.py", CHECK_VOLUMES="0")
         assert job.state == "Pending"
         assert 'persistentvolumeclaim "mlo-scratch" not found' in job.output
@@ -362,7 +364,7 @@ def test_a_project_that_is_not_where_it_should_be(site):
 def test_a_volume_that_belongs_to_others(site):
     job = site.run("pi/pi.py", RUN_AS_UID="999")
     assert job.state == "Failed" and 2 in job.exit_codes.values()
-    assert f"cannot write below {POD_PROJECT_DIR} as user 999, group {GID}: the volume belongs to others" in job.output
+    assert f"cannot write below {POD_PROJECT_DIR} as user 999, group {GID}: set RUN_AS_UID" in job.output
 
 
 def test_an_image_without_torch(tmp_path):
@@ -464,10 +466,10 @@ def test_a_project_that_lacks_the_launcher(tmp_path):
 def test_what_the_client_refuses_is_told(site):
     done = site.script("pi/pi.py", RUNAI_PROJECT="mlo-nobody")
     assert done.returncode == 2
-    assert "runai refused it, see above. Not logged in: runai login; projects: runai project list" in done.stderr
+    assert "runai refused the job, see above. To log in: runai login. Your projects: runai project list" in done.stderr
     done = site.script("pi/pi.py", RUNAI_CLI="v1")
     assert done.returncode == 2 and 'unknown command "submit-dist"' in done.stdout + done.stderr
-    assert "another generation of the client: RUNAI_CLI=v1 or v2" in done.stderr
+    assert "the other generation of the client: RUNAI_CLI=v1 or v2" in done.stderr
 
 
 # ---- waiting pods ----------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ WRONG = [
     ({"LARGE_SHM": "true"}, [], "LARGE_SHM='true': expected 0 or 1"),
     ({"RUN_AS_GID": "staff"}, [], "RUN_AS_UID='1234' RUN_AS_GID='staff': expected two numbers"),
     ({"RUNAI_CLI": "3"}, [], "RUNAI_CLI='3': expected v1 or v2"),
-    ({"RUNAI_CLI": ""}, [], "runai was not found; install it"),
+    ({"RUNAI_CLI": ""}, [], "runai was not found: install it"),
     ({"PREEMPTIBLE": "yes"}, [], "PREEMPTIBLE='yes': expected 0 or 1"),
     ({"PREEMPTIBLE": "0", "RUNAI_CLI": "v1"}, [], "CLI v1 has no option for it"),
     ({"RUN_AS_UID": ""}, [], "expected two numbers, yours (not root's) and your group's"),
@@ -350,11 +350,11 @@ def test_pods_that_wait(generation, project):
     ("arguments", "expected"),
     [
         (["0:30"], "'0:30': expected a time [D-]HH:MM:SS"),
-        (["00:30:00", "01:00:00"], "'00:30:00 01:00:00': expected one time, and --dry-run"),
-        (["00:30:00", "--delete", "a"], "--delete wants the name of one job, and nothing else"),
+        (["00:30:00", "01:00:00"], "'00:30:00 01:00:00': expected at most one time, such as 00:30:00, and --dry-run"),
+        (["00:30:00", "--delete", "a"], "expected one job: bash runai/interactive.sh --delete NAME"),
         (["00:00:00"], "expected a time above zero"),
-        (["--delete"], "--delete wants the name of one job"),
-        (["--delete", "a", "b"], "--delete wants the name of one job"),
+        (["--delete"], "expected one job"),
+        (["--delete", "a", "b"], "expected one job"),
     ],
 )
 def test_wrong_use_of_waiting_pods(arguments, expected, project):

@@ -116,7 +116,9 @@ def test_bad_nodes_are_avoided(submit, remember):
     assert asked(shown, "ExcNodeList") == "node2"
     lines = said.splitlines()
     assert re.fullmatch(r"without node2: its clock is off \(found by job 7, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)", lines[0])
-    assert lines[1].startswith("to use a node again: bash slurm/bad_nodes.sh forget node2; all of them for one job: ")
+    assert lines[1].startswith(
+        "to use a node again: bash slurm/bad_nodes.sh forget node2. To use every node in one job: "
+    )
     assert lines[2].startswith("Submitted batch job ") and len(lines) == 3
     assert asked(submit("--nodes=1", BAD_NODE_DAYS="0")[1], "ExcNodeList") == "(null)"
     assert asked(submit("--nodes=1", BAD_NODE_DAYS="9", check=False)[1], "ExcNodeList") == "node[1-2]"

@@ -69,7 +69,9 @@ def test_every_launcher_with_every_runtime(
         done = cluster.run(*allocation, *command, cwd=here, env={**environment, "LAUNCHER": launcher}, check=False)
         if runtime in IN_SRUN and launcher.startswith("mpirun"):
             assert done.returncode == 2 and "RESULT" not in done.stdout
-            assert f"LAUNCHER={launcher} cannot start RUNTIME={runtime}, which lives in options of srun" in done.stderr
+            assert (
+                f"LAUNCHER={launcher} cannot start RUNTIME={runtime}, a container that only srun starts" in done.stderr
+            )
             matrix[runtime, launcher] = "refused"
             continue
         assert done.returncode == 0, done.stdout + done.stderr

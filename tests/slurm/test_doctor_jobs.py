@@ -146,7 +146,8 @@ def test_a_node_without_python3(slurm, launched, tmp_path):
     environment = {**PYTHON_ON_CPUS, "LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PATH": str(tools)}
     job = slurm.submit("--nodes=1", launched / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env=environment)
     assert (job.state, job.exit_code) == ("FAILED", 3), job.output
-    assert job.output.endswith(f"has no python3: run python3 slurm/doctor.py {job.id} on another\n"), job.output
+    advice = f"To see why, run python3 slurm/doctor.py {job.id} on a login node: this node has no python3\n"
+    assert job.output.endswith(advice), job.output
 
 
 def test_jobs_of_all_kinds(slurm, launched, tmp_path):
@@ -165,6 +166,6 @@ def test_jobs_of_all_kinds(slurm, launched, tmp_path):
     array = slurm.sbatch("--array=1-2", "job.sh", "nosuchcommand", cwd=tmp_path)
     slurm.wait(array)
     done = slurm.run("python3", launched / "slurm/doctor.py", array, cwd=tmp_path, check=False)
-    assert done.returncode == 2 and f"is an array: name one of it, as {array}_1" in done.stderr, done.stderr
+    assert done.returncode == 2 and f"is an array: name one of its jobs, as {array}_1" in done.stderr, done.stderr
     report = ask(f"{array}_2")
     assert f"proof: slurm-{array}_2.out:2: " in report and "nosuchcommand: command not found" in report

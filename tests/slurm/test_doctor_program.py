@@ -87,7 +87,7 @@ def test_a_heterogeneous_job_is_no_array(doctor):
     both = record + "\n" + record.replace("JobId=88 ", "JobId=89 ", 1).replace("Offset=0", "Offset=1")
     done = doctor("88", scontrol=both)
     assert done.returncode == 2, done
-    assert done.stderr == b"slurm/doctor.py: job 88 is heterogeneous: name one of it, as 88+0\n"
+    assert done.stderr == b"slurm/doctor.py: job 88 is heterogeneous: name one component, as 88+0\n"
     done = doctor("88+0", scontrol=record)
     assert done.returncode == 0 and b"\nproof: scontrol show job 88: JobState=FAILED" in done.stdout, done
 
@@ -95,9 +95,9 @@ def test_a_heterogeneous_job_is_no_array(doctor):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("COMPLETED|0:0|12_1\nFAILED|1:0|12_2\n", "an array: name one of it, as 12_1"),
-        ("COMPLETED|0:0|12_1\nPENDING|0:0|12_[2-9]\n", "an array: name one of it, as 12_1"),
-        ("COMPLETED|0:0|12+0\nFAILED|1:0|12+1\n", "heterogeneous: name one of it, as 12+0"),
+        ("COMPLETED|0:0|12_1\nFAILED|1:0|12_2\n", "an array: name one of its jobs, as 12_1"),
+        ("COMPLETED|0:0|12_1\nPENDING|0:0|12_[2-9]\n", "an array: name one of its jobs, as 12_1"),
+        ("COMPLETED|0:0|12+0\nFAILED|1:0|12+1\n", "heterogeneous: name one component, as 12+0"),
     ],
 )
 def test_several_jobs_that_scontrol_has_forgotten(doctor, rows, said):

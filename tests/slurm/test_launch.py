@@ -229,7 +229,7 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
         ({**PET, "PET_NODE_RANK": "5"}, ["x.py"], "node rank '5': expected a whole number from 0 to 4"),
         ({"NPROC_PER_NODE": "gpu"}, ["x.py"], "processes per node 'gpu'"),
         ({**STEP, "RDZV_BACKEND": "etcd"}, ["x.py"], "RDZV_BACKEND='etcd': expected static or c10d"),
-        ({"PYTHON": "pythonn"}, ["x.py"], "pythonn: not found"),
+        ({"PYTHON": "pythonn"}, ["x.py"], "pythonn was not found"),
     ],
 )
 def test_wrong_use_is_refused_in_a_sentence(call, environment, arguments, expected):
@@ -322,7 +322,7 @@ def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
     ("environment", "arguments", "expected"),
     [
         ({}, [], "no program given"),
-        ({"PYTHON": "pythonn"}, ["x.py"], "pythonn: not found"),
+        ({"PYTHON": "pythonn"}, ["x.py"], "pythonn was not found"),
         (
             {**TASK, "SLURM_STEP_NUM_TASKS": "5"},
             ["x.py"],

@@ -185,7 +185,10 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
     said = refused(*step, "--ntasks-per-node=1", "launch/rank.sh", "pi/pi.py", **meeting)
     assert "started 2 time(s) on 2 node(s), but once per rank is wanted, 2 times on each: srun --ntasks=4" in said
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
-    assert "started 4 times without RANK, each would be alone: put launch/rank.sh before pi/pi.py" in said
+    assert (
+        "4 tasks started, but RANK is not set, so each would run as a separate job: put launch/rank.sh before pi/pi.py"
+        in said
+    )
     script = ["bash", "slurm/submit_multinode.sh"]
     assert "no program 'python3': python3 is started by the launcher" in refused(*script, "python3", "pi/pi.py")
     bare = tmp_path / "bin"
@@ -197,8 +200,8 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
     said = refused(*script, "pi/pi.py", LAUNCHER="mpirun", PATH=str(bare))
     assert "LAUNCHER=mpirun needs Open MPI's mpirun, which was not found" in said
     (bare / "srun").unlink()
-    assert "srun is not found any more once MODULES are loaded" in refused(*script, "pi/pi.py", PATH=str(bare))
+    assert "srun was not found after MODULES of env.sh were loaded" in refused(*script, "pi/pi.py", PATH=str(bare))
     said = refused("salloc", "--nodes=2", "--gpus-per-node=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="9")
-    assert "NPROC_PER_NODE=9: there are 1 core(s) on each node" in said
+    assert "NPROC_PER_NODE=9, but the job has 1 core(s) on each node" in said
     said = refused("salloc", "--nodes=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="two")
     assert "NPROC_PER_NODE='two': expected a whole number of ranks on each node" in said

@@ -354,12 +354,14 @@ def test_run_json_of_a_job_without_a_snapshot(cluster, launcher, project, tmp_pa
 
 
 def test_run_json_of_plain_sbatch(quick, project):
-    """It has no words of sbatch, as this Slurm has no accounting, but what they have led to."""
+    """It has no words of sbatch, as this Slurm has no accounting, but their result. Plain sbatch makes no copy."""
     commit(project)
     script = "slurm/submit_multinode.sh"
     options = ("--nodes=1", "--time=7")
-    number = quick.cluster.sbatch(*options, script, "prog.py", "a b", cwd=project, env=quick.environment)
-    quick.ended(number)
+    number = quick.cluster.sbatch(
+        *options, script, "prog.py", "a b", cwd=project, env={**quick.environment, "SNAPSHOT": "1"}
+    )
+    assert "SNAPSHOT=1 has no effect here: bash slurm/submit_multinode.sh copies" in quick.ended(number).output
     run = run_json(project, number)
     assert (run["submitted"], run["program"]) == (None, ["prog.py", "a b"])
     assert (run["allocation"]["nodes"], run["allocation"]["time"]) == ("1", "00:07:00")
@@ -550,7 +552,7 @@ def test_clean_removes_nothing_if_slurm_does_not_answer(quick, project, tmp_path
     make_old(copy)
     (write(tmp_path / "bin", {"scontrol": "#!/bin/sh\nexit 1\n"}) / "scontrol").chmod(0o755)
     done = clean(quick, project, check=False, PATH=f"{tmp_path}/bin:{PATH}")
-    assert done.returncode == 2 and "no copy was removed" in done.stderr and snapshots(project) == [copy]
+    assert done.returncode == 2 and "No copy was removed" in done.stderr and snapshots(project) == [copy]
     quick.cluster.run("scancel", str(number))
 
 
@@ -564,4 +566,4 @@ def test_clean_refuses_other_options(quick, project, words):
 
 
 def test_clean_says_how_it_is_used(quick, project):
-    assert "bash slurm/clean.sh --dry-run    only says which" in clean(quick, project, "--help").stdout
+    assert "bash slurm/clean.sh --dry-run    only lists the copies" in clean(quick, project, "--help").stdout

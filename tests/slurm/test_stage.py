@@ -358,16 +358,16 @@ def test_sbcast_that_fails(jobs, tmp_path):
 
 def test_a_full_disk(jobs):
     """The check before the launch names the space; without the check, the ranks load what lies there."""
-    small = "/dev/shm/small"
+    small, there = "/dev/shm/small", ("--nodes=2", "--nodelist=node1,node2")
     for node in ("node1", "node2"):
         jobs.on_node(node, "sh", "-c", f"mkdir -p {small} && mount -t tmpfs -o size=1m tmpfs {small}")
     try:
-        job = jobs.cluster.wait(jobs.submit("prog.py", STAGE_DIR=small))
+        job = jobs.cluster.wait(jobs.submit("prog.py", options=there, STAGE_DIR=small))
         assert job.state == "FAILED" and re.search(
             r"small has [01] MiB left, and the copies of STAGE need \d+ MiB", job.output
         )
         assert "set STAGE_DIR to a larger disk of the node, or STAGE=0" in job.output
-        job = jobs.run("prog.py", STAGE_DIR=small, PREFLIGHT="0")
+        job = jobs.run("prog.py", options=there, STAGE_DIR=small, PREFLIGHT="0")
         assert [words[7] for words in results(job.output)] == ["as it lies"] * 4, job.output
         assert "set STAGE_DIR to a larger disk of the node. Ranks of this node read" in job.output
     finally:

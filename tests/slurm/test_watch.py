@@ -1,4 +1,4 @@
-"""How does a running job do? slurm/watch.sh on a real Slurm, the summary at a job's end, and what they make of figures.
+"""slurm/watch.sh on a real Slurm, the summary at a job's end, and what they make of figures.
 
 GPUs are stand-ins for nvidia-smi and rocm-smi, which answer only to the options that the real ones know.
 """
@@ -122,7 +122,7 @@ def test_a_job_on_cpus(cluster, project, tmp_path, start, launcher):
         job,
         rf"^job {job}, demo: RUNNING for 0:\d\d:\d\d of 0:30:00, 2 node\(s\)\. \d\d:\d\d:\d\d$",
         r"^training: step \d+ of 1000000, loss \d\.\d{4}, 1,23[45] tokens/s, done in \d.*, at \d\d:\d\d$",
-        r"^! the walltime is over in 0:[12]\d:\d\d, the training needs ",
+        r"^! the walltime is over in 0:[12]\d:\d\d, but the training needs ",
         r"^! idle: rank 1 \(node1\)$",
         r"^node   ranks  cores used  load +memory \[GiB\] +last line of each rank$",
         rf"^node1  0-1    0\.\d +\d+\.\d +\d.* of \d.*  {silent[0]}$",
@@ -142,7 +142,7 @@ def test_gpus(cluster, project, tmp_path, start):
         r"^node1  0-1     98  96      70\.0 of 80\.0      640 600    [01]\.\d         \d+s, \d+s$",
         r"^node2  2-3      0  60      10\.0 of 80\.0      300        [01]\.\d         \d+s",
         r"^! idle: GPU 0 of node2$",
-        r"^! unequal: node2 has a GPU use of 30 %, the others of 97 %$",
+        r"^! unequal: node2 uses its GPUs to 30 %, the other nodes to 97 %$",
         PATH=tool(tmp_path / "bin", "nvidia-smi", NVIDIA),
     )
     assert "idle: rank" not in said, "a GPU of rank 1 is in use"
@@ -168,7 +168,7 @@ def test_all_ranks_sleep(cluster, project, tmp_path, start):
         tmp_path,
         start(),
         "^training: no rank has a metrics.jsonl open$",
-        "^! no rank computes: call slurm/stacks.sh",
+        "^! no rank computes: slurm/stacks.sh says",
         "^node2  2-3 ",
     )
 
@@ -242,7 +242,7 @@ def test_a_node_that_does_not_answer(project, tmp_path):
         cluster.crash("node2")
         done = watch(cluster, project, tmp_path, job, "--once", check=False)
         assert done.returncode == 1
-        assert "! no answer: node2\n" in done.stdout and re.search("^node2  none yet$", done.stdout, re.MULTILINE)
+        assert "! no answer: node2\n" in done.stdout and re.search("^node2  no sample$", done.stdout, re.MULTILINE)
         assert re.search("^node1  0-1 ", done.stdout, re.MULTILINE), done.stdout
 
 
@@ -254,8 +254,8 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
 
     assert "'': expected the number of a job, as 4711 or 4711_3" in refused()
     assert "'demo': expected the number of a job" in refused("demo")
-    assert "'8': expected the number of one job" in refused("7", "8")
-    assert "'--twice' is not known: expected --once, or --every SECONDS" in refused("7", "--twice")
+    assert "'8': give the number of one job only" in refused("7", "8")
+    assert "unknown option '--twice': expected --once, or --every SECONDS" in refused("7", "--twice")
     assert "--every '0': expected seconds" in refused("7", "--every", "0")
     assert "Slurm knows no job 999999" in refused("999999")
     job = cluster.submit("--wrap=true", cwd=tmp_path)
@@ -341,7 +341,7 @@ def test_idle_ranks_are_named_with_their_gpu():
     nodes = told({"a": busy(90, 91), "b": idle})
     assert samples.remarks(nodes.values()) == [
         "idle: rank 9 (GPU 1 of b)",
-        "unequal: b has a GPU use of 45 %, the others of 90 %",
+        "unequal: b uses its GPUs to 45 %, the other nodes to 90 %",
     ]
     assert samples.remarks(told({"a": busy(90, 91), "b": busy(89, 95)}).values()) == []
 

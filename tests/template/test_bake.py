@@ -60,8 +60,10 @@ SLURM_PAGES = (
     "sbatch-lines",
     "launchers",
     "longer-than-the-walltime",
+    "output-and-logs",
+    "files",
 )
-RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma")
+RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma", "output-and-logs")
 SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
 SLURM |= {
     "slurm/repeat.py",
@@ -78,7 +80,7 @@ SLURM |= {f"slurm/notebook/{name}.py" for name in ("connect", "lab", "relay")} |
 SLURM |= {f"slurm/watch/{name}.py" for name in ("job", "progress", "samples", "sampling", "screen", "summary", "words")}
 SLURM |= {"slurm/stage.sh", "launch/stage/pack.py", "launch/stage/enter.py"}
 SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
-SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES}
+SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES} | {"slurm/docs/how-a-run-starts.svg"}
 RUNAI = {f"runai/{name}.sh" for name in ("submit_multinode", "interactive", "lib", "pod", "pod_lib", "stacks")}
 RUNAI |= COMMON - {"requirements.txt"} | {"container/Dockerfile", "container/requirements.txt"}
 RUNAI |= {"benchmark/README.md", *(f"runai/docs/{name}.md" for name in RUNAI_PAGES)}
@@ -310,7 +312,7 @@ SPECIFIC = [
         "launch/software.sh",
         '    export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH" # the ',
     ),
-    ("frontier", {}, "env.sh", "go back to the\n# site's default modules, then load these in this order"),
+    ("frontier", {}, "env.sh", "go back to the\n# site's default modules, then load MODULES in this order"),
     (
         "roihu",
         {},
@@ -359,7 +361,7 @@ SPECIFIC = [
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
     ("mn5", {}, "benchmark/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
-    ("mn5", {}, "README.md", "has no internet. So you need this folder twice"),
+    ("mn5", {}, "README.md", "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"),
     (
         "leonardo",
         {"runtime": "venv"},
@@ -464,7 +466,7 @@ def test_a_queue_for_tests_is_told_by_its_fact_or_its_name(queue, limits, expect
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
     site.write_text(f"{text}partitions: {{{queue}: {limits}}}\n")
     pages = documents(bake(tmp_path, site=site, partition=queue))
-    assert ("These jobs go to a queue for tests" in pages) is expected
+    assert (", a queue for tests." in pages) is expected
     assert ("A queue for tests is shared by all who test" in pages) is expected
 
 
@@ -508,7 +510,7 @@ def test_every_open_question_of_the_first_users_is_answered_for_clariden(tmp_pat
         "A folder is bound by a line of `mounts`",
         "GPUs are there without a flag",
         "The annotation `aws_ofi_nccl`",
-        "What a group shares lies in",
+        "A group's shared files lie in",
         "deleted after 14 days without access",
         "a shell in it is one line",
         "| `--cpus-per-task=288` |",

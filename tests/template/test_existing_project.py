@@ -107,7 +107,7 @@ def test_no_file_of_the_user_s_is_changed(before, slurm):
     listed = git(project, "status", "--short", "--untracked-files=all").splitlines()
     assert sorted(listed) == sorted(f"?? {name}" for name in added if new[name] != "folder")
     assert "mine can run on your Slurm cluster. Next:" in said and "kept" not in said
-    assert "settings: env.sh; all else: slurm/README.md" in said
+    assert "settings: env.sh; instructions: slurm/README.md" in said
     assert "bash slurm/submit_multinode.sh PROGRAM.py " in said and "training" not in said
 
 
@@ -257,6 +257,6 @@ def test_an_environment_takes_the_user_s_packages(slurm, tmp_path):
     command = ["bash", "slurm/build_venv.sh"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and f"no requirements.txt in {project}: name the packages" in done.stderr
+    assert done.returncode == 2 and f"no requirements.txt in {project}: write one" in done.stderr
     said = write(project, *OPTIONS, site="slurm", runtime="venv")
     assert "echo torch >requirements.txt " in said and not Path(project, "requirements.txt").exists()

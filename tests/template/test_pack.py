@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     path = f"{tools}:{os.environ['PATH']}"
     done = call(tmp_path / "staged", "--data", tmp_path / "data", check=False, PATH=path)
     assert done.returncode == 2
-    assert "No space left" in done.stderr and "Make space in" in done.stderr and "set STAGE=0" in done.stderr
+    assert "No space left" in done.stderr and "Free space in" in done.stderr and "set STAGE=0" in done.stderr
     assert os.listdir(tmp_path / "staged") == []
 
 

@@ -267,7 +267,7 @@ def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
     for number in range(1, 9):
         terminal.answer(rf"\[{number}/12\]")
     terminal.answer(r"\[9/12\]", "51")
-    assert "Warning: nodes 51: qos acc_resa allows at most 50, a limit" in terminal.answer(r"\[10/12\]")
+    assert "Warning: nodes 51: qos acc_resa allows at most 50 (the site file marks" in terminal.answer(r"\[10/12\]")
     terminal.answer(r"\[11/12\]")
     terminal.answer(r"\[12/12\]")
     terminal.wait("(?!)")

@@ -53,7 +53,7 @@ REFUSED = [
     ({**CLARIDEN, "runtime": "edf", "image": "x.sqsh"}, ["of the wrong kind", "the absolute path of a .sqsh file"]),
     (
         {"site": "slurm", "partition": "", "qos": "", "runtime": "pyxis", "image": "a#b:1", "launcher": "mpirun"},
-        ["launcher 'mpirun' cannot start runtime 'pyxis', which lives in options of srun", "or launcher torchrun"],
+        ["launcher 'mpirun' cannot start runtime 'pyxis', a container that only srun starts", "or launcher torchrun"],
     ),
     ({"runtime": "pyxis", "image": "a:b"}, ["runtime 'pyxis' is not available for MareNostrum 5"]),
     ({"runtime": "apptainer"}, ["image is empty", "give the absolute path of a .sif file, or docker://"]),
@@ -209,7 +209,10 @@ def test_an_unconfirmed_limit_warns_and_writes(tmp_path):
     answers = {"site": "mn5", "account": "a", "qos": "acc_resa", "nodes": "51"}
     done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
     assert done.returncode == 0
-    assert "Warning: nodes 51: qos acc_resa allows at most 50, a limit that nobody could confirm" in done.stderr
+    assert (
+        "Warning: nodes 51: qos acc_resa allows at most 50 (the site file marks this limit as unconfirmed)"
+        in done.stderr
+    )
     assert (tmp_path / "demo").exists()
 
 
@@ -286,7 +289,7 @@ BROKEN_SITES = [
     (
         "kind: slurm",
         "kind: slurm\ncontainers: {apptainer: {entry_environment: [{name: A, value: '1', why: b}]}}",
-        ["containers.apptainer.entry_environment: no entry overwrites these; use environment"],
+        ["containers.apptainer.entry_environment: without entry nothing overwrites variables; use environment"],
     ),
     ("kind: slurm", "kind: slurm\ncontainers: {pyxis: {flags: []}}", ["containers.pyxis.flags: unknown key"]),
     ("kind: slurm", "kind: slurm\ncontainers: {edf: {}}", ["containers.edf: there is no such runtime in runtimes"]),
@@ -311,7 +314,7 @@ BROKEN_SITES = [
     ("kind: slurm", "kind: slurm\nqos: {a: {max_nodes: 0}}", ["qos.a.max_nodes: expected a whole number"]),
     ('checked: "2026-11-21"', "checked: 2026-13-41", ["not readable as YAML: month must be in 1..12"]),
     ("kind: slurm", "kind: slurm: x", [": not readable as YAML: mapping values are not allowed"]),
-    ("kind: slurm", "kind: slurm\nkind: local", [", line 5: not readable as YAML: kind is there twice"]),
+    ("kind: slurm", "kind: slurm\nkind: local", [", line 5: not readable as YAML: the key kind is there twice"]),
     ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),
     (
         'option: "--exclusive"',

@@ -278,7 +278,10 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     """
     tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
     if "RANK" not in os.environ and tasks != "1":
-        sys.exit(f"started {tasks} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+        sys.exit(
+            f"{tasks} tasks started, but RANK is not set, so each would run as a separate job: "
+            f"put launch/rank.sh before {sys.argv[0]}"
+        )
 
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():
@@ -788,7 +791,7 @@ def parse_arguments() -> argparse.Namespace:
         help="largest message in bytes; K, M, G, T are powers of 1024 (default: %(default)s)",
     )
     parser.add_argument(
-        "--factor", type=at_least(1.01), default=2.0, help="from each message size to the next (default: 2)"
+        "--factor", type=at_least(1.01), default=2.0, help="ratio of each message size to the one before (default: 2)"
     )
     parser.add_argument("--size", type=byte_count, help="a single message size, instead of --min, --max and --factor")
     parser.add_argument("--op", choices=OPERATIONS, default="all_reduce", help="the operation (default: all_reduce)")

@@ -5,26 +5,28 @@
 # Measures all-reduce on several numbers of nodes: benchmark/results/NAME/nodes-N.json, for benchmark/report.py.
 #
 #   bash benchmark/scaling.sh 1 2 4 8                   a run of benchmark/all_reduce.py on each number of nodes
-#   bash benchmark/scaling.sh 1 2 4 8 -- --max 4G       what follows -- goes to benchmark/all_reduce.py
-#   bash benchmark/scaling.sh --name before 1 2 4 8     another NAME than today's date
+#   bash benchmark/scaling.sh 1 2 4 8 -- --max 4G       options of benchmark/all_reduce.py come after --
+#   bash benchmark/scaling.sh --name before 1 2 4 8     sets NAME (default: today's date)
 #? if kind == "slurm"
 #   bash benchmark/scaling.sh --parallel 1 2 4 8        all jobs at once: where they share links, they disturb each other
 #
-# Without --parallel each job waits until the one before has ended, even if that failed. Called again with the same NAME,
-# it skips each number of nodes that has a JSON file, or a job that waits or runs. What jobs print lies beside the files.
+# Without --parallel each job waits until the one before has ended or failed. Called again with the same NAME, this script
+# skips each number of nodes that has a JSON file, or a job that waits or runs. Output of jobs lies beside the JSON files.
 #? if limit
 #
-# {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time, those that wait included. To submit more, name another queue:
+# {{ limit.name }} takes {{ limit.max_jobs }} of your jobs at a time, waiting or running. To submit more, name another queue:
 #   {{ variable }}=NAME bash benchmark/scaling.sh 1 2 4 8
 #? endif
 #? elif kind == "runai"
 #
-# All jobs are submitted at once, as Run:ai cannot let one wait for another: where they share links, they disturb each
-# other. Call it with one number at a time to avoid that. Called again with the same NAME, it skips each number of nodes
-# that has a JSON file, or a job that waits or runs. Pods write to their copy of the project, which is best this one.
+# Run:ai cannot let one job wait for another, so all jobs are submitted at once, and disturb each other where they share
+# links. To avoid that, call this script with one number of nodes at a time. Called again with the same NAME, it skips each
+# number of nodes that has a JSON file, or a job that waits or runs. Pods write to the project on the volume: call this
+# script there.
 #? else
 #
-# One after the other, all on this machine. Called again with the same NAME, it skips each number that has a JSON file.
+# The runs follow each other on this machine. Called again with the same NAME, this script skips each number of nodes that
+# has a JSON file.
 #? endif
 # Settings: env.sh.
 

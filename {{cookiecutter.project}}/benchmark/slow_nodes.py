@@ -1,4 +1,4 @@
-"""Which node is slow? Every node exchanges data with every other, and those that stand out are named.
+"""Finds slow nodes: every node exchanges data with every other, and the nodes that stand out are named.
 
     sbatch --nodes 8 slurm/submit_multinode.sh benchmark/slow_nodes.py
     sbatch --nodes 128 slurm/submit_multinode.sh benchmark/slow_nodes.py --rounds 32        of many nodes, a sample
@@ -339,11 +339,15 @@ def parse_arguments() -> argparse.Namespace:
     )
     # With fewer than 3 rounds, a slow node's partner has no other pairs to outvote that one.
     parser.add_argument(
-        "--rounds", type=at_least(3), default=10**6, metavar="N", help="play N of the n - 1 rounds (default: all)"
+        "--rounds", type=at_least(3), default=10**6, metavar="N", help="play only N rounds (default: n - 1 for n nodes)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes header and results to FILE")
     parser.add_argument(
-        "--timeout", type=at_least(1.0), default=300.0, metavar="SECONDS", help="give up on a round (default: 300)"
+        "--timeout",
+        type=at_least(1.0),
+        default=300.0,
+        metavar="SECONDS",
+        help="seconds until a round counts as failed (default: 300)",
     )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         parser.error = exit_silently

@@ -1,4 +1,4 @@
-"""Who is rank N: on which node and GPU, with how many cores, over which network? Run this before anything else.
+"""Checks rank and GPU placement: node, GPU, cores and network of each rank. Run it before any other program.
 
     python check/ranks.py        alone, as the only rank; a job's submit script starts it on all ranks
 
@@ -115,7 +115,13 @@ def read_flags() -> argparse.Namespace:
     """Return the flags; exit with a message if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and faults to FILE")
-    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="give up on a silent rank (60)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60,
+        metavar="SECONDS",
+        help="seconds until a silent rank counts as lost (default: 60)",
+    )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         parser.error = exit_silently
     args = parser.parse_args()
@@ -166,7 +172,10 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     """
     tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
     if "RANK" not in os.environ and tasks != "1":
-        sys.exit(f"started {tasks} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+        sys.exit(
+            f"{tasks} tasks started, but RANK is not set, so each would run as a separate job: "
+            f"put launch/rank.sh before {sys.argv[0]}"
+        )
 
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():

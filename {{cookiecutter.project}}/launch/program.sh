@@ -94,9 +94,9 @@ program_not_found() {
     [[ $PWD -ef $PROJECT_DIR ]] || folders="$PWD nor in $PROJECT_DIR"
     command=$(type -P -- "$name" || true)
     if [[ -f $name.py || -f $PROJECT_DIR/$name.py ]]; then
-        die "no program '$name' in $folders: its name is $name.py"
+        die "no program '$name' in $folders: name $name.py"
     elif [[ -f $module_path.py || -f $module_path/__main__.py ]]; then
-        die "no program '$name' in $folders: the module is -m $name"
+        die "no program '$name' in $folders: to run the module, write -m $name"
     elif [[ -n $command ]] && is_python "$command"; then
         die "no program '$name' in $folders: to run the installed command $command," \
             "name its file, as in \"\$(command -v $name)\""
@@ -133,7 +133,7 @@ refuse_other_than_python() {
         die "'$file' is for '${first_line#??}', and the launcher starts Python:" \
             "name the Python program that it calls; put modules and variables into env.sh"
     fi
-    die "'$file' is not a Python program by its name: name one, or rename it to NAME.py"
+    die "'$file' has not the name of a Python program: name another one, or rename it to NAME.py"
 }
 
 # Whether Python can run a file. A suffix of Python decides, else the first line, else any other
@@ -216,8 +216,11 @@ starts_its_own_ranks() {
 take_snapshot() {
     local output program=${1:-}
     type -P python3 >/dev/null ||
-        die "SNAPSHOT=1 needs python3 on this machine, to copy the sources; or set SNAPSHOT=0"
-    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the copies of sources go"
+        die "SNAPSHOT=1 copies the sources with python3, which was not found on this machine:" \
+            "load a module that has it, or set SNAPSHOT=0"
+    make_logs_folder ||
+        die "cannot write to $PROJECT_DIR/logs, where the copies of sources go:" \
+            "copy the project to a folder that is yours"
     [[ $program != -m ]] || program=$PWD # Python looks for a module in this folder
     output=$(python3 -B "$PROJECT_DIR/launch/code/snapshot.py" "$PROJECT_DIR" \
         ${program:+"$program"}) || exit

@@ -22,7 +22,7 @@ set -euo pipefail
 main() {
     (($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
     command -v "${PYTHON:=python3}" >/dev/null ||
-        die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
+        die "$PYTHON was not found: set RUNTIME or PYTHON in env.sh"
     count_cores    # sets cores
     find_this_rank # sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, nodes
     check_ranks_per_node

@@ -161,10 +161,14 @@ activate_venv() {
             "job build-venv. If squeue has no such job, remove $VENV and build it again" || return
     [[ -d $VENV/bin ]] ||
         missing "no virtual environment at $VENV; build it with 'bash slurm/build_venv.sh'" || return
+    #? elif runai
+    [[ -d $VENV/bin ]] ||
+        missing "no virtual environment at $VENV; make it in a pod with" \
+            "'$PYTHON -m venv --system-site-packages $VENV', set VENV, or RUNTIME=pod" || return
     #? else
     [[ -d $VENV/bin ]] ||
-        missing "no virtual environment at $VENV; make it (see VENV in env.sh), set VENV, or" \
-            "RUNTIME={{ bare }}" || return
+        missing "no virtual environment at $VENV; make it with '$PYTHON -m venv $VENV &&" \
+            "$VENV/bin/pip install -r requirements.txt', set VENV, or RUNTIME=none" || return
     #? endif
     if [[ -d $VENV/conda-meta ]]; then
         export PATH="$VENV/bin:$PATH" CONDA_PREFIX="$VENV"

@@ -171,7 +171,7 @@ check_settings() {
         die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set:" \
             "start through the submit script, or set them"
     command -v "${PYTHON:=python3}" >/dev/null ||
-        die "$PYTHON: not found; see RUNTIME and PYTHON in env.sh"
+        die "$PYTHON was not found: set RUNTIME or PYTHON in env.sh"
 }
 
 # Exports OMP_NUM_THREADS, so that the processes share the cores. Slurm may allow a step fewer cores

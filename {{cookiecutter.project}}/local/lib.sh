@@ -75,7 +75,9 @@ start_from_snapshot() {
 
 # Makes the folder of logs. Exports RUN_DIR, where the launcher puts what each rank prints.
 make_run_folder() {
-    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
+    make_logs_folder ||
+        die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go:" \
+            "copy the project to a folder that is yours"
     RUN_DIR="$(realpath "$PROJECT_DIR/logs")/$(date +%Y%m%d-%H%M%S).$$"
     export RUN_DIR
 }
@@ -132,7 +134,7 @@ free_port() {
             return
         fi
     done
-    die "no free port"
+    die "no port up to 32767 is free: end other runs on this machine (ss -tlnp lists them)"
 }
 
 # Whether a process on this machine uses a TCP port. The kernel's tables have it in hexadecimal.

@@ -7,7 +7,7 @@ enter_container() {
     ! command -v apptainer >/dev/null || program=apptainer
     command -v "$program" >/dev/null ||
         missing "neither apptainer nor singularity was found on $(hostname); name its module in" \
-            "MODULES, or set another RUNTIME; if compute nodes alone have it, submit with sbatch" || return
+            "MODULES, or set another RUNTIME. If only compute nodes have it, submit with sbatch" || return
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     unset BASH_ENV            # the host's would take the place of the image's

@@ -2,7 +2,8 @@
 # argument is the program's folder.
 enter_container() {
     local folder edf file template="$PROJECT_DIR/container/{{ cookiecutter.project }}.toml"
-    [[ -r $template ]] || missing "cannot read $template" || return
+    [[ -r $template ]] ||
+        missing "cannot read $template, which describes the container: bring that file back" || return
     [[ $(srun --help 2>&1) == *--environment* ]] ||
         missing "srun on $(hostname) knows no --environment: the container engine is not there;" \
             "set another RUNTIME" || return
@@ -49,7 +50,7 @@ fill_edf() {
                 line=${line//"\${$name}"/"${!name}"}
             done
             [[ ${line%%#*} != *\$* ]] ||
-                missing "$1 has a \$ that does not begin \${NAME}: $line" || return
+                missing "$1 has a \$ that does not begin \${NAME}, so write it as \${NAME}: $line" || return
         fi
         printf '%s\n' "$line"
     done <"$1"

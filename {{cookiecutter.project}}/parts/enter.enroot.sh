@@ -2,7 +2,7 @@
 enter_container() {
     command -v enroot >/dev/null ||
         missing "enroot was not found on $(hostname); name its module in MODULES, or set another" \
-            "RUNTIME; if compute nodes alone have it, submit with sbatch" || return
+            "RUNTIME. If only compute nodes have it, submit with sbatch" || return
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     count_threads_without_enroot

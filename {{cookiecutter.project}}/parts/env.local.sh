@@ -15,7 +15,7 @@ export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 #? endif
 # 1: a run uses a copy of the sources as they are when it starts, so that you can edit them meanwhile
-# (local/docs/which-code-runs.md). 0: the files themselves.
+# (local/docs/which-code-runs.md). 0: a run uses the files themselves.
 SNAPSHOT="${SNAPSHOT:-0}"
 
 # ---- Python -------------------------------------------------------------------------------------

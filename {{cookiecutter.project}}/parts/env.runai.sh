@@ -44,8 +44,8 @@ LARGE_SHM="${LARGE_SHM:-1}"
 HOST_IPC="${HOST_IPC:-0}"
 # More options for runai, such as --node-type=NAME or --toleration=operator=Exists,key=NAME
 RUNAI_OPTIONS=()
-# Generation of the client: v1 (submit-dist) or v2 (training pytorch submit). Empty: that of the
-# installed runai.
+# Generation of the client: v1 (submit-dist) or v2 (training pytorch submit). Empty: the generation
+# of the installed runai.
 RUNAI_CLI="${RUNAI_CLI:-}"
 
 # ---- volumes and user ---------------------------------------------------------------------------
@@ -89,8 +89,8 @@ export RDZV_TIMEOUT="${RDZV_TIMEOUT:-1800}"
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 # ---- network ------------------------------------------------------------------------------------
-# 1: ask for RDMA between pods, with the two lists below, which each cluster names in its own way;
-# 0: use TCP.
+# 1: ask for RDMA between pods, with RDMA_ANNOTATIONS and RDMA_RESOURCES, whose values depend on the
+# cluster; 0: use TCP.
 RDMA="${RDMA:-1}"
 #? if site.pods.annotations and cookiecutter.gpus_per_node | int
 RDMA_ANNOTATIONS=("{{ site.pods.annotations | join('" "') }}")
@@ -103,9 +103,9 @@ RDMA_RESOURCES=()   # rdma/NAME=1
 REQUIRE_RDMA="${REQUIRE_RDMA:-1}"
 
 # ---- Python -------------------------------------------------------------------------------------
-# pod: the python3 of IMAGE. venv: the virtual environment VENV on the volume. Make it in a pod. It
-# keeps the image's torch: python3 -m venv --system-site-packages .venv && .venv/bin/pip install
-# PACKAGE
+# pod: the python3 of IMAGE. venv: the virtual environment VENV on the volume. To make VENV, with
+# the torch of the image, run in a pod:
+# python3 -m venv --system-site-packages .venv && .venv/bin/pip install PACKAGE
 RUNTIME="${RUNTIME:-pod}"
 # The virtual environment for RUNTIME=venv.
 VENV="${VENV:-$PROJECT_DIR/.venv}"

@@ -6,7 +6,7 @@
 # The settings of this project: software, launcher, network. Edit two places, this file and the
 # #SBATCH lines of slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
 # The scripts of slurm/ read this file when you submit a job and when it starts. A job that waits
-# sees your edits, but with SNAPSHOT=1.
+# sees your edits, unless it was submitted with SNAPSHOT=1.
 #
 # To change a setting for one job: NAME=value bash slurm/submit_multinode.sh … This does not work
 # for the lists in parentheses.
@@ -31,13 +31,13 @@ export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 RUNTIME="${RUNTIME:-{{ runtime }}}"
 #? if site.modules_after == "reset"
 # Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh go back to the
-# site's default modules, then load these in this order.
+# site's default modules, then load MODULES in this order.
 #? else
 # Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh unload all others,
-# then load these in this order.
+# then load MODULES in this order.
 #? endif
 #? if site.module_lines.before or site.module_lines.after
-# The lines that this site needs around them are in load_modules of launch/software.sh.
+# load_modules of launch/software.sh has the lines that this site needs around module load.
 #? endif
 #? if "" not in modules
 #? if site.modules
@@ -89,8 +89,8 @@ PREFLIGHT="${PREFLIGHT:-1}"
 # 1: a job runs a copy of the sources as they are when you submit it; 0: the files as they are when
 # it starts (slurm/docs/which-code-runs.md).
 SNAPSHOT="${SNAPSHOT:-0}"
-# 1: each node copies the virtual environment to its own disk before the ranks start, and they load
-# it from there; 0: they load it from where it is. For RUNTIME=venv (slurm/docs/slow-start.md).
+# 1: each node copies the virtual environment to its own disk before the ranks start. 0: the ranks
+# load it from the shared file system. For RUNTIME=venv (slurm/docs/slow-start.md).
 STAGE="${STAGE:-0}"
 # A file or a folder of data that each node copies to its own disk, too. Empty: none.
 STAGE_DATA="${STAGE_DATA:-}"
@@ -101,20 +101,20 @@ KEEP_STAGE="${KEEP_STAGE:-0}"
 # How often the submit script requeues a job whose program saved because the walltime was nearly
 # over. 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
-# Seconds without a line of output after which a job whose ranks do not move counts as stuck: several
+# Seconds without output after which a job whose ranks do not move counts as stuck. Choose several
 # times the longest silence of a healthy run (slurm/docs/it-hangs.md). 0: never.
 STALL_TIMEOUT="${STALL_TIMEOUT:-0}"
-# What then becomes of the job: end, or requeue, at most MAX_REQUEUES times.
+# What the submit script does with a stuck job: end, or requeue (at most MAX_REQUEUES times).
 STALL_ACTION="${STALL_ACTION:-end}"
-# Every so many seconds a job asks its nodes what their GPUs do, and sums that up in its last line
-# (slurm/docs/watch-a-job.md). 0: never.
+# Seconds between two samples of GPU use on each node of a job, which the job's last line sums up
+# (slurm/docs/watch-a-job.md). 0: none.
 MEASURE_EVERY="${MEASURE_EVERY:-30}"
-# How many of a job's nodes stand by, to replace nodes that are unfit or die
+# Number of spare nodes in a job, which replace nodes that are unfit or die
 # (slurm/docs/when-a-node-fails.md). 0: none.
 SPARES="${SPARES:-0}"
-# The fewest nodes to run on, where more are lost than stand by. Empty: as many as were asked for.
+# Fewest nodes to run on, if more nodes are lost than spares are left. Empty: --nodes of the job.
 MIN_NODES="${MIN_NODES:-}"
-# How often a job with SPARES or MIN_NODES starts its ranks again on the nodes that it has.
+# How often a job with SPARES or MIN_NODES restarts its ranks on the nodes that are left.
 MAX_RESTARTS="${MAX_RESTARTS:-5}"
 # For how many days slurm/submit_multinode.sh avoids a node in which a job found a fault
 # (slurm/bad_nodes.sh lists them). 0: it avoids none.
@@ -134,6 +134,6 @@ BAD_NODE_DAYS="${BAD_NODE_DAYS:-2}"
 # {{ variable.why }}
 export "{{ variable.name }}={{ overridable(variable) }}"
 #? endfor
-# What to append to a node's name where a second name leads to the network that nodes share: -ib0
-# makes node1 node1-ib0. Ranks meet there.
+# Suffix of the nodes' names on the network where ranks meet: -ib0 turns node1 into node1-ib0.
+# Empty: ranks meet at the node's own name.
 export MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-{{ site.host_suffix }}}"

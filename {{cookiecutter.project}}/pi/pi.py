@@ -72,9 +72,15 @@ def main() -> None:
 def read_flags() -> argparse.Namespace:
     """Return the flags; exit with a message if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--intervals", type=float, default=1e9, metavar="N", help="trapezoids over all ranks (1e9)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too (rank 0)")
-    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="give up on a silent rank (300)")
+    parser.add_argument("--intervals", type=float, default=1e9, metavar="N", help="number of trapezoids (default: 1e9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 also writes the result to FILE")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="seconds until a silent rank counts as lost (default: 300)",
+    )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         parser.error = exit_silently
     args = parser.parse_args()
@@ -107,7 +113,10 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     """
     tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
     if "RANK" not in os.environ and tasks != "1":
-        sys.exit(f"started {tasks} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+        sys.exit(
+            f"{tasks} tasks started, but RANK is not set, so each would run as a separate job: "
+            f"put launch/rank.sh before {sys.argv[0]}"
+        )
 
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():

@@ -28,14 +28,14 @@ for word in "$@"; do
             ;;
         --delete)
             [[ $# == 2 && $1 == --delete ]] ||
-                die "--delete wants the name of one job, and nothing else"
+                die "expected one job: bash runai/interactive.sh --delete NAME"
             delete_job "$2" # and ends this script
             ;;
         --dry-run) dry_run=1 ;;
         *) times+=("$word") ;;
     esac
 done
-((${#times[@]} <= 1)) || die "'$*': expected one time, and --dry-run"
+((${#times[@]} <= 1)) || die "'$*': expected at most one time, such as 00:30:00, and --dry-run"
 time=${times[0]-02:00:00}
 seconds=$(seconds_of "$time") || exit
 

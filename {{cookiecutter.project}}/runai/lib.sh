@@ -76,7 +76,7 @@ find_project_in_pods() {
     fi
     on_volume "$POD_PROJECT_DIR" ||
         die "POD_PROJECT_DIR='$POD_PROJECT_DIR' lies below none of VOLUMES (${VOLUMES[*]}):" \
-            "pods would not see the project"
+            "set it to the project's folder as pods see it"
     [[ $POD_PROJECT_DIR =~ $PLAIN ]] ||
         die "POD_PROJECT_DIR='$POD_PROJECT_DIR': use letters, digits and ._/:=@%+,- only"
     [[ ! -d $POD_PROJECT_DIR || -f $POD_PROJECT_DIR/runai/pod.sh ]] ||
@@ -123,8 +123,8 @@ find_client() {
     [[ $RUNAI_CLI =~ ^(v1|v2)?$ ]] || die "RUNAI_CLI='$RUNAI_CLI': expected v1 or v2, or nothing"
     if ! command -v runai >/dev/null; then
         [[ -n $dry_run && -n $RUNAI_CLI ]] ||
-            die "runai was not found; install it, see {{ instructions(cookiecutter) }};" \
-                "--dry-run with RUNAI_CLI=v1 or v2 goes without"
+            die "runai was not found: install it ({{ instructions(cookiecutter) }} says how)." \
+                "Only --dry-run with RUNAI_CLI=v1 or v2 works without runai"
     elif [[ -n $RUNAI_CLI ]]; then
         return
     elif [[ $(runai training pytorch submit --help 2>&1) == *--workers* ]]; then
@@ -148,8 +148,8 @@ check_volumes() {
     claims=$(tr -s '[:space:]' '\n' <<<"$claims") # one word per line
     for volume in "${VOLUMES[@]}"; do
         grep -qxF -e "${volume%%:*}" <<<"$claims" ||
-            die "VOLUMES names '${volume%%:*}', but '${list[*]}' does not;" \
-                "CHECK_VOLUMES=0 submits all the same"
+            die "'${list[*]}' has no volume '${volume%%:*}', which VOLUMES in env.sh names:" \
+                "correct VOLUMES, or submit without this check by CHECK_VOLUMES=0"
     done
 }
 
@@ -169,10 +169,11 @@ find_program_in_pods() {
         #? if cookiecutter.examples == "yes"
         [[ -f $PROJECT_DIR/check/ranks.py && -f $PROJECT_DIR/training/train_ddp.py ]] ||
             die "no program given, and no check/ranks.py and training/train_ddp.py" \
-                "in $PROJECT_DIR to run instead: name one"
+                "in $PROJECT_DIR to run instead: name a program"
         #? else
         [[ -f $PROJECT_DIR/check/ranks.py ]] ||
-            die "no program given, and no check/ranks.py in $PROJECT_DIR to run instead: name one"
+            die "no program given, and no check/ranks.py in $PROJECT_DIR to run instead:" \
+                "name a program"
         #? endif
         return
     fi
@@ -208,7 +209,7 @@ path_in_pods() {
     [[ $file != "$PROJECT_DIR"/* ]] || file=$POD_PROJECT_DIR/${file#"$PROJECT_DIR"/}
     on_volume "$file" ||
         die "'$1': pods do not see $file, which lies neither in the project" \
-            "nor below one of VOLUMES (${VOLUMES[*]})"
+            "nor below one of VOLUMES (${VOLUMES[*]}): copy it into the project"
     echo "$file"
 }
 
@@ -443,9 +444,8 @@ print_command() {
 # Submits the job.
 submit() {
     "${runai_command[@]}" ||
-        die "runai refused it, see above. Not logged in: {{ login }};" \
-            "projects: {{ projects }}; node pools: {{ pools }};" \
-            "another generation of the client: RUNAI_CLI=v1 or v2"
+        die "runai refused the job, see above. To log in: {{ login }}. Your projects: {{ projects }}." \
+            "Node pools: {{ pools }}. To use the other generation of the client: RUNAI_CLI=v1 or v2"
 }
 
 # Prints the commands with which to look after a job. Argument: its name.

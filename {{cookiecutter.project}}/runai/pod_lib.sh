@@ -14,8 +14,8 @@ source "$PROJECT_DIR/launch/program.sh" "runai/pod.sh in $HOSTNAME"
 # Refuses a project that lies in the pod's image, which is gone with the pod.
 require_volume() {
     mounted "$PROJECT_DIR" ||
-        die "$PROJECT_DIR lies in the image, not on a volume, and would be gone with the pod;" \
-            "see VOLUMES in env.sh"
+        die "$PROJECT_DIR lies in the image, and would be gone with the pod:" \
+            "copy the project to a volume, and name that in VOLUMES of env.sh"
 }
 
 # Whether a folder lies on a volume that was mounted into the pod: on any file system but the
@@ -47,7 +47,7 @@ start_log() {
     export RUN_DIR
     { make_logs_folder && mkdir -p "$RUN_DIR"; } ||
         die "cannot write below $PROJECT_DIR as user $(id -u), group $(id -g):" \
-            "the volume belongs to others; see RUN_AS_UID in env.sh"
+            "set RUN_AS_UID and RUN_AS_GID in env.sh to the owner of the volume"
     log=$RUN_DIR/pod$pod.log
     exec > >(trap '' INT TERM && exec tee -a "$log") 2>&1
     tee=$!
@@ -90,7 +90,7 @@ decode_arguments() {
     arguments=()
     for word in "$@"; do
         if [[ $word == base64:* ]]; then
-            text=$(base64 -d <<<"${word#base64:}" && echo x) || die "'$word' cannot be decoded"
+            text=$(base64 -d <<<"${word#base64:}" && echo x) || die "argument '$word' is no base64"
             word=${text%x} # without the x, $(…) would remove newlines from the end of the word
         fi
         arguments+=("$word")
@@ -129,7 +129,7 @@ set_up_rdma() {
     if ! compgen -G "/dev/infiniband/uverbs*" >/dev/null; then
         [[ $1 != 1 ]] ||
             die "no /dev/infiniband in this pod:" \
-                "RDMA_RESOURCES in env.sh are not what this cluster has; RDMA=0 goes without"
+                "set RDMA_RESOURCES in env.sh to those of this cluster, or RDMA=0 to use TCP"
         return 0
     fi
     index=$(roce_gid_index "$devices")

@@ -3,7 +3,7 @@
 # which rank keeps the others waiting in a collective.
 #
 #   bash runai/stacks.sh NAME                a job of NNODES pods (env.sh)
-#   NNODES=4 bash runai/stacks.sh NAME       of another number
+#   NNODES=4 bash runai/stacks.sh NAME       a job of 4 pods
 #
 # Ranks at the same place are one line. The job itself goes on. Call it twice: a rank that has not
 # moved in between may be stuck. runai/docs/it-hangs.md explains each line.

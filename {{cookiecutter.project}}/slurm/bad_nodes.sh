@@ -40,7 +40,8 @@ add() {
     local node names known
     (($# >= 2)) || die "add: expected nodes and a reason, as in: add node7 slow"
     read_names add "$1"
-    known=$(nodes_of_cluster) || die "add: Slurm does not say which nodes there are, see above"
+    known=$(nodes_of_cluster) ||
+        die "add: sinfo did not list the nodes of the cluster, see above: try again later"
     for node in $names; do
         grep -qxF -- "$node" <<<"$known" ||
             die "add: this cluster has no node $node; sinfo -N lists its nodes"

@@ -80,7 +80,8 @@ prepare() {
     mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
     #? if runtime == "apptainer" and site.internet is false
     [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
-        die "there is no container/{{ cookiecutter.project }}.tar to make the image from: see the top of this file"
+        die "no container/{{ cookiecutter.project }}.tar to make the image from: write it with docker build and docker save" \
+            "on a machine with internet, as the top of slurm/build_container.sh shows"
     #? endif
 }
 

@@ -166,8 +166,8 @@ install_build_tools() {
 download_source() {
     "$PYTHON" -m pip download --quiet --no-deps --no-binary horovod --no-build-isolation \
         --dest "$work" --find-links "$wheels" "horovod==$VERSION" ||
-        die "the source of Horovod cannot be had:" \
-            "put horovod-$VERSION.tar.gz into $wheels (see the top of this file)"
+        die "pip could not download the source of Horovod, see above. On a machine with internet run" \
+            "'pip download -d wheels horovod==$VERSION \"$TOOLS\" wheel', then copy wheels/ to $wheels"
     tar -xzf "$work/horovod-$VERSION.tar.gz" -C "$work"
 }
 
@@ -211,7 +211,7 @@ build_wheel() {
         --wheel-dir "$work/wheel" . >"$work/log" 2>&1; then
         grep -E 'error|Error' "$work/log" | head -n5 >&2 || true
         tail -n30 "$work/log" >&2
-        die "the build failed, see above"
+        die "Horovod's build failed: look above for the first error of the compiler"
     fi
 }
 

@@ -50,14 +50,17 @@ prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
     [[ -f $PROJECT_DIR/requirements.txt ]] ||
-        die "no requirements.txt in $PROJECT_DIR: name the packages of your programs in one, torch too"
+        die "no requirements.txt in $PROJECT_DIR: write one with the packages of your programs," \
+            "for example: echo torch >requirements.txt"
     [[ ! -e $VENV ]] || die "$VENV exists already; remove it first, or set VENV to another folder"
     #? if packages == "folder"
     compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
-        die "no torch wheel in $WHEELS: fill that folder first, see the top of this file"
+        die "no torch wheel in $WHEELS: on a machine with internet, the same processor and Python, run" \
+            "'pip download {{ pip_index(cookiecutter) }}-r requirements.txt -d wheels', then copy its files there"
     #? if horovod
     [[ ${INSTALL_HOROVOD:-0} != 1 ]] || compgen -G "$WHEELS/horovod-*" >/dev/null ||
-        die "no Horovod in $WHEELS: see the top of slurm/build_horovod.sh"
+        die "no Horovod in $WHEELS: on a machine with internet, run the pip download that the top of" \
+            "slurm/build_horovod.sh shows, then copy its files there"
     #? endif
     #? endif
     RUNTIME=none set_up_software || exit
@@ -68,18 +71,18 @@ prepare() {
     #? if cookiecutter.examples == "yes"
     # The torch of requirements.txt asks for Python 3.10.
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-        die "$("$PYTHON" --version) is too old, 3.10 is needed;" \
-            "name a module in MODULES of env.sh, or set PYTHON"
+        die "$("$PYTHON" --version) is too old: name a module with Python 3.10 or newer in MODULES of" \
+            "env.sh, or set PYTHON to such a Python"
     #? else
     # The oldest torch that works here asks for Python 3.9.
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 9))' ||
-        die "$("$PYTHON" --version) is too old, 3.9 is needed;" \
-            "name a module in MODULES of env.sh, or set PYTHON"
+        die "$("$PYTHON" --version) is too old: name a module with Python 3.9 or newer in MODULES of" \
+            "env.sh, or set PYTHON to such a Python"
     #? endif
     #? if packages != "wheelhouse"
     "$PYTHON" -c 'import ensurepip, venv' ||
-        die "$PYTHON cannot make virtual environments, see above;" \
-            "name a module in MODULES of env.sh, or set PYTHON"
+        die "$PYTHON has no venv or ensurepip, see above:" \
+            "name a Python module in MODULES of env.sh, or set PYTHON"
     #? endif
 }
 
@@ -132,6 +135,6 @@ fi
 "$VENV/bin/python" -c \
     'import torch; gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print("torch", torch.__version__, "sees", gpus, "GPU(s) here")' ||
-    die "the new environment cannot import torch, see above: does requirements.txt name torch?"
+    die "the new environment cannot import torch, see above: name torch in requirements.txt"
 rm "$VENV/.unfinished"
 echo "ready: $VENV"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Removes copies in logs/ that jobs have used: of sources and of packed software.
 #
-#   bash slurm/clean.sh              removes them, and says which
-#   bash slurm/clean.sh --dry-run    only says which
+#   bash slurm/clean.sh              removes the copies, and lists them
+#   bash slurm/clean.sh --dry-run    only lists the copies that it would remove
 #
 # - Copies of sources (SNAPSHOT=1), unless a job that waits or runs was started from them. This script
 #   asks Slurm for the commands of all jobs. Copies of the last hour stay, as their job may be about
@@ -32,7 +32,7 @@ esac
 needed_snapshots() {
     local jobs
     jobs=$(scontrol --oneliner show job) ||
-        die "Slurm does not say which jobs there are, see above: no copy was removed"
+        die "scontrol did not list the jobs, see above. No copy was removed: try again later"
     grep -vE ' JobState=(COMPLETED|CANCELLED|FAILED|TIMEOUT|NODE_FAIL|OUT_OF_MEMORY|DEADLINE) ' \
         <<<"$jobs" | grep -oE 'logs/snapshots/[0-9a-f]{12}' | sort -u
 }

@@ -144,7 +144,7 @@ CAUSES = (
             r"preflight: .*: \S",
         ),
         says="",
-        fix="Do what this message asks for.",
+        fix="Do what the cause line asks for.",
         source="messages of this project's scripts and of argparse",
         examples=(
             "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b",
@@ -265,8 +265,8 @@ CAUSES = (
         strength=TELLS_WHY,
         patterns=(r"CUDA-capable device.* busy or unavailable",),
         says="another process uses the GPU alone, or the GPU does not answer",
-        fix="Use the device cuda:LOCAL_RANK in the program, so that each rank has a GPU of its own. If that is so,"
-        " submit with --exclude=NODE, and tell your site.",
+        fix="Use the device cuda:LOCAL_RANK in the program, so that each rank has a GPU of its own. If that does"
+        " not help, submit with --exclude=NODE, and tell your site.",
         source="NVIDIA/DIGITS #2005, facebookresearch/detectron2 #2580, ggml-org/llama.cpp #11841 (2026-11-22)",
         examples=(
             "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
@@ -630,8 +630,8 @@ CAUSES = (
         strength=MAY_FOLLOW,
         patterns=(r"Task launch for \S+ failed on node", r"Application launch failed: \S"),
         says="srun could not start the program on a node",
-        fix="If the proof ends with a network error, submit again with --exclude=NODE, and tell your site. Else change"
-        " the option that it speaks of.",
+        fix="If the proof ends with a network error, submit again with --exclude=NODE, and tell your site. Otherwise"
+        " change the option that the proof names.",
         source="Slurm 22.05; aws/aws-parallelcluster #4179, snakemake-executor-plugin-slurm #225 (2026-11-22)",
         examples=(
             "srun: error: Task launch for StepId=20.0 failed on node node2: Socket timed out on send/recv operation",
@@ -747,7 +747,7 @@ CAUSES = (
             r"Rendezvous(?:Timeout|Connection|Closed)Error",
         ),
         says="not all nodes joined the rendezvous in time",
-        fix="If nodes start slowly, raise RDZV_TIMEOUT. --exclude those that have no folder in logs/JOBID.ATTEMPT.",
+        fix="If nodes start slowly, raise RDZV_TIMEOUT. --exclude nodes without a folder in logs/JOBID.ATTEMPT.",
         source="torch 2.13; pytorch/pytorch #69197 #126510 (2026-11-21)",
         examples=(
             "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
@@ -1020,8 +1020,8 @@ def state_of(job_id, record):
 def die_of_several(number, heterogeneous):
     """End with an error, as this number stands for several jobs."""
     if heterogeneous:
-        die(f"job {number} is heterogeneous: name one of it, as {number}+0")
-    die(f"job {number} is an array: name one of it, as {number}_1")
+        die(f"job {number} is heterogeneous: name one component, as {number}+0")
+    die(f"job {number} is an array: name one of its jobs, as {number}_1")
 
 
 def find_output(record, project, numbers):
@@ -2046,7 +2046,7 @@ MAY_PASS = {
     "waited in vain": "the rank that hung may have hung because of its node",
     "killed": "something else on the node may have taken its memory",
     "crashed": "a fault of the node's memory crashes a rank too",
-    "unexpected signal": "whoever sent it may not send it again",
+    "unexpected signal": "the sender of the signal may not send it again",
     "lost another rank": "the network may recover",
 }
 

@@ -121,7 +121,8 @@ read_arguments() {
     sbatch_options=()
     if [[ ${1:-} == -* && $1 != -m ]]; then
         [[ -z ${SLURM_JOB_ID:-} ]] ||
-            die "'$1': inside a job it is too late for options of sbatch; name a program"
+            die "'$1': inside a job, options of sbatch have no effect: leave them out," \
+                "and name a program"
         while (($#)) && [[ $1 != -- ]]; do
             sbatch_options+=("$1")
             shift
@@ -135,7 +136,8 @@ read_arguments() {
     if in_sweep && [[ -z ${TAKES_OVER:-} ]]; then # slurm/stand_by.sh hands on all words
         local of_line
         [[ -f $SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID ]] ||
-            die "$SWEEP_FOLDER is gone, which had the arguments of this job of slurm/sweep.sh"
+            die "$SWEEP_FOLDER, which had the arguments of this job, was removed:" \
+                "submit the sweep again with slurm/sweep.sh"
         mapfile -t of_line <"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID"
         set -- "$@" "${of_line[@]}"
     fi
@@ -197,7 +199,7 @@ folders_of_snapshots() {
 # word "ranks" for once per rank, as their number is not known yet.
 check_settings() {
     type -P srun >/dev/null ||
-        die "srun is not found any more once MODULES are loaded: name Slurm's own module there too"
+        die "srun was not found after MODULES of env.sh were loaded: add the module of Slurm itself"
     case $LAUNCHER in
         "{{ once_per_node }}") tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
         "{{ once_per_rank }}") tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
@@ -210,8 +212,8 @@ check_settings() {
                 "name its module in MODULES of env.sh, or use torchrun"
         #? if runtime in ("pyxis", "edf")
         ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
-            die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, which lives in options of" \
-                "srun; use torchrun, srun or spawn"
+            die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, a container that only srun" \
+                "starts; use torchrun, srun or spawn"
         #? endif
     fi
     #? endif
@@ -244,7 +246,9 @@ check_settings() {
     check_stage_settings
     refuse_program_with_own_ranks
     [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
-    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go"
+    make_logs_folder ||
+        die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go:" \
+            "copy the project to a folder that is yours"
 }
 
 # Refuses a program that starts its own ranks, unless it is started once per node, and not by
@@ -273,7 +277,12 @@ require_torch() {
     ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]} == 0)) || return 0
     "$PYTHON" -c \
         'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
-        die "$PYTHON has no torch: see RUNTIME, MODULES, PYTHON in env.sh"
+        #? if "venv" in site.runtimes
+        die "$PYTHON has no torch: set MODULES or PYTHON in env.sh to one that has it, or set" \
+            "RUNTIME=venv and build the environment with 'bash slurm/build_venv.sh'"
+        #? else
+        die "$PYTHON has no torch: set RUNTIME, MODULES or PYTHON in env.sh to one that has it"
+        #? endif
 }
 
 # ---- on a login node: check and submit -----------------------------------------------------------
@@ -380,7 +389,7 @@ submit() {
     export SUBMITTED
     "${words_of_sbatch[@]}" || code=$?
     ((code == 0)) ||
-        echo "If sbatch refused the job: your accounts: {{ in_quotes(site.commands.get('accounts', '')) }}; queues: {{ in_quotes(site.commands.get('queues', '')) }}" >&2
+        echo "If sbatch refused the job: list your accounts with '{{ in_quotes(site.commands.get('accounts', '')) }}', your queues with '{{ in_quotes(site.commands.get('queues', '')) }}'" >&2
     exit $code
 }
 
@@ -679,8 +688,8 @@ build_step() {
         #? endif
         per_node=$NPROC_PER_NODE
         ((per_node <= cores)) ||
-            die "NPROC_PER_NODE=$per_node: there are $cores core(s) on each node:" \
-                "raise --cpus-per-task, lower it, or use LAUNCHER=torchrun"
+            die "NPROC_PER_NODE=$per_node, but the job has $cores core(s) on each node: raise" \
+                "--cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
     fi
     #? if mpi
     if [[ $LAUNCHER == mpirun* ]]; then
@@ -1087,7 +1096,7 @@ explain_failure() {
     if type -P python3 >/dev/null; then
         python3 "$PROJECT_DIR/slurm/doctor.py" "${batch:-$RUN_DIR}" || true
     else
-        say "failed with exit code $1; this node has no python3:" \
-            "run python3 slurm/doctor.py ${batch:-$RUN_DIR} on another"
+        say "failed with exit code $1. To see why, run python3 slurm/doctor.py ${batch:-$RUN_DIR}" \
+            "on a login node: this node has no python3"
     fi
 }

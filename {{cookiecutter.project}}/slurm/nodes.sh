@@ -53,8 +53,8 @@ avoid_bad_nodes() {
         echo "without $node: $reason ($job, ${time/T/ })"
     done < <(remembered_nodes)
     ((${#bad[@]})) || return 0
-    echo "to use a node again: bash slurm/bad_nodes.sh forget ${bad[0]};" \
-        "all of them for one job: BAD_NODE_DAYS=0 bash slurm/submit_multinode.sh …"
+    echo "to use a node again: bash slurm/bad_nodes.sh forget ${bad[0]}." \
+        "To use every node in one job: BAD_NODE_DAYS=0 bash slurm/submit_multinode.sh …"
     excluded=$(nodes_of_option exclude x "$1") || exit
     sbatch_options+=("--exclude=${excluded:+$excluded,}$(with_commas "${bad[@]}")")
 }
@@ -260,7 +260,7 @@ requeue_without() {
     if change_waiting_job "ExcNodeList=${excluded:+$excluded,}$1"; then
         say "back into the queue, to run without $1"
     else
-        say "back into the queue; Slurm has not taken note that it shall avoid $1"
+        say "back into the queue; Slurm refused to exclude $1, so the job may get it again"
     fi
 }
 
@@ -297,7 +297,7 @@ restart_may_help() {
         retry_may_succeed || return 1
     fi
     ((RESTART_COUNT - ${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)) && return
-    say "MAX_RESTARTS=$MAX_RESTARTS is reached"
+    say "MAX_RESTARTS=$MAX_RESTARTS is reached: the ranks do not start again"
     return 1
 }
 

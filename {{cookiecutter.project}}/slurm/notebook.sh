@@ -5,12 +5,12 @@
 # Opens JupyterLab on a compute node, inside the software environment of env.sh: {{ site.title }}.
 #
 #   bash slurm/notebook.sh                     submits a job of one node, and connects to it
-#   bash slurm/notebook.sh --time=00:10:00     options of sbatch win over the ones below
-#   bash slurm/notebook.sh JOBID               connects to it once more
+#   bash slurm/notebook.sh --time=00:10:00     options of sbatch replace the defaults of this script
+#   bash slurm/notebook.sh JOBID               connects to the notebook of job JOBID
 #
 # Once the job runs, this script prints a command for your own machine, and an address for its
-# browser. Ctrl-C, or a connection that is cut, ends this script alone: the notebook goes on until
-# its time limit. scancel JOBID ends it.
+# browser. Ctrl-C, or the end of your login, ends this script alone. The notebook goes on until its
+# time limit. scancel JOBID ends it.
 #
 #? if own_queue
 # The account is that of slurm/submit_multinode.sh.
@@ -35,13 +35,13 @@ submit_notebook() {
     #? endif
     options+=(
         --nodes=1 --ntasks=1 --job-name=notebook --output=notebook-%j.out --export=ALL
-        --no-requeue # on another node, a notebook would start without its kernels
+        --no-requeue # after a requeue all variables of the kernels would be lost
         #? for option, why in own_resources(job, own_queue)
         "{{ option }}"
         #? endfor
     )
     unset_stale_variables
-    check_software || exit # before hours in the queue
+    check_software || exit # now, and not after hours in the queue
     number=$(sbatch --parsable "${options[@]}" "$@" "$PROJECT_DIR/slurm/notebook/serve.sh" "$PROJECT_DIR") ||
         die "sbatch refused the job, see above"
     number=${number%%;*} # on a federation of clusters the cluster's name follows
@@ -76,7 +76,7 @@ wait_for_start() {
     local state='' last='' record output=''
     while [[ $state != RUNNING ]]; do
         [[ -z $last ]] || sleep 2
-        record=$(job_record "$number") || die "Slurm does not answer: bash slurm/notebook.sh $number"
+        record=$(job_record "$number") || die "Slurm does not answer. Later, run: bash slurm/notebook.sh $number"
         [[ $record =~ JobState=([A-Z_]+)\ Reason=([^[:space:]]+) ]]
         state="${BASH_REMATCH[1]} (${BASH_REMATCH[2]})"
         [[ ! $record =~ StdOut=([^=]+)\ [A-Za-z]+= ]] || output=${BASH_REMATCH[1]}
@@ -102,6 +102,6 @@ case ${1:-} in
 esac
 find_running_job "${number:-$1}" # number, hosts
 [[ $(job_record "$number") == *Command=*/slurm/notebook/serve.sh* ]] ||
-    die "job $number is no notebook of slurm/notebook.sh"
+    die "slurm/notebook.sh did not start job $number"
 PYTHONPATH=$PROJECT_DIR/slurm/watch exec python3 -B "$PROJECT_DIR/slurm/notebook/connect.py" \
     "$number" "${hosts[0]}" "$PROJECT_DIR/logs/$number.0"

@@ -34,8 +34,12 @@ check_stage_settings() {
 # Packs what changed since it was packed last, and prints the list of packs.
 pack_files() {
     local python
-    python=$(type -P python3) || die "STAGE needs python3 on this machine; or set STAGE=0"
-    make_logs_folder || die "cannot write to $PROJECT_DIR/logs, where the packed files go"
+    python=$(type -P python3) ||
+        die "STAGE=1 and STAGE_DATA pack with python3, which was not found on this machine:" \
+            "load a module that has it, or set STAGE=0 and STAGE_DATA="
+    make_logs_folder ||
+        die "cannot write to $PROJECT_DIR/logs, where the packed files go:" \
+            "copy the project to a folder that is yours"
     set --
     [[ $STAGE == 0 ]] || set -- --environment "$VENV"
     [[ -z $STAGE_DATA ]] || set -- "$@" --data "$STAGE_DATA"

@@ -5,11 +5,11 @@
 #
 #   bash slurm/sweep.sh lines.txt -- {{ program }} --steps 500
 #   bash slurm/sweep.sh lines.txt --max-at-once 4 --nodes=1 -- {{ program }} --steps 500
-#   bash slurm/sweep.sh JOBID                      a table: which ran, which failed and why, their losses
+#   bash slurm/sweep.sh JOBID                      a table: each job's state, losses, cause of failure
 #
 # Each line of the file is added to the arguments after --. A job's index is the number of its line, and
-# %a stands for it. Empty lines, and those that begin with #, do not count. Options before -- are of
-# sbatch, but for --max-at-once N: no more than N jobs run at a time.
+# %a stands for it. Empty lines and lines that begin with # start no job, but keep their number. sbatch
+# gets the options before --. The option --max-at-once N is of this script: at most N jobs run at a time.
 #
 #? if examples
 # A job of training/ without --out writes into a new folder: runs/NAME.SUFFIX/LINE.
@@ -53,22 +53,21 @@ done
 (($# > 1)) || die "no program: expected bash slurm/sweep.sh $lines -- PROGRAM ARGUMENTS"
 shift
 
-# jobs.py writes the words of each job into a folder of this sweep, where the jobs find them, and prints
-# their indices.
+# jobs.py writes the arguments of each job into a folder of this sweep, and prints the jobs' indices.
 { make_logs_folder && mkdir -p "$PROJECT_DIR/logs/sweeps"; } ||
     die "cannot write to $PROJECT_DIR/logs, where the sweep's folder goes"
 name=${lines##*/} name=${name%.*}
 SWEEP_FOLDER=$(mktemp -d "$PROJECT_DIR/logs/sweeps/$name.XXXXXX") || exit
 export SWEEP_FOLDER
-unset SWEEP_JOB # of a sweep whose job runs this script
-trap 'rm -rf "$SWEEP_FOLDER"' EXIT # unless it is submitted
+unset SWEEP_JOB # a job of a sweep may run this script, and has it
+trap 'rm -rf "$SWEEP_FOLDER"' EXIT # if the submission fails
 indices=$(PYTHONPATH=$PROJECT_DIR/slurm/watch python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
 said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \
     --array="$indices${at_once:+%$at_once}" "${options[@]}" -- "$@") || exit
 trap - EXIT
 echo "$said"
-[[ $said =~ Submitted\ batch\ job\ ([0-9]+) ]] || # a job on another cluster has more words
-    die "the jobs are submitted, but sbatch did not tell their number: '$said'"
+[[ $said =~ Submitted\ batch\ job\ ([0-9]+) ]] || # on a federation more words follow
+    die "sbatch has accepted the jobs, but printed no number: '$said'"
 job=${BASH_REMATCH[1]}
-ln -s "${SWEEP_FOLDER##*/}" "$PROJECT_DIR/logs/sweeps/$job"
-echo "bash slurm/sweep.sh $job shows how it goes"
+ln -sfn "${SWEEP_FOLDER##*/}" "$PROJECT_DIR/logs/sweeps/$job"
+echo "bash slurm/sweep.sh $job prints the table of this sweep"

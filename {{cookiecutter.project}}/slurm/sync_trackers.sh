@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Sends what trackers have written on compute nodes without internet: runs of W&B and of MLflow.
 #
-#   bash slurm/sync_trackers.sh             those in the current folder and below
-#   bash slurm/sync_trackers.sh runs logs   those in other folders
-#   bash slurm/sync_trackers.sh --dry-run   only names them
+#   bash slurm/sync_trackers.sh             sends the runs in the current folder and below
+#   bash slurm/sync_trackers.sh runs logs   sends the runs in these folders
+#   bash slurm/sync_trackers.sh --dry-run   only lists the runs
 #
-# Call it on a machine that reaches the trackers' servers. It sends a run once, and leaves out those
-# that have changed within the last ten minutes, as their jobs may still run.
+# Call it on a machine that reaches the trackers' servers. It sends a run once. It leaves out runs that
+# have changed within the last ten minutes, as their jobs may still run.
 #
 # It needs the command wandb, or export-experiments of the package mlflow-export-import, and for MLflow
 # the variable MLFLOW_TRACKING_URI. slurm/docs/offline-trackers.md says how programs write such runs.
@@ -97,4 +97,4 @@ for file in "${files[@]}"; do
 done
 
 ((sent)) || echo "nothing to send in ${folders[*]}"
-((failed == 0)) || die "some runs were not sent, see above: call this again"
+((failed == 0)) || die "some runs were not sent, see above: call slurm/sync_trackers.sh again"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Shows how a running job does: the training's last step and its end, what each node's GPUs and cores
-# do, and how long each rank has printed nothing. It names idle ranks and unequal nodes.
+# Shows a running job: the last step and the estimated end of its training, the use of each node's GPUs
+# and cores, and how long each rank has printed nothing. It names idle ranks and unequal nodes.
 #
 #   bash slurm/watch.sh JOBID              on the terminal, every 5 seconds, until Ctrl-C
 #   bash slurm/watch.sh JOBID --every 30   every 30 seconds
@@ -26,9 +26,9 @@ while (($#)); do
             options+=(--every "$2")
             shift
             ;;
-        -*) die "'$1' is not known: expected --once, or --every SECONDS" ;;
+        -*) die "unknown option '$1': expected --once, or --every SECONDS" ;;
         *)
-            [[ -z $job ]] || die "'$1': expected the number of one job"
+            [[ -z $job ]] || die "'$1': give the number of one job only"
             job=$1
             ;;
     esac

@@ -120,12 +120,17 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         f"(default: the largest divisor of a rank's part of the batch that is at most {LARGEST_MICRO_BATCH})",
     )
     parser.add_argument(
-        "--learning-rate", type=positive_number, default=1e-3, metavar="RATE", help="at its peak (default: %(default)s)"
+        "--learning-rate",
+        type=positive_number,
+        default=1e-3,
+        metavar="RATE",
+        help="learning rate at its peak (default: %(default)s)",
     )
     parser.add_argument(
         "--scale-learning-rate",
         choices=["linear", "sqrt"],
-        help=f"multiply it by --global-batch / {REFERENCE_BATCH}, or by the square root of that (default: do not)",
+        help="linear: multiply the learning rate by --global-batch / "
+        f"{REFERENCE_BATCH}; sqrt: by the square root of this ratio (default: no scaling)",
     )
     parser.add_argument(
         "--decay-steps",
@@ -139,7 +144,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         type=zero_or_more,
         default=0,
         metavar="N",
-        help="of the initial weights and the order of samples (default: %(default)s)",
+        help="random seed of the initial weights and of the order of samples (default: %(default)s)",
     )
     parser.add_argument(
         "--dtype",
@@ -188,10 +193,13 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         help="steps from one checkpoint to the next; the last step has one too (default: %(default)s)",
     )
     parser.add_argument(
-        "--save-minutes", type=positive_number, metavar="MINUTES", help="save also when the last checkpoint is so old"
+        "--save-minutes",
+        type=positive_number,
+        metavar="MINUTES",
+        help="save also when the last checkpoint is this many minutes old",
     )
     parser.add_argument(
-        "--keep", type=positive_int, default=3, metavar="N", help="checkpoints on the disk (default: %(default)s)"
+        "--keep", type=positive_int, default=3, metavar="N", help="newest checkpoints to keep (default: %(default)s)"
     )
     parser.add_argument(
         "--profile",
@@ -216,7 +224,11 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
 
     for name, value in vars(Config()).items():
         parser.add_argument(
-            f"--{name}", type=type(value), default=value, metavar="N", help="of the model (default: %(default)s)"
+            f"--{name}",
+            type=type(value),
+            default=value,
+            metavar="N",
+            help=f"{name} of the model (default: %(default)s)",
         )
     return parser
 
@@ -229,7 +241,7 @@ def parse_arguments(doc: str, world_size: int) -> argparse.Namespace:
     """
     args = make_parser(doc).parse_args()
     if world_size == 1 and launched_world_size() > 1:
-        fail(f"each of {launched_world_size()} ranks would train the whole: use training/train_ddp.py")
+        fail(f"each of {launched_world_size()} ranks would train by itself: use training/train_ddp.py")
     require_packages(args)
     args.global_batch, args.batch_remark = choose_global_batch(args, world_size)
     args.micro_batch, args.accumulation = choose_micro_batch(args, world_size)
@@ -253,7 +265,7 @@ def choose_global_batch(args: argparse.Namespace, world_size: int) -> tuple[int,
     if args.global_batch:
         if args.global_batch % world_size:
             batch = f"--global-batch {args.global_batch}"
-            fail(f"{batch} cannot be shared equally by {world_size} ranks: choose a multiple of that")
+            fail(f"{batch} cannot be shared equally by {world_size} ranks: choose a multiple of {world_size}")
         return args.global_batch, ""
 
     usual = default_batch(world_size)

@@ -124,8 +124,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare training runs: losses, tokens/s, and whether they are equal.")
     which = f"folder that a program was given by --out, or a run to make, of {' '.join(RUNS)} (default: all these)"
     parser.add_argument("runs", nargs="*", default=RUNS, metavar="RUN", help=which)
-    parser.add_argument("--tolerance", type=float, default=1e-14, help="of losses; default: 1e-14, fit for float64")
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="for runs made here and compare.png")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-14,
+        help="largest difference of equal losses (default: 1e-14, for float64)",
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of new runs and of compare.png")
     place = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, flags = parser.parse_args(sys.argv[1:place]), sys.argv[place + 1 :]
     runs = {name: read(make(name, flags, args.out) if name in RUNS else Path(name)) for name in args.runs}

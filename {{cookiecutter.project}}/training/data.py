@@ -140,15 +140,25 @@ def data_loader(
 
 
 def main() -> None:
-    """Print who reads which samples in the first steps, counted from 1."""
+    """Print which samples each rank reads in the first steps, counted from 1."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--data", metavar="PATH", help="as for the training programs")
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="default: %(default)s")
-    parser.add_argument("--global-batch", type=int, default=8, metavar="N", help="default: %(default)s")
+    parser.add_argument("--data", metavar="PATH", help="text (default: sources of Python's library)")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="number of ranks (default: %(default)s)")
+    parser.add_argument(
+        "--global-batch",
+        type=int,
+        default=8,
+        metavar="N",
+        help="samples per step, over all ranks (default: %(default)s)",
+    )
     parser.add_argument("--context", type=int, default=128, metavar="N", help="bytes per sample (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    parser.add_argument("--first-step", type=int, default=1, metavar="N", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=3, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of the order of samples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--first-step", type=int, default=1, metavar="N", help="first step to print (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps to print (default: %(default)s)")
     args = parser.parse_args()
     for name in ("ranks", "global_batch", "context", "first_step", "steps"):
         if getattr(args, name) < 1:
@@ -164,7 +174,7 @@ def main() -> None:
         )
     if batch % args.ranks:
         parser.error(
-            f"--global-batch {batch} cannot be shared equally by {args.ranks} ranks: choose a multiple of that"
+            f"--global-batch {batch} cannot be shared equally by {args.ranks} ranks: choose a multiple of {args.ranks}"
         )
     steps_per_epoch = samples // batch
     print(f"{corpus.name}: {samples:,} samples of {args.context} bytes, {steps_per_epoch:,} steps per epoch")

@@ -30,7 +30,10 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     """
     tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
     if "RANK" not in os.environ and tasks != "1":
-        sys.exit(f"started {tasks} times without RANK, each would be alone: put launch/rank.sh before {sys.argv[0]}")
+        sys.exit(
+            f"{tasks} tasks started, but RANK is not set, so each would run as a separate job: "
+            f"put launch/rank.sh before {sys.argv[0]}"
+        )
 
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():

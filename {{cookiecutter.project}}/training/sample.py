@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
         "0: always the most likely byte (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=zero_or_more, default=0, metavar="N", help="another seed, another text (default: %(default)s)"
+        "--seed", type=zero_or_more, default=0, metavar="N", help="random seed of the text (default: %(default)s)"
     )
     args = parser.parse_args()
     if not args.prompt:

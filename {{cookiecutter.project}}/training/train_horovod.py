@@ -1,4 +1,4 @@
-"""Train the same model with Horovod: what train_ddp.py does, over MPI; compare the two files to see what differs.
+"""Train the model of train_ddp.py with Horovod, over MPI. Compare the two files to see what differs.
 
     python training/train_horovod.py                                             one process
     mpirun -np 2 --bind-to none python training/train_horovod.py                 two

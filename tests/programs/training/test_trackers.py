@@ -348,7 +348,9 @@ def test_offline_runs_of_mlflow_are_sent_once(offline, tmp_path):
     uri = {"MLFLOW_TRACKING_URI": "https://mlflow.example.org"}
     (tmp_path / "refuses").touch()
     done = sync(project, tmp_path, **uri)
-    assert done.returncode == 2 and "some runs were not sent, see above: call this again" in done.stderr
+    assert (
+        done.returncode == 2 and "some runs were not sent, see above: call slurm/sync_trackers.sh again" in done.stderr
+    )
     (tmp_path / "refuses").unlink()
     for _ in range(2):
         done = sync(project, tmp_path, **uri)

@@ -69,7 +69,7 @@ def test_the_batch_is_the_same_for_any_number_of_ranks_and_any_first_step(module
     ("words", "expected"),
     [
         (["--ranks", "0"], "--ranks 0 has to be above 0"),
-        (["--ranks", "3"], "--global-batch 8 cannot be shared equally by 3 ranks: choose a multiple of that"),
+        (["--ranks", "3"], "--global-batch 8 cannot be shared equally by 3 ranks: choose a multiple of 3"),
         (["--ranks", "9"], "--global-batch 8 has to be at least --ranks 9"),
         (["--global-batch", "52"], "at least --ranks 2 and at most 50, all samples"),
         (["--context", "0"], "--context 0 has to be above 0"),

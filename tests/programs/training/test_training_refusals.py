@@ -68,21 +68,26 @@ def test_a_batch_that_the_ranks_cannot_share(world, modules, monkeypatch, capsys
     with pytest.raises(SystemExit) as end:
         modules.arguments.parse_arguments("", world)
     assert end.value.code == 2
-    expected = f"--global-batch 32 cannot be shared equally by {world} ranks: choose a multiple of that\n"
+    expected = f"--global-batch 32 cannot be shared equally by {world} ranks: choose a multiple of {world}\n"
     assert capsys.readouterr().err == f"train_ddp.py: error: {expected}"
 
 
 def test_a_program_for_one_rank_on_two(refused, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert refused() == "each of 2 ranks would train the whole: use training/train_ddp.py"
+    assert refused() == "each of 2 ranks would train by itself: use training/train_ddp.py"
 
 
 @pytest.mark.parametrize(
     ("program", "code", "expected"),
     [
-        ("train_single", 2, "train_single.py: error: each of 2 ranks would train the whole: use training/train_ddp.py"),
-        ("train_ddp", 1, "started 2 times without RANK, each would be alone: put launch/rank.sh before train_ddp.py"),
+        ("train_single", 2, "train_single.py: error: each of 2 ranks would train by itself: use training/train_ddp.py"),
+        (
+            "train_ddp",
+            1,
+            "2 tasks started, but RANK is not set, so each would run as a separate job: "
+            "put launch/rank.sh before train_ddp.py",
+        ),
     ],
 )
 def test_ranks_that_do_not_know_of_each_other(program, code, expected, modules, text, tmp_path, monkeypatch, capsys):

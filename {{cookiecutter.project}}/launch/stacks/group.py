@@ -42,7 +42,7 @@ def main():
     answers = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     processes = read(left_by_ranks(arguments[0]) if arguments else answers)
     if not processes:
-        sys.exit("no rank was found: have they started, and through the scripts in launch/?")
+        sys.exit("no rank was found: wait until the ranks have started, and start them with the scripts in launch/")
     lines = describe(processes) + (whole_stacks(processes) if "--stacks" in sys.argv else [])
     sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
     sys.exit(1 if any(not process.threads and process.state in ("R", "S") for process in processes) else 0)

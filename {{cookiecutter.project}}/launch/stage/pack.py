@@ -287,7 +287,7 @@ def check_run(command, root):
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise Refusal(
-            f"{root} could not be packed: {last}. Make space in {os.path.dirname(command[4])}, or set STAGE=0"
+            f"{root} could not be packed: {last}. Free space in {os.path.dirname(command[4])}, or set STAGE=0"
         )
 
 

@@ -2,9 +2,9 @@
 
     python3 slurm/notebook/connect.py JOBID HOST FOLDER
 
-FOLDER: that of the job's logs, with the token. It prints how to open the notebook, and carries connections until Ctrl-C
-or until the job ends. Exit code 1: the job has ended, or its node does not answer. PYTHONPATH has to name slurm/watch.
-Python 3.6, standard library only.
+FOLDER: the job's log folder, which has the token. The script prints how to open the notebook, and carries connections
+until Ctrl-C or until the job ends. Exit code 1: the job has ended, or its node does not answer. PYTHONPATH has to name
+slurm/watch. Python 3.6, standard library only.
 """
 
 import getpass
@@ -22,18 +22,19 @@ from job import facts_of
 from relay import Relay
 
 RELAY = os.path.join(os.path.dirname(os.path.realpath(__file__)), "relay.py")
-PATIENCE = 60  # seconds until the step has to say something
+PATIENCE = 60  # seconds in which relay.py must print its first line
 
 
 def main():
-    """Connect, and again if the connection to the node is cut."""
+    """Connect to the node, and again after each cut."""
     job, host, folder = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
-    path = ""
+    path, identity = "", None
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             path = listen(listener, job)
+            identity = identity_of(path)
             connection = Connection(job, host, folder, listener)
             print(f"job {job} runs on {host}; JupyterLab starts there, which may take a minute", flush=True)
             connection.run(lambda: print(instructions(job, host, folder, path), flush=True))
@@ -42,14 +43,21 @@ def main():
         print(f"\nthe notebook goes on: bash slurm/notebook.sh {job} connects again, scancel {job} ends it")
         sys.exit(130)
     finally:
-        with suppress(OSError):
+        if identity and identity_of(path) == identity:  # a later call of the script may have replaced the socket
             os.unlink(path)
 
 
-def listen(listener, job):
-    """Bind a socket, and return its name: the same each time, so that ssh on the user's machine need not start anew.
+def identity_of(path):
+    """Return a number that no other file has; None if there is no such file."""
+    with suppress(OSError):
+        return os.stat(path).st_ino
+    return None
 
-    It lies where no other user can put a socket in its place once this script has ended: ssh still leads there.
+
+def listen(listener, job):
+    """Bind a socket, and return its name. The name stays the same, so a running ssh -L keeps working.
+
+    Only you can write to the folder. Otherwise another user could replace the socket while ssh still forwards to it.
     """
     folder = os.path.expanduser("~/.cache/notebooks")
     try:
@@ -60,7 +68,7 @@ def listen(listener, job):
             os.unlink(path)  # of an earlier call
         listener.bind(path)
     except OSError:  # the name is too long for a socket, or that file system has none
-        path = os.path.join(tempfile.mkdtemp(prefix="notebook-", dir="/tmp"), "sock")  # the folder stays
+        path = os.path.join(tempfile.mkdtemp(prefix="notebook-", dir="/tmp"), "sock")  # stays
         listener.bind(path)
     os.chmod(path, 0o600)
     listener.listen(100)
@@ -77,9 +85,13 @@ class Connection:
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
-        """Take connections, and drop them while there is no way to the node."""
+        """Take connections, and drop them while no step of srun runs."""
         while True:
-            connection, _ = self.listener.accept()
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:  # too many open files
+                time.sleep(1)
+                continue
             try:
                 self.relay.add(connection)
             except (AttributeError, OSError, ValueError):  # there is no relay now, or its stream is closed
@@ -91,6 +103,10 @@ class Connection:
         while True:
             was_ready = self.carry(on_ready if not lost else lambda: print("connected again", flush=True))
             state = state_at_end(self.job)
+            if state in ("gone", "COMPLETING", "SUSPENDED"):
+                said = "Slurm does not answer" if state == "gone" else f"job {self.job} is {state}"
+                print(f"{said}. Later, run: bash slurm/notebook.sh {self.job}", file=sys.stderr)
+                return
             if state != "RUNNING":
                 print(f"job {self.job} has ended: {state}. {why(state, self.job)}", file=sys.stderr)
                 return
@@ -134,8 +150,8 @@ class Connection:
 
     def end(self, step):
         """End a step: relay.py ends when its stream does, and srun with it."""
-        with suppress(OSError):
-            step.stdin.close()
+        # In a thread: close() waits for a write that hangs if srun does not read.
+        threading.Thread(target=close_quietly, args=(step.stdin,), daemon=True).start()
         try:
             step.wait(5)
         except subprocess.TimeoutExpired:
@@ -149,8 +165,14 @@ class Connection:
             yield line
 
 
+def close_quietly(stream):
+    """Close a stream whose other end may be gone."""
+    with suppress(OSError, ValueError):
+        stream.close()
+
+
 def instructions(job, host, folder, path):
-    """Return what the user has to type on the own machine."""
+    """Return the ssh command and the address, as a text for the user."""
     with open(os.path.join(folder, "token")) as file:
         token = file.read()
     end = facts_of(job)["end"]
@@ -171,7 +193,7 @@ Leave this script running. Ctrl-C ends it, and the notebook goes on.
 
 def state_at_end(job):
     """Return the state of a job whose step has ended, as RUNNING or TIMEOUT. Slurm may need a moment to know it."""
-    for _ in range(10):
+    for _ in range(30):
         state = facts_of(job)["state"]
         if state not in ("COMPLETING", "gone"):
             break

@@ -4,8 +4,8 @@
 
 FOLDER gets the files jupyter.sock and token, and has to be readable by you alone. ROOT is the folder that the notebook
 shows. JupyterLab does not listen on a network port, to which other users of the node could connect. Its kernels use
-sockets in a private folder, too. ipykernel has one port on 127.0.0.1, which only takes what a kernel's own processes
-print.
+sockets in a private folder, too. ipykernel opens one port on 127.0.0.1, which receives the output of the kernel's child
+processes.
 """
 
 import os
@@ -25,17 +25,17 @@ def main() -> None:
     token = secrets.token_urlsafe(32)
     with open(os.open("token", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(token)
-    os.environ["JUPYTER_TOKEN"] = token  # other users could read it in the arguments
+    os.environ["JUPYTER_TOKEN"] = token  # ps shows arguments to other users, but not the environment
     os.environ["JUPYTER_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="jupyter-", dir="/tmp")  # for the kernels' sockets
     sys.argv[1:] = []
     LabApp.launch_instance(
         [
             "--ServerApp.sock=jupyter.sock",
             "--ServerApp.sock_mode=0600",
-            "--ServerApp.port=8888",  # not used, but another port in your own settings would exclude the socket
+            "--ServerApp.port=8888",  # beside another port, as in settings of yours, it refuses a socket
             f"--ServerApp.root_dir={root}",
             "--ServerApp.open_browser=False",
-            "--ServerApp.allow_root=True",  # in some containers you are called root
+            "--ServerApp.allow_root=True",  # in some containers your user is root
             "--KernelManager.transport=ipc",
         ]
     )

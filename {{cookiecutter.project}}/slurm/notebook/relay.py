@@ -4,17 +4,16 @@ connect.py listens on the login node and starts this file on the compute node, a
 
     python3 slurm/notebook/relay.py FOLDER      connects to FOLDER/jupyter.sock
 
-So it needs neither ssh to compute nodes nor an open port. What goes over the streams is lines:
+So it needs neither ssh to compute nodes nor an open port. The two ends exchange these lines:
 
     waiting           JupyterLab still starts
     ready             the socket on the compute node takes connections
     open NUMBER       a new connection
     data NUMBER TEXT  bytes of a connection, in base64
-    took NUMBER       a browser, or JupyterLab, has taken TOOK more pieces of data
+    took NUMBER       the receiver has written TOOK more chunks of this connection
     close NUMBER      the connection has ended
 
-A connection has at most WINDOW pieces of data on their way. So a browser's tab that stops reading holds up itself, and
-no other connection.
+At most WINDOW chunks of a connection are on their way. So a stalled browser tab delays only its own connection.
 
 Python 3.6, standard library only.
 """
@@ -28,18 +27,18 @@ import threading
 import time
 from contextlib import suppress
 
-# Bytes of a connection in a line, which then has some 940 characters. srun sends longer lines in several messages, and
+# Bytes in a chunk, one line of data: about 940 characters in base64. srun sends a longer line in several messages, and
 # waits 40 ms between them (measured 2026-11-25).
 CHUNK = 700
 WINDOW = 1000  # chunks of a connection that may be on their way
-TOOK = 100  # chunks after which the end that has taken them says so
+TOOK = 100  # the receiver sends a line after so many chunks
 
 
 class Relay:
     """The connections of one end, by number. Each has a thread that reads it and one that writes it.
 
     run() reads the stream, and waits for no connection.
-    The login node accepts connections: add(). Then the compute node opens one to JupyterLab: open().
+    add() takes a connection on the login node. open() makes its counterpart to JupyterLab on the compute node.
     """
 
     def __init__(self, source, sink, connect=None):
@@ -57,17 +56,20 @@ class Relay:
         """Carry a connection that this end has accepted."""
         self.newest += 1
         number = str(self.newest).encode()
+        self.connections[number] = Carried(connection)  # first, as the other end may close it at once
         self.send(b"open", number)
-        self.start(number, connection)
+        self.start(number)
 
-    def start(self, number, connection):
+    def start(self, number):
         """Read and write a connection in threads."""
-        carried = self.connections[number] = Carried(connection)
+        carried = self.connections.get(number)
+        if not carried:
+            return  # the other end has closed it
         threading.Thread(target=self.forward, args=(number, carried), daemon=True).start()
         threading.Thread(target=self.deliver, args=(number, carried), daemon=True).start()
 
     def forward(self, number, carried):
-        """Send what a connection says, until it has ended."""
+        """Send the bytes that a connection receives, until its end."""
         try:
             while carried.is_open:
                 carried.room.acquire()
@@ -75,14 +77,14 @@ class Relay:
                 if not data:
                     break
                 self.send(b"data", number, base64.b64encode(data))
-        except OSError:
-            pass  # it was reset, or the stream is gone
+        except (OSError, ValueError):
+            pass  # the connection was reset, or the stream is closed
         self.end(number)
-        with suppress(OSError, ValueError):  # the stream is gone, and run() returns
+        with suppress(OSError, ValueError):  # the stream is closed, and run() returns
             self.send(b"close", number)
 
     def deliver(self, number, carried):
-        """Write to a connection what the other end has sent, until it sends no more."""
+        """Write the chunks of the other end to a connection, until its end."""
         taken = 0
         with suppress(OSError, ValueError):  # the connection has ended, or the stream
             for data in iter(carried.waiting.get, None):
@@ -125,15 +127,17 @@ class Relay:
     def open(self, number):
         """Connect, as the other end has a new connection."""
         try:
-            self.start(number, self.connect())
+            self.connections[number] = Carried(self.connect())
         except OSError:
             self.send(b"close", number)
+        else:
+            self.start(number)
 
 
 class Carried:
-    """A connection that is carried.
+    """One connection: its socket, its queue and its window.
 
-    waiting: the data to write to it, then None. room: counts the chunks that may still be sent.
+    waiting: the chunks to write to the socket, then None. room: counts the chunks that may still be sent.
     """
 
     def __init__(self, connection):
@@ -152,7 +156,7 @@ class Carried:
 
 
 def connect():
-    """Return a connection to jupyter.sock in the current folder: a longer name may be too long for a socket."""
+    """Return a connection to jupyter.sock in the current folder. A full path may exceed a socket's 107 bytes."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect("jupyter.sock")
     return connection
@@ -167,7 +171,7 @@ def main():
             connect().close()
             break
         except OSError:
-            time.sleep(0.2)  # it still starts
+            time.sleep(0.2)  # JupyterLab still starts
             print("waiting", flush=True)  # fails once srun is gone
     relay.send(b"ready")
     relay.run()

@@ -2,8 +2,9 @@
 
     python3 slurm/sweep/jobs.py LINES FOLDER PROGRAM [ARGUMENTS]
 
-FOLDER/N gets the words that line N adds to ARGUMENTS, a word on each line. sweep.json gets all words. Prints the
-numbers of the lines, as sbatch --array takes them. Exit code 2: a line is not valid. Python 3.6, standard library only.
+FOLDER/N gets the words that line N adds to ARGUMENTS, a word on each line. sweep.json gets the current folder, the
+command, and the words of all jobs. Prints the numbers of the lines, as sbatch --array takes them. Exit code 2: LINES
+cannot be read, or a line is not valid. Python 3.6, standard library only.
 """
 
 import json
@@ -25,7 +26,7 @@ def main():
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"cannot read '{file}': {error}")
     if not jobs:
-        refuse(f"'{file}' has no line with arguments: each line is a job")
+        refuse(f"'{file}' has no line with arguments: write one line for each job")
     refuse_large_index(max(jobs), file)
     add_folders(jobs, os.path.basename(folder), command)
     refuse_equal_folders(jobs, file, command)
@@ -43,9 +44,9 @@ def read(lines, file):
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             try:
-                jobs[number] = shlex.split(line)
+                jobs[number] = shlex.split(line.rstrip("\n"))  # else a \ at the end is a word
             except ValueError as error:
-                refuse(f"{file}:{number}: {line.strip()}: {error}; a ' or \" in a word needs a \\ before it")
+                refuse(f"{file}:{number}: {line.strip()}: {error}: in a word, write \\' or \\\" or \\\\")
             if "#" in jobs[number]:
                 refuse(f"{file}:{number}: {line.strip()}: a comment needs a line of its own")
     return jobs
@@ -56,14 +57,14 @@ def refuse_large_index(number, file):
     try:
         conf = subprocess.run(["scontrol", "show", "config"], stdout=subprocess.PIPE, check=False).stdout.decode()
     except OSError:
-        return  # slurm/submit_multinode.sh says that this is no login node
+        return  # slurm/submit_multinode.sh reports the missing Slurm
     size = re.search(r"^MaxArraySize\s*=\s*(\d+)", conf, re.MULTILINE)
     if size and number >= int(size.group(1)):
-        refuse(f"{file}:{number}: Slurm numbers the jobs of an array up to {int(size.group(1)) - 1}: use several files")
+        refuse(f"{file}:{number}: Slurm numbers the jobs of an array up to {int(size.group(1)) - 1}: split the file")
 
 
 def add_folders(jobs, name, command):
-    """Give each job of training/ a folder of its own, unless one is named. name: that of the sweep's folder."""
+    """Give each job of training/ its own --out, unless the user gives one. name: the name of the sweep's folder."""
     if os.path.basename(os.path.dirname(os.path.realpath(command[0]))) != "training":
         return
     for number, words in jobs.items():
@@ -77,14 +78,14 @@ def refuse_equal_folders(jobs, file, command):
     for number, words in jobs.items():
         out = out_of([*command, *words], number)
         if out is not None and first.setdefault(out, number) != number:
-            refuse(f"{file}:{number}: --out {out} is that of line {first[out]}, too: write --out {out}/%a")
+            refuse(f"{file}:{number}: line {first[out]} has --out {out} too: write --out {out}/%a")
 
 
 def out_of(words, number):
     """Return the folder that --out names in the words of a job, or None."""
     words = [word.replace("%a", str(number)) for word in words]
     out = None
-    for word, following in zip(words, [*words[1:], None]):  # the last one counts, as argparse has it
+    for word, following in zip(words, [*words[1:], None]):  # argparse uses the last --out
         if word.startswith("--out="):
             out = word[len("--out=") :]
         elif word == "--out" and following is not None:

@@ -1,9 +1,9 @@
-"""Prints how the jobs of a sweep do. slurm/sweep.sh calls it.
+"""Prints a table of a sweep's jobs. slurm/sweep.sh calls it.
 
     python3 slurm/sweep/table.py FOLDER
 
 A row for each job: its line, its state, how long it ran, and its losses, from metrics.jsonl in the folder of --out.
-Below the rows stands why jobs failed. PYTHONPATH has to name slurm/watch. Python 3.6, standard library only.
+The causes of failures follow the rows. PYTHONPATH has to name slurm/watch. Python 3.6, standard library only.
 """
 
 import json
@@ -32,7 +32,7 @@ def main():
     for line, words in sorted(((int(line), words) for line, words in sweep["jobs"].items())):
         state, seconds = states.get(line, ("UNKNOWN", None))
         end = end_of(folder, line)
-        if end and state not in UNFINISHED:  # squeue says 0:00 of a job that has ended, and soon nothing
+        if end and state not in UNFINISHED:  # squeue prints 0:00 for an ended job, and later drops it
             state, seconds = (end[0] if state == "UNKNOWN" else state), end[1]
         rows.append((str(line), state, "" if seconds is None else duration(seconds), *results(sweep, line, words)))
         if state not in (*UNFINISHED, "COMPLETED"):
@@ -49,7 +49,7 @@ def main():
 
 
 def end_of(folder, line):
-    """Return state and seconds that a job has left at its end; None if it was ended from outside."""
+    """Return state and seconds of the file that a job writes at its end; None if Slurm or a user ended it before."""
     try:
         with open(os.path.join(folder, f"{line}.end")) as file:
             code, seconds = file.read().split()
@@ -59,7 +59,7 @@ def end_of(folder, line):
 
 
 def states_of(number):
-    """Return what Slurm knows of the jobs of an array: state and seconds that they have run, by index."""
+    """Return state and elapsed seconds of the jobs of an array, by index, from sacct and squeue."""
     states = {}
     for line in output_of("sacct", "-nPX", "-j", number, "-o", "JobID,State,ElapsedRaw").splitlines():
         index, state, seconds = line.split("|")
@@ -67,13 +67,13 @@ def states_of(number):
             states[int(index.rpartition("_")[2])] = (state.split()[0], int(seconds or 0))
     for line in output_of("squeue", "-h", "-r", "-j", number, "-t", "all", "-o", "%K %T %M").splitlines():
         index, state, time = line.split()
-        if index.isdigit():
+        if index.isdigit() and (state in UNFINISHED or int(index) not in states):
             states[int(index)] = (state, seconds_of(time))
     return states
 
 
 def seconds_of(text):
-    """Return a time of Slurm's, as 1-02:03:04, in seconds; None for what is no time."""
+    """Return a time of Slurm's, as 1-02:03:04, in seconds; None if the text is no time."""
     found = re.match(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)$", text)
     if not found:
         return None
@@ -88,22 +88,21 @@ def results(sweep, line, words):
     if out is not None:
         try:
             training = Training(os.path.join(sweep["folder"], out, "metrics.jsonl"))
-            values = (training.step, training.loss, training.val_loss)
-            cells = [
-                "" if value is None else f"{value:.4f}" if value is not values[0] else str(value) for value in values
-            ]
+            losses = (training.loss, training.val_loss)
+            cells = ["" if training.step is None else str(training.step)]
+            cells += ["" if loss is None else f"{loss:.4f}" for loss in losses]
         except OSError:
-            pass  # it has not begun
+            pass  # the program has not begun, or writes no metrics.jsonl
     return [*cells, " ".join(words).replace("%a", str(line))]
 
 
 def cause_of(job):
-    """Return the cause that slurm/doctor.py finds. Without accounting, Slurm forgets a job that has not started."""
+    """Return the cause of a failure that slurm/doctor.py finds."""
     doctor = os.path.join(PROJECT, "slurm", "doctor.py")
     said = output_of(sys.executable, doctor, job)
     cause = re.search(r"^cause: (.*)", said, re.MULTILINE)
     if not cause:
-        return f"no cause found: was it cancelled? (python3 slurm/doctor.py {job})"
+        return f"no cause found, perhaps cancelled (python3 slurm/doctor.py {job})"
     return f"{cause.group(1)} (python3 slurm/doctor.py {job})"
 
 

@@ -1,4 +1,4 @@
-"""What Slurm says of a job. Python 3.6, standard library only."""
+"""Asks scontrol for the facts of a job. Python 3.6, standard library only."""
 
 import os
 import re
@@ -8,12 +8,13 @@ from datetime import datetime
 
 
 def facts_of(job):
-    """Return what Slurm says of a job.
+    """Return name, state, start, end and output of a job.
 
-    name, state; start, end [s since 1970; None if not known]; output: the file that has it ("" if not known).
+    state: "gone" if Slurm does not know the job, or does not answer. start, end: [s since 1970; None if not known].
+    output: the path of the job's standard output; "" if not known.
     """
     record = output_of("scontrol", "--oneliner", "show", "job", job)
-    facts = dict(reversed(re.findall(r"(\w+)=(.*?)(?= +\w+=|\s*$)", record)))  # the first of equal names counts
+    facts = dict(reversed(re.findall(r"(\w+)=(.*?)(?= +\w+=|\s*$)", record)))  # the first value counts
     return {
         "name": facts.get("JobName", "?"),
         "state": facts.get("JobState", "gone"),
@@ -32,7 +33,7 @@ def moment(text):
 
 
 def output_of(*command):
-    """Return what a command prints; nothing if it fails."""
+    """Return the standard output of a command; "" if it fails, or takes more than 60 s."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     try:
         done = subprocess.run(

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Prints, every few seconds, how busy this node is, and each rank of a job on it.
 #
-#   slurm/watch/node.sh JOBID SECONDS [SAMPLES]      without SAMPLES until it is ended
+#   slurm/watch/node.sh JOBID SECONDS               until it is ended
+#   slurm/watch/node.sh JOBID SECONDS SAMPLES       so many samples
+#   slurm/watch/node.sh JOBID SECONDS while-ranks   until the ranks on this node have ended
 #
 # slurm/watch.sh, and a job for its summary, start this script on each node. It prints, in MiB and
 # seconds:
@@ -19,13 +21,16 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../launch/stacks/find_ranks.sh" # adds
 ticks_per_second=$(getconf CLK_TCK)
 
 main() {
-    [[ $# -ge 2 && $1 =~ ^[0-9]+$ && $2 =~ ^[1-9][0-9]*$ && ${3:-1} =~ ^[1-9][0-9]*$ ]] || {
-        echo "slurm/watch/node.sh: '$*': expected JOBID SECONDS [SAMPLES]" >&2
+    local number='^[1-9][0-9]*$'
+    [[ $# -ge 2 && $1 =~ $number && $2 =~ $number ]] &&
+        [[ ${3:-1} =~ $number || $3 == while-ranks ]] || {
+        echo "slurm/watch/node.sh: '$*': expected JOBID SECONDS [SAMPLES | while-ranks]" >&2
         exit 2
     }
-    local sample next_search=0
+    local sample last=${3:-} next_search=0
+    [[ $last != while-ranks ]] || last=''
     look_at_pipes
-    for ((sample = 1; sample <= ${3:-sample}; sample++)); do # without SAMPLES it has no end
+    for ((sample = 1; sample <= ${last:-sample}; sample++)); do # without a last one it has no end
         # A search reads the variables of each process of the node, hence not every time.
         if ((SECONDS >= next_search)) || rank_has_ended; then
             find_ranks "SLURM_JOB_ID=$1"
@@ -37,7 +42,25 @@ main() {
         print_ranks
         print_metrics_files
         echo "end $(cut -d ' ' -f 1 /proc/uptime)"
-        ((sample == ${3:-0})) || sleep "$2"
+        if [[ ${3:-} == while-ranks ]]; then
+            sleep_while_ranks_run "$1" "$2" || return 0
+        else
+            ((sample == ${last:-0})) || sleep "$2"
+        fi
+    done
+}
+
+# Sleeps. Fails if the ranks that this node had have ended. A node that Slurm takes for dead is not
+# told of the job's end. Arguments: the job's number, seconds.
+sleep_while_ranks_run() {
+    local end=$((SECONDS + $2))
+    while ((SECONDS < end)); do
+        sleep $((end - SECONDS < 5 ? end - SECONDS : 5))
+        if ((${#rank_of[@]})) && rank_has_ended; then
+            find_ranks "SLURM_JOB_ID=$1"
+            ((${#rank_of[@]})) || return 1
+            find_first_processes
+        fi
     done
 }
 

@@ -1,18 +1,18 @@
-"""What metrics.jsonl tells of a training: its last step, its speed, and when it will end.
+"""Reads the last step, the speed and the end of a training from metrics.jsonl.
 
-A line of metrics.jsonl is a JSON object with "step". If they are there, "time" (seconds since 1970), "steps" (of the
-whole run), "loss", "val_loss" and "tokens_per_second" count, too. Python 3.6, standard library only.
+A line of metrics.jsonl is a JSON object with "step". Optional keys: "time" (seconds since 1970), "steps" (of the whole
+run), "loss", "val_loss" and "tokens_per_second". Python 3.6, standard library only.
 """
 
 import json
 import os
 
 TAIL = 1 << 16  # bytes that are read, from the end
-SPEED_OVER = 600.0  # seconds over which the speed is averaged, with evaluations and checkpoints
+SPEED_OVER = 600.0  # seconds of the mean speed, which includes evaluations and checkpoints
 
 
 class Training:
-    """The newest facts of metrics.jsonl; None where it does not tell them.
+    """The newest values of metrics.jsonl; None if no line has the key.
 
     step, steps, loss, val_loss, tokens_per_second; time: when the last step was written [s since 1970].
     seconds_per_step: on average, over the last SPEED_OVER seconds. longest_pause: between two writes in this time [s].
@@ -25,7 +25,7 @@ class Training:
         self.loss, self.val_loss = newest(rows, "loss"), newest(rows, "val_loss")
         self.tokens_per_second = newest(rows, "tokens_per_second")
         self.time, self.seconds_per_step = newest(rows, "time"), None
-        # Several steps may be written at one time. The last of them counts.
+        # Lines may share a time. The last of their steps counts.
         steps = {row["time"]: row["step"] for row in rows if "time" in row and row["time"] >= self.time - SPEED_OVER}
         times = sorted(steps)
         pauses = [times[index + 1] - times[index] for index in range(len(times) - 1)]
@@ -40,7 +40,7 @@ class Training:
         return max(0.0, (self.steps - self.step) * self.seconds_per_step - (now - self.time))
 
     def is_late(self, now):
-        """Return whether nothing was written for thrice the longest pause, and for a minute at least."""
+        """Return whether the file has not grown for a minute, and for three times its longest pause."""
         if self.longest_pause is None or self.step == self.steps:
             return False
         return now - self.time > max(60.0, 3 * self.longest_pause)

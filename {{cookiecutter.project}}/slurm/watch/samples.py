@@ -1,4 +1,4 @@
-"""What slurm/watch/node.sh has told of each node, and what is unusual about it.
+"""Parses the lines of slurm/watch/node.sh, and finds idle ranks and slow nodes.
 
 screen.py and summary.py, beside this file, import it. Python 3.6, standard library only.
 """
@@ -10,16 +10,16 @@ from statistics import mean, median
 from words import shortened
 
 WINDOW = 30.0  # seconds over which use is averaged
-IDLE_CORES = 0.02  # a rank that uses less of a core than that is idle
-GPU_POINTS = 20  # a node whose mean GPU use is so many percentage points below the others' is named
-CPU_PART = 0.7  # a node whose ranks use less than this part of the others' cores is named
+IDLE_CORES = 0.02  # a rank that uses less than this part of a core is idle
+GPU_POINTS = 20  # a node is named if its mean GPU use is so many percentage points below the others'
+CPU_PART = 0.7  # a node is named if its ranks use less than this part of the others' cores
 
 # srun puts the number of its task before each line: lines of several nodes arrive mixed.
 LABEL = re.compile(r" *(\d+): (.*)", re.DOTALL)
 
 
 class Gpu:
-    """A GPU at one moment: use [%], used and total memory [MiB], power [W]; None what the vendor's command lacks."""
+    """A GPU at one moment: use [%], used and total memory [MiB], power [W]; None: the command prints none."""
 
     def __init__(self, use, used, total, power):
         """Take numbers, or text of which "[N/A]" and the like stand for None."""
@@ -40,14 +40,14 @@ class Sample:
 
 
 class Node:
-    """The samples of a node in the last seconds, the newest last, and when the last one came [s]."""
+    """The samples of a node in the last WINDOW seconds, the newest last, and when the last one came [s]."""
 
     def __init__(self, name):
         """Begin without a sample."""
         self.name, self.samples, self.heard = name, deque(), None
 
     def add(self, sample, now):
-        """Take a new sample, and forget those before WINDOW."""
+        """Take a new sample, and forget samples older than WINDOW."""
         self.samples.append(sample)
         self.heard = now
         while len(self.samples) > 2 and self.samples[1].time <= sample.time - WINDOW:
@@ -111,7 +111,7 @@ class Reader:
 
 
 def take(sample, columns, kind, rest):
-    """Add a line of node.sh to a sample. columns: those of rocm-smi, once they are known."""
+    """Add a line of node.sh to a sample. columns: the titles of rocm-smi's table, from its header."""
     if kind == "rank":
         facts = re.fullmatch(r"(\d+) cpu=([\d.]+) silent=(\d*)", rest)
         if facts:
@@ -133,7 +133,7 @@ def take(sample, columns, kind, rest):
 
 
 def number(text):
-    """Return text as a number; None for what is none, as "[N/A]" and ""."""
+    """Return text as a number; None if it is no number, as "[N/A]" and ""."""
     try:
         return float(text)
     except (TypeError, ValueError):
@@ -141,7 +141,7 @@ def number(text):
 
 
 def remarks(nodes):
-    """Return what is unusual, a line each: ranks that do nothing, and nodes that do less than the others."""
+    """Return a line for idle ranks, and a line for each node that does less than the others."""
     nodes = [node for node in nodes if node.last()]
     return idle_ranks(nodes) + slow_nodes(nodes)
 
@@ -153,14 +153,15 @@ def idle_ranks(nodes):
         use = node.gpu_use()
         for rank, cores in node.cores().items():
             gpu = node.gpu_of(rank)
-            of_gpu = use[gpu] if gpu is not None and gpu < len(use) else None
+            # If the rank's GPU is not known, those of its node count.
+            of_gpu = use[gpu] if gpu is not None and gpu < len(use) else any(use)
             if cores >= IDLE_CORES or of_gpu:
                 busy += 1
             else:
                 where = node.name if gpu is None else f"GPU {gpu} of {node.name}"
                 idle.append(f"{rank} ({where})")
     if idle and not busy and not any(use for node in nodes for use in node.gpu_use()):
-        return ["no rank computes: call slurm/stacks.sh, which says where each of them is"]
+        return ["no rank computes: slurm/stacks.sh says at which line of code each rank is"]
     if idle:
         return [f"idle: rank {shortened(idle)}"] if len(idle) == 1 else [f"idle: ranks {shortened(idle)}"]
     return idle_gpus(nodes)
@@ -183,7 +184,7 @@ def slow_nodes(nodes):
             others = [other for node, other in values.items() if node != name]
             usual = median(others) if others else 0
             if what == "GPU use" and value < usual - GPU_POINTS:
-                lines.append(f"unequal: {name} has a GPU use of {value:.0f} %, the others of {usual:.0f} %")
+                lines.append(f"unequal: {name} uses its GPUs to {value:.0f} %, the other nodes to {usual:.0f} %")
             elif what != "GPU use" and not gpus and value < usual * CPU_PART:
                 lines.append(f"unequal: the ranks on {name} use {value:.1f} cores, those on other nodes {usual:.1f}")
     return lines if len(lines) <= 5 else [*lines[:5], f"unequal: {len(lines) - 5} more nodes"]

@@ -1,4 +1,4 @@
-"""Has each node of a job tell what it does, in a step of its own. screen.py and summary.py import it.
+"""Runs node.sh on all nodes of a job, in a step of srun, and reads its samples. screen.py and summary.py import it.
 
 Python 3.6, standard library only.
 """
@@ -13,15 +13,15 @@ from job import facts_of
 from samples import Node, Reader
 
 NODE_SCRIPT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "node.sh")
-PATIENCE = 20  # seconds; if until then no node at all has answered, each is asked by itself
-MOST_STEPS = 64  # but only if there are no more nodes: each takes a process here
+PATIENCE = 20  # seconds without an answer of any node, after which each node gets a step of its own
+MOST_STEPS = 64  # a job with more nodes gets no such steps: each is a process on the login node
 
 
 class Sampling:
-    """The steps that run node.sh, and what they have told.
+    """The steps that run node.sh, and their samples.
 
-    steps: the running ones, with the Reader of each and what has come of its last line. nodes: by name, in the order of
-    the job. started: when [s, monotonic].
+    steps: for each running step, its Reader and the bytes of its unfinished line. nodes: by name, in the order of the
+    job. started: the start on the monotonic clock [s].
     """
 
     def __init__(self, job, hosts, arguments, on_sample=lambda node: None):
@@ -49,7 +49,7 @@ class Sampling:
         self.selector.register(step.stdout, selectors.EVENT_READ, step)
 
     def run(self, until, enough=0):
-        """Read what the steps tell until a moment, or until each node has so many samples (0: until then)."""
+        """Read samples until a moment; if `enough` is not 0, at most until each node has as many samples."""
         while time.monotonic() < until:
             self.ask_one_by_one_if_needed()
             if not self.steps or (enough and all(len(node.samples) >= enough for node in self.nodes.values())):
@@ -58,7 +58,7 @@ class Sampling:
                 self.read(key.data)
 
     def read(self, step):
-        """Read what a step has told, or take note of its end."""
+        """Read the new lines of a step, or take note of its end."""
         reader, rest = self.steps[step]
         data = os.read(step.stdout.fileno(), 1 << 16)
         lines = (rest + data).split(b"\n")
@@ -71,7 +71,7 @@ class Sampling:
             self.forget(step)
 
     def ask_one_by_one_if_needed(self):
-        """Start a step for each node if no node has answered: a step with a broken node may not start at all."""
+        """Start a step for each node if no node has answered: a broken node may keep the common step from starting."""
         is_silent = all(node.heard is None for node in self.nodes.values())
         is_over = not self.steps or time.monotonic() > self.started + PATIENCE
         if is_silent and is_over and not self.asked_one_by_one:

@@ -1,8 +1,8 @@
-"""Shows how a running job does: its training, and each node and rank. slurm/watch.sh calls it.
+"""Shows a running job on one screen: its training, and each node and rank. slurm/watch.sh calls it.
 
     python3 slurm/watch/screen.py [--once] [--every SECONDS] JOBID HOST [HOST ...]
 
-sampling.py, beside this file, has each node tell what it does. Exit code 1: a node has not answered. Python 3.6,
+sampling.py, beside this file, runs node.sh on each node. Exit code 1: a node has not answered. Python 3.6,
 standard library only.
 """
 
@@ -26,7 +26,7 @@ GIB = 1024  # MiB
 
 
 def main():
-    """Watch until the job has ended, or --once."""
+    """Draw the screen until the job ends; with --once, print it once."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--every", type=int, default=5)
@@ -67,7 +67,7 @@ def screen(job, sampling, width, height):
     lines = [header(job, facts, nodes), *training_lines(nodes, facts, now, unusual)]
     lines += ["! " + line for line in unusual] + [""]
     lines += table(nodes, unusual, None if height is None else height - len(lines))
-    return [line if width is None else line[:width] for line in lines]
+    return [line if width is None else line[:width] for line in lines[:height]]
 
 
 def header(job, facts, nodes):
@@ -78,7 +78,7 @@ def header(job, facts, nodes):
 
 
 def training_lines(nodes, facts, now, unusual):
-    """Return the line about the training, and add to `unusual` what is unusual about it."""
+    """Return the line about the training, and put warnings about it first in `unusual`."""
     files = sorted({path for node in nodes if node.last() for path in node.last().metrics})
     lines = []
     for path in files:
@@ -91,10 +91,10 @@ def training_lines(nodes, facts, now, unusual):
         lines.append(f"{which}: {in_words(training, now)}")
         left = training.seconds_left(now)
         if training.is_late(now):
-            unusual.insert(0, f"no step for {duration(now - training.time)}: call slurm/stacks.sh")
+            unusual.insert(0, f"no step for {duration(now - training.time)}: slurm/stacks.sh says where it is")
         elif left and facts["end"] and now + left > facts["end"]:
             unusual.insert(
-                0, f"the walltime is over in {duration(facts['end'] - now)}, the training needs {duration(left)}"
+                0, f"the walltime is over in {duration(facts['end'] - now)}, but the training needs {duration(left)}"
             )
     if not files and any(node.last() for node in nodes):
         lines.append("training: no rank has a metrics.jsonl open")
@@ -119,7 +119,7 @@ def in_words(training, now):
 
 
 def silent_nodes(sampling):
-    """Return lines about nodes that do not answer (any more), the last one what srun says."""
+    """Return a line that names the nodes without an answer, and the last error of srun."""
     now, patience = time.monotonic(), 3 * sampling.arguments[0] + 10
     silent = []
     for node in sampling.nodes.values():
@@ -132,7 +132,7 @@ def silent_nodes(sampling):
 
 
 def table(nodes, unusual, height):
-    """Return a row for each node, of at most `height` lines: first those that were named, and a line on the rest."""
+    """Return rows of nodes, at most `height`: first nodes in `unusual`. The last line sums up hidden nodes."""
     with_gpus = any(node.last() and node.last().gpus for node in nodes)
     titles = ["node", "ranks", "GPU use [%]", "GPU memory [GiB]", "power [W]", "cores used", "last line of each rank"]
     if not with_gpus:
@@ -152,7 +152,7 @@ def row(node, with_gpus):
     """Return the cells of a node."""
     sample, ranks = node.last(), ranges(node.last().ranks) if node.last() else ""
     if not sample:
-        return [node.name, "none yet", *[""] * (5 if with_gpus else 4)]
+        return [node.name, "no sample", *[""] * (5 if with_gpus else 4)]
     cores = f"{sum(node.cores().values()):.1f}" if len(node.samples) > 1 else "-"
     silent = last_lines([silent for _, (_, silent) in sorted(sample.ranks.items())])
     if not with_gpus:
@@ -171,7 +171,7 @@ def of(used, total):
 
 
 def last_lines(seconds):
-    """Return how long each rank has printed nothing, and ranks alike together: 3s, 4m x7."""
+    """Return how long each rank has printed nothing; equal ages of neighbouring ranks are one entry: 3s, 4m x7."""
     groups = [(text, len(list(same))) for text, same in groupby(map(age, seconds))]
     return ", ".join(text if count == 1 else f"{text} x{count}" for text, count in groups)
 
@@ -201,7 +201,7 @@ def draw(lines):
 
 
 def last_words(job, error):
-    """Return the line below the screen at the end. error: what srun said if it has ended by itself."""
+    """Return the line below the screen at the end. error: the last line of srun if srun has ended before Ctrl-C."""
     state = facts_of(job)["state"]
     if state == "RUNNING":
         return f"job {job} goes on" + (f", but the step that watched it has ended: {error}" if error else "")

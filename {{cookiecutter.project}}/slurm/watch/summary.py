@@ -1,9 +1,9 @@
-"""Measures from time to time what the nodes of a job do, and sums it up when it is told to end (SIGTERM).
+"""Samples the nodes of a job every SECONDS, and writes a summary at SIGTERM.
 
     python3 slurm/watch/summary.py --every SECONDS --file FILE JOBID HOST [HOST ...]
 
-The submit script starts it beside the ranks (start_measuring in slurm/lib.sh). FILE is written at the end, if there is
-something to sum up. Python 3.6, standard library only.
+The submit script starts it beside the ranks (start_measuring in slurm/lib.sh). FILE is written only if samples
+came. Python 3.6, standard library only.
 """
 
 import argparse
@@ -28,8 +28,8 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     totals, sampling = Totals(), None
     try:
-        sampling = Sampling(args.job, args.hosts, [args.every], totals.add)
-        sampling.asked_one_by_one = True  # without an answer there is no summary
+        sampling = Sampling(args.job, args.hosts, [args.every, "while-ranks"], totals.add)
+        sampling.asked_one_by_one = True  # no steps for single nodes: a summary may be missing
         sampling.run(until=math.inf)
     finally:
         if totals.lines():
@@ -40,10 +40,11 @@ def main():
 
 
 class Totals:
-    """What all samples together have told.
+    """Sums over all samples.
 
     gpus: for each GPU, by node and index, its uses [%]. gpu_memory, node_memory: the highest use and the total [MiB].
-    last: by node and rank, time and CPU time of the last sample. cores: by node and rank, seconds of CPU, and in all.
+    last: by node and rank, time and CPU time of the last sample. cores: by node and rank, seconds of CPU and elapsed
+    seconds.
     """
 
     def __init__(self):

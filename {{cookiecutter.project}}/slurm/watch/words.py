@@ -1,4 +1,4 @@
-"""Numbers, times and names as a reader wants them. Python 3.6, standard library only."""
+"""Formats numbers, times and lists of names. Python 3.6, standard library only."""
 
 
 def ranges(numbers):
@@ -13,7 +13,7 @@ def ranges(numbers):
 
 
 def duration(seconds):
-    """Return seconds as h:mm:ss, with days if there are some."""
+    """Return seconds as h:mm:ss, from one day on as d-h:mm:ss."""
     seconds = max(0, round(seconds))
     days, rest = divmod(seconds, 86400)
     text = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
@@ -21,6 +21,6 @@ def duration(seconds):
 
 
 def shortened(names, most=8):
-    """Return names as a list in words, of at most `most`."""
+    """Return at most `most` names, joined by commas, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

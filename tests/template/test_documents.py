@@ -1,0 +1,95 @@
+"""Documents promise what exists: links, files, variables and options, in the template and in written projects."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, TEMPLATE, account, bake
+from documents import dead_links, files_of, options_of, variables_of
+
+FOLDERS = ("slurm", "runai", "local", "launch", "check", "pi", "benchmark", "training", "container")
+# Made by a job or by a user; the last one comes with another answer, as the page says.
+MADE_LATER = re.compile(r"container/\S+\.(sif|tar|sqsh)|benchmark/results/.*|training/train_horovod\.py")
+# Of sbatch, which slurm/submit_multinode.sh and the other scripts hand on.
+OF_SBATCH = {
+    "--nodes",
+    "--time",
+    "--partition",
+    "--qos",
+    "--account",
+    "--gpus-per-node",
+    "--exclude",
+    "--array",
+    "--signal",
+    "--its",  # stands for the arguments of the user's own program
+}
+# Variables of other programs, which documents set and no script has to read.
+OF_OTHERS = re.compile(
+    r"(ACCELERATE|FI|HF|MLFLOW|NCCL|OMP|PIP|UCX|SALLOC|SBATCH|SLURM|SUPPRESS_DEPRECATION|TORCH|XDG)_\w+|PATH|PYTHONPATH"
+)
+PROJECTS = [
+    {"site": "slurm", "runtime": "venv"},
+    {"site": "slurm", "runtime": "none", "launcher": "mpirun-ranks"},
+    {"site": "slurm", "runtime": "enroot", "examples": "no"},
+    {"site": "clariden", "runtime": "edf"},
+    {"site": "mn5", "runtime": "apptainer"},
+    {"site": "lumi", "runtime": "apptainer"},
+    {"site": "perlmutter", "runtime": "podman-hpc"},
+    {"site": "rcp"},
+    {"site": "rcp", "examples": "no"},
+    {"site": "local"},
+]
+
+
+@pytest.fixture(params=PROJECTS, ids=lambda answers: "-".join(answers.values()), scope="module")
+def project(request, tmp_path_factory):
+    answers = request.param
+    return bake(tmp_path_factory.mktemp("documents"), account=account(answers["site"]), **answers)
+
+
+def test_a_written_project_s_documents_name_what_it_has(project):
+    scripts = "\n".join(
+        path.read_text() for path in project.rglob("*") if path.is_file() and path.suffix not in (".md", ".png", ".svg")
+    )
+    for document in project.rglob("*.md"):
+        text = document.read_text()
+        assert dead_links(document) == [], document
+        missing = {name for name in files_of(text, FOLDERS) if not (project / name).exists()}
+        assert {name for name in missing if not MADE_LATER.fullmatch(name)} == set(), document
+        unknown = {name for name in variables_of(text) if not re.search(rf"\b{name}\b", scripts)}
+        assert [name for name in unknown if not OF_OTHERS.fullmatch(name)] == [], document
+        for script, option in options_of(text):
+            assert option in (project / script).read_text() + arguments_of(project, script) or option in OF_SBATCH, (
+                document,
+                script,
+                option,
+            )
+
+
+def arguments_of(project, script):
+    """The programs of training/ share the definition of their options."""
+    return (project / "training/arguments.py").read_text() if script.startswith("training/") else ""
+
+
+@pytest.mark.parametrize(
+    "document",
+    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")],
+    ids=lambda path: path.name,
+)
+def test_the_template_s_documents_name_what_it_has(document):
+    text = document.read_text()
+    assert dead_links(document) == []
+    own = ("sites", "tests", "perf", "hooks", "cluster_options", "docs")
+    missing = {name for name in files_of(text, own) if not (REPOSITORY / name).exists()}
+    missing |= {name for name in files_of(text, FOLDERS) if not (TEMPLATE / name).exists()}
+    assert missing - EXAMPLES == set()
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+    sources = "\n".join(path.read_text() for path in Path(TEMPLATE).rglob("*.sh"))
+    assert {name for name in variables_of(text) if name not in sources} - {"PIP_ARGS"} == set()
+
+
+# A placeholder, and a file that CONTRIBUTING.md adds.
+EXAMPLES = {"sites/lab.yaml", "sites/NAME.yaml"}
