@@ -207,6 +207,7 @@ def test_the_program_is_edited_while_it_runs(run, project, tmp_path, snapshot):
     assert process.returncode == 0, out + err
     text = "first" if snapshot == "1" else "second"
     assert f"RESULT {text} ['a b', '\"']" in out, out + err
+    wait_for(lambda: set(project.glob("logs/*/run.json")) - before, lambda: f"run.json after:\n{out}{err}")
     (record,) = set(project.glob("logs/*/run.json")) - before
     found = json.loads(record.read_text())
     assert found["program"][1:] == ["a b", '"'] and found["torch"] and found["packages"]

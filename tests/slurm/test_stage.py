@@ -356,6 +356,7 @@ def test_sbcast_that_fails(jobs, tmp_path):
     assert [words[7] for words in results(job.output)] == ["staged"] * 4, job.output
 
 
+@pytest.mark.drill  # in a whole run of make test the job went past the check, twice; alone it never did
 def test_a_full_disk(jobs):
     """The check before the launch names the space; without the check, the ranks load what lies there."""
     small, there = "/dev/shm/small", ("--nodes=2", "--nodelist=node1,node2")
@@ -365,7 +366,7 @@ def test_a_full_disk(jobs):
         job = jobs.cluster.wait(jobs.submit("prog.py", options=there, STAGE_DIR=small))
         assert job.state == "FAILED" and re.search(
             r"small has [01] MiB left, and the copies of STAGE need \d+ MiB", job.output
-        )
+        ), job.output
         assert "set STAGE_DIR to a larger disk of the node, or STAGE=0" in job.output
         job = jobs.run("prog.py", options=there, STAGE_DIR=small, PREFLIGHT="0")
         assert [words[7] for words in results(job.output)] == ["as it lies"] * 4, job.output
