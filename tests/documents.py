@@ -17,7 +17,7 @@ def dead_links(document: Path) -> list[str]:
         is_page = target.suffix == ".md" and target.is_file()
         headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE) if is_page else []
         anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        if not target.exists() or (anchor and anchor not in anchors):
+        if not (target.is_file() or (name.endswith("/") and target.is_dir())) or (anchor and anchor not in anchors):
             dead.append(link)
     return dead
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, TEMPLATE, account, bake, combinations, cookiecutter, documents, gpu_counts, page, write
+from documents import dead_links
 
 from cluster_options.answers import suggest
 from cluster_options.commands import image_source
@@ -214,20 +215,6 @@ def joined_in_markdown(text):
     for prose in blocks[::2]:
         joined += re.findall(r"[^\n]\n(?:#+ .*|\|---.*\n[^|].*|\*\*.*)", prose)
     return joined
-
-
-def dead_links(document):
-    """Return the links of a Markdown file to files and headings that do not exist."""
-    dead = []
-    for link in re.findall(r"\]\((?!https?:)(.*?)\)", document.read_text()):
-        name, _, anchor = link.partition("#")
-        target = document.parent / name if name else document
-        is_page = target.suffix == ".md" and target.is_file()
-        headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE) if is_page else []
-        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        if not target.is_file() or (anchor and anchor not in anchors):
-            dead.append(link)
-    return dead
 
 
 def assert_clean(project):
