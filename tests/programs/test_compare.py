@@ -107,6 +107,7 @@ def test_real_runs_are_equal(real):
         assert 1000 < width < 2000 and 800 < height < 2000
 
 
+@pytest.mark.drill
 def test_a_program_with_a_mistake_is_caught(text, tmp_path):
     """Both ranks read the first one's share: a plausible curve, and not the same."""
     broken = shutil.copytree(TRAINING, tmp_path / "broken")

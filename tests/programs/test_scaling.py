@@ -73,6 +73,7 @@ def test_locally_one_after_the_other(projects):
     assert re.findall(r"^\| +(\d) +\| +(\d) +\|", report.stdout, re.MULTILINE) == [("1", "1"), ("2", "2")]
 
 
+@pytest.mark.drill
 def test_a_failure_is_named_and_does_not_stop_the_others(projects):
     project = projects["local"]
     program = project / "benchmark/all_reduce.py"

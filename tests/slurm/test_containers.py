@@ -147,7 +147,7 @@ def test_an_image_with_packages_of_one_s_own(cluster, everywhere, runtime, surro
     assert cluster.run("srun", "--nodes=2", "bash", "-c", f"{look} || true").stdout == ""
 
 
-@pytest.mark.parametrize("runtime", ["pyxis", "enroot"])
+@pytest.mark.parametrize("runtime", [pytest.param("pyxis", marks=pytest.mark.drill), "enroot"])
 def test_the_image_s_path_and_each_rank_s_threads(cluster, everywhere, runtime, surroundings, tmp_path):
     """enroot's login shell has another PATH, and its hook for PyTorch would give each rank one thread."""
     project = bake(tmp_path, site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
@@ -237,6 +237,7 @@ def test_the_file_that_describes_a_container_is_filled_in(cluster, everywhere, s
         assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+@pytest.mark.drill
 def test_enroot_speaks_only_where_it_fails(cluster, everywhere, surroundings, tmp_path):
     """What it prints while it unpacks an image is kept back, and shown where that fails."""
     project = bake(tmp_path, site=everywhere, runtime="enroot", nodes="2", gpus_per_node="2")
@@ -266,7 +267,9 @@ def test_perlmutter_s_own_flags(cluster, runtime, surroundings, tmp_path):
     assert job.output.count(f"|4|6|{runtime}|{tmp_path}") == 4, job.output
 
 
-@pytest.mark.parametrize("runtime", ["pyxis", "enroot", "edf", "podman-hpc"])
+@pytest.mark.parametrize(
+    "runtime", ["edf", *(pytest.param(name, marks=pytest.mark.drill) for name in ("pyxis", "enroot", "podman-hpc"))]
+)
 def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surroundings, tmp_path):
     """A terminal of its own, as a user has; in it a program runs on all ranks of the node."""
     project = bake(
@@ -307,6 +310,7 @@ def test_two_jobs_at_once_unpack_the_image_once_per_node(cluster, everywhere, su
     assert sorted(made) == ["node1", "node2"]
 
 
+@pytest.mark.drill
 def test_a_named_container_is_used_again(cluster, everywhere, surroundings, tmp_path):
     """With pyxis and KEEP_CONTAINER the second run finds what the first one unpacked; without it nothing is kept."""
     answers = {"project": "named", "nodes": "2", "gpus_per_node": "2"}

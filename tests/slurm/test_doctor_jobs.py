@@ -73,7 +73,9 @@ def fail(slurm, launched, folder, program, *arguments, launcher="srun"):
     return job, done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn", "mpirun-ranks"])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", "srun", pytest.param("spawn", marks=pytest.mark.drill), "mpirun-ranks"]
+)
 def test_a_rank_that_raises(slurm, launched, tmp_path, launcher):
     job, report = fail(slurm, launched, tmp_path, FAILS, "raise", launcher=launcher)
     log = rf"{launched}/logs/{job.id}.0/node1-node2/.*1/stderr.log"
@@ -83,7 +85,7 @@ def test_a_rank_that_raises(slurm, launched, tmp_path, launcher):
         assert text.endswith('    raise ValueError("bad sample 17")\nValueError: bad sample 17\n'), text
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", pytest.param("spawn", marks=pytest.mark.drill)])
 def test_a_rank_that_is_killed(slurm, launched, tmp_path, launcher):
     job, report = fail(slurm, launched, tmp_path, FAILS, "kill", launcher=launcher)
     assert report.startswith("cause: a process was killed\nproof: "), report

@@ -97,6 +97,7 @@ def test_pi(each_slurm, project, tmp_path):
     assert abs(found["error"]) < 1e-13
 
 
+@pytest.mark.drill
 def test_the_other_rendezvous(usual_slurm, project, tmp_path):
     """Programs with c10d, one after the other in one job, submitted by a relative path from slurm/."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'])\n")

@@ -290,7 +290,11 @@ def test_the_last_line_of_a_job_with_gpus(cluster, project, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "every"), [("watched.py 0 100", "30"), ("watched.py 3 100", "0"), ("fails.py", "1")]
+    ("program", "every"),
+    [
+        ("watched.py 0 100", "30"),
+        *(pytest.param(*row, marks=pytest.mark.drill) for row in [("watched.py 3 100", "0"), ("fails.py", "1")]),
+    ],
 )
 def test_no_summary(cluster, project, tmp_path, program, every):
     """Of a job that is too short, of one that does not want it, and of one that fails."""

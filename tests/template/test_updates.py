@@ -197,7 +197,7 @@ def test_cruft_updates_from_the_version_of_one_file(template, tmp_path):
     assert "your newer cluster" in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
 
 
-@pytest.mark.parametrize("how", ["create", "link"])
+@pytest.mark.parametrize("how", ["create", pytest.param("link", marks=pytest.mark.drill)])
 def test_cruft_merges_a_newer_version_with_the_user_s_edits(how, template, tmp_path):
     project = tmp_path / "demo"
     if how == "create":

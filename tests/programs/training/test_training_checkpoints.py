@@ -271,6 +271,7 @@ def test_save_minutes(text, solo, tmp_path):
     assert checkpoints(tmp_path / "run") == ["01", "03", "06", "07"]  # when the ranks ask each other
 
 
+@pytest.mark.drill
 def test_ranks_wait_for_a_slow_checkpoint_beyond_their_timeout(server, driver, text, tmp_path):
     """And those of train_ddp while they are told to end, too."""
     change = """
