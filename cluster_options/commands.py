@@ -33,6 +33,20 @@ def packages_from(answers) -> str:
     return "folder" if facts["internet"] is False else "index"
 
 
+def add_package(answers, package) -> str:
+    """Return a sentence that says how a package gets into the software of a written project for Slurm."""
+    if image_source(answers):
+        again = "build the image again, as in the README"
+        return f"Add a line `{package}` to `container/requirements.txt`, and {again}."
+    if answers["runtime"] == "venv":
+        wheels = "fill `wheels/` again, " if packages_from(answers) == "folder" else ""
+        again = f"{wheels}remove `.venv`, and run `bash slurm/build_venv.sh`"
+        return f"Add a line `{package}` to `requirements.txt`, {again}. In an environment of your own, use its `pip`."
+    if answers["runtime"] == "none":
+        return f"The Python that `MODULES` and `PYTHON` in `env.sh` choose needs the package `{package}`."
+    return f"The image that `IMAGE` in `env.sh` names needs the package `{package}`."
+
+
 def interactive_line(answers) -> str:
     """Return the one line that opens a shell on a compute node, in the chosen software; for the project's folder."""
     facts, job, runtime = site_facts(answers["site"]), interactive_answers(answers), answers["runtime"]
@@ -171,6 +185,11 @@ def nodes_of(limits) -> str:
 def project_folder(facts):
     """Return the file system on which a written project belongs, as its row in the site file; None: unknown."""
     return next((row for row in facts["file_systems"] if row.get("project")), None)
+
+
+def local_disk(facts):
+    """Return the disk of each node for the copies of STAGE=1, as its row in the site file; None: unknown."""
+    return next((row for row in facts["file_systems"] if row.get("local")), None)
 
 
 def copy_target(facts) -> str:

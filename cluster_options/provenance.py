@@ -56,13 +56,18 @@ def given_answers(answers) -> dict:
     return {"project": answers["project"], "site": site, **changed}
 
 
-def bake_command(answers) -> str:
-    """Return the command that writes the same project again, whatever cookiecutter's configuration says."""
+def bake_command(answers, options=(), newest=False, **others) -> str:
+    """Return the command that writes the same project again, whatever cookiecutter's configuration says.
+
+    options: more options of cookiecutter. newest: write it by the newest commit of the template instead of the same.
+    others: answers that differ, as launcher="srun".
+    """
+    answers = {**{name: answers[name] for name in (*QUESTION_NAMES, "_template")}, **others}
     source = template_source(answers)
     local = source["name"].startswith("/")  # cookiecutter ignores --checkout there
-    checkout = [] if local or not source["commit"] else ["--checkout", source["commit"]]
-    existing = ["--overwrite-if-exists", "--skip-if-file-exists"] if answers["examples"] == "no" else []
-    words = ["cookiecutter", "--no-input", "--default-config", *existing, *checkout, source["name"]]
+    checkout = [] if newest or local or not source["commit"] else ["--checkout", source["commit"]]
+    existing = ["--overwrite-if-exists", "--skip-if-file-exists"] if answers["examples"] == "no" and not newest else []
+    words = ["cookiecutter", "--no-input", "--default-config", *options, *existing, *checkout, source["name"]]
     return shlex.join(words + [f"{question}={value}" for question, value in given_answers(answers).items()])
 
 

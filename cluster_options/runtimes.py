@@ -30,12 +30,12 @@ VENDOR_IMAGES = {
 IN_SRUN = ("pyxis", "edf")
 MPI = {"mpirun", "mpirun-ranks"}
 LAUNCHERS = ("torchrun", "srun", "spawn", "mpirun", "mpirun-ranks")
-LAUNCHER_ROWS = {  # of a table: what is started, what that starts, when to pick it
-    "torchrun": "one per node | this node's ranks | for a log of each rank, the same on a laptop and on Kubernetes",
-    "srun": "every rank | | to bind or profile ranks with srun's options; nothing stands between Slurm and a rank",
-    "spawn": "one Python per node | forks its ranks | for the quickest start: torch is imported once per node",
-    "mpirun": "by Open MPI instead: one torchrun per node | this node's ranks | where a tool wraps mpirun",
-    "mpirun-ranks": "by Open MPI instead: every rank | | for Horovod and mpi4py",
+LAUNCHER_ROWS = {  # of a table: what is started on the nodes, what starts the ranks, when to pick it
+    "torchrun": "srun: one torchrun per node | torchrun | for a log of each rank; laptops and Kubernetes use it, too",
+    "srun": "srun: every rank | srun | to bind or profile ranks with srun's options: it starts each rank itself",
+    "spawn": "srun: one Python per node | that Python, by fork | for a quick start: it imports torch once per node",
+    "mpirun": "mpirun: one torchrun per node | torchrun | where a tool wraps mpirun",
+    "mpirun-ranks": "mpirun: every rank | mpirun | for Horovod and mpi4py",
 }
 # What each kind of site can have; a site file lists which of these it has.
 KINDS = {

@@ -114,6 +114,11 @@ def interactive_answers(answers) -> dict:
     return one_node(answers, queue.pop("time_limit", "00:30:00"), queue, int(answers["gpus_per_node"]))
 
 
+def longest_shell(answers) -> str:
+    """Return four hours, or less if the queue for shells and notebooks allows less: the walltime of an example."""
+    return within_limits(interactive_answers(answers), site_facts(answers["site"]), "04:00:00")
+
+
 def build_answers(answers, longest: str) -> dict:
     """Return the answers for a job that builds something: one node, `longest` at most, one GPU where nodes are shared.
 

@@ -452,7 +452,11 @@ SCHEMA = Record(
         "file_systems": ListOf(
             Record(
                 {"path": Text(), "use": Text()},
-                {"limits": Text(), "project": Flag("do written projects belong here? of one file system at most")},
+                {
+                    "limits": Text(),
+                    "project": Flag("do written projects belong here? of one file system at most"),
+                    "local": Flag("is it the disk of each node that STAGE_DIR should name? of one file system at most"),
+                },
             )
         ),
         "commands": Named(Text(), about="what a user of this site types: accounts, queues, jobs, quota"),

@@ -52,6 +52,7 @@ def lines(said: str) -> list[str]:
 # ---- this machine ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.drill
 def test_locally_one_after_the_other(projects):
     project = projects["local"]
     settings = {"NPROC_PER_NODE": "1", "CUDA_VISIBLE_DEVICES": "", "LAUNCHER": "spawn"}  # imports torch once per node

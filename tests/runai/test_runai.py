@@ -334,7 +334,9 @@ def test_the_gid_index_is_each_pod_s_own_and_for_old_nccl_alone(version, given, 
         pytest.param(
             {}, {}, 2, "no /dev/infiniband in this pod: set RDMA_RESOURCES", id="by the pod, without a device"
         ),
-        pytest.param({}, {"REQUIRE_RDMA": "0"}, 0, "right", id="by nobody when the submission says so"),
+        pytest.param(
+            {}, {"REQUIRE_RDMA": "0"}, 0, "right", id="by nobody when the submission says so", marks=pytest.mark.drill
+        ),
     ],
 )
 def test_tcp_is_refused_where_rdma_was_asked_for(infiniband, settings, code, message, tmp_path):

@@ -169,6 +169,7 @@ def test_build_venv(cluster, offline):
     assert again.returncode == 2 and "exists already; remove it first" in again.stderr
 
 
+@pytest.mark.drill
 def test_build_venv_from_a_wheelhouse(cluster, tmp_path):
     """pip finds the site's wheels by its own settings, and takes nothing else."""
     site = (REPOSITORY / "sites/slurm.yaml").read_text() + "containers: {venv: {wheelhouse: avail_wheels}}\n"

@@ -87,6 +87,7 @@ def walk(section, copy):
     return printed
 
 
+@pytest.mark.drill
 def test_add_a_site(copy):
     printed = walk("Add a site", copy)
     assert "lab is written for our laboratory's cluster" in printed and " passed" in printed

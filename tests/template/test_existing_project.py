@@ -212,6 +212,7 @@ def refused(place, template=REPOSITORY, **answers):
 # ---- it runs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.drill
 def test_programs_run_here(local):
     """Without an argument the check alone; a program of the user's, with its arguments."""
     project, _ = local

@@ -138,17 +138,21 @@ def test_other_sources(source, template, tmp_path):
         given = "v2.zip"
     shell(f"cookiecutter --no-input -o first {given} project=demo site=slurm nodes=3", tmp_path, tmp_path)
     (tmp_path / "second").mkdir()
-    command, *update = commands(tmp_path / "first/demo")
+    command, *link, overwrite = commands(tmp_path / "first/demo")
     shell(command, tmp_path / "second", tmp_path)
     found = tree(tmp_path / "first/demo")
     assert found == tree(tmp_path / "second/demo")
     assert (f"{tmp_path}/v2.zip" if source == "zip" else f" file://{template} ") in command
-    assert len(update) == (source == "git")
+    assert len(link) == (source == "git")
     version = "9.9.9" if source == "zip" else VERSION
     assert f"\nWritten by version {version} of the template" in (tmp_path / "first/demo/README.md").read_text()
     expected = {name: mode for name, (mode, _) in tree(bake(tmp_path / "third", site="slurm", nodes="3")).items()}
     expected |= {"launch/new.sh": expected["env.sh"]} if source == "zip" else {}
     assert {name: mode for name, (mode, _) in found.items()} == expected
+    (tmp_path / "second/demo/own.txt").write_text("mine")
+    shell(overwrite, tmp_path / "second", tmp_path)  # by the newest version
+    assert "\nWritten by version 9.9.9 of the template" in (tmp_path / "second/demo/README.md").read_text()
+    assert (tmp_path / "second/demo/own.txt").read_text() == "mine"
 
 
 # ---- a newer version -------------------------------------------------------------------------------------------------
