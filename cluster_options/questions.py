@@ -75,10 +75,11 @@ QUESTIONS = (
     ),
     Question(
         "site",
-        prompt="Cluster: a name of sites/, here (the Slurm cluster you are on), the path of a file of your own, "
-        "or local",
+        prompt="Cluster: a name of README's table, here (the Slurm cluster you are on), slurm, runai, local, "
+        "or the path of a site file",
         rule="a name of the [table](sites.md), `here` (read off the Slurm cluster you are on), or the path of a "
-        "[file of your own](your-own-cluster.md); the default is the cluster you are on, elsewhere `local`",
+        "[file of your own](your-own-cluster.md). The default is the cluster you are on, as "
+        "its name or as `here`, and elsewhere `local`",
         default="",  # in cookiecutter.json it is detect.site_here(), and answers.faults_of() checks it
         check_text=accept_anything,
     ),
@@ -123,7 +124,7 @@ QUESTIONS = (
     Question(
         "qos",
         prompt="Quality of service; empty for the cluster's default",
-        rule="checked against the site's list; empty on Run:ai",
+        rule="checked against the site's list; empty without Slurm",
         check=check_queue("qos"),
     ),
     Question(
@@ -135,13 +136,13 @@ QUESTIONS = (
     Question(
         "gpus_per_node",
         prompt="GPUs per node; 0 runs on CPUs (site local: on the GPUs of this machine, if it has any)",
-        rule="checked against the site's nodes; 0 for CPUs",
+        rule="checked against the site's nodes; 0 for CPUs; with `site=local`, 0 means all GPUs of the machine",
         check=check_gpus,
     ),
     Question(
         "time_limit",
         prompt="Walltime, [D-]HH:MM:SS; empty without Slurm",
-        rule="`[D-]HH:MM:SS`, checked against the limits of partition and QoS; empty on Run:ai",
+        rule="`[D-]HH:MM:SS`, checked against the limits of partition and QoS; empty without Slurm",
         check=check_time,
     ),
     Question(

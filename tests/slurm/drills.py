@@ -343,7 +343,7 @@ class Drill:
             "drill": name,
             "Slurm says": how_it_ended(job),
             "seconds": f"{seconds:.1f} to {until}",
-            "last message": f"`{said[:110]}`",
+            "message": f"`{said[:110]}`",
             "steps done again": lost,
             "losses differ by": f"{difference:.0e}" if compare else "–",
             **self.more(job),

@@ -286,7 +286,7 @@ def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surro
     done = cluster.run(*command, cwd=project, env=environment, stdin=typed)
     assert f"in {runtime} on node" in done.stdout, done.stdout
     assert "2 ranks on 1 host" in done.stdout, done.stdout
-    line = re.search(r"the same as .*\n\n```bash\n(.*)\n```", page(project, "cluster"))[1]
+    line = re.search(r"opens the same shell .*\n\n```bash\n(.*)\n```", page(project, "cluster"))[1]
     typed = 'echo "in $STAND_IN_RUNTIME on $(hostname), which sees $(ls env.sh)"\nexit\n'
     done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)
     assert re.search(rf"in {runtime} on node\d, which sees env.sh", done.stdout), done.stdout

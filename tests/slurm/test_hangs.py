@@ -53,7 +53,7 @@ WAYS = {
         "next(iter(",
     ),
     "waits_for_threads_that_wait_for_each_other": Way(
-        "and one of its threads wait for each other's lock",
+        "has two threads that wait for each other's lock",
         LATE,
         r"stuck.py:(\d+) in wants_a_lock\(\)",
         "with second",

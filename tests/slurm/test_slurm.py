@@ -276,7 +276,7 @@ def test_copied_into_a_repository(cluster, project, tmp_path):
         return subprocess.run(["git", *identity, *words], cwd=own, check=True, capture_output=True, text=True).stdout
 
     section = page(project, "your-own-program").partition("## Take it into your own project\n")[2]
-    command = re.search(r"```bash\n(.*?)```", section, re.S)[1]
+    *_, command = re.findall(r"```bash\n(.*?)```", section, re.S)
     subprocess.run(["bash", "-euc", command], cwd=own, check=True)
     assert (own / ".gitignore").read_text().startswith("*.tmp\n")
     git("init", "--quiet")

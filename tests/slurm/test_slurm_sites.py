@@ -64,7 +64,7 @@ def test_an_interactive_shell_has_the_software(each_slurm, project, tmp_path):
 
 
 def test_the_line_of_the_page_opens_such_a_shell_too(cluster, project):
-    line = re.search(r"the same as\n\n```bash\n(.*)\n```", page(project, "cluster"))[1]
+    line = re.search(r"opens the same shell .*\n\n```bash\n(.*)\n```", page(project, "cluster"))[1]
     typed = 'echo "on $(hostname) with $PYTHON, $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\nexit\n'
     environment = {"PYTHON": sys.executable, "TERM": "dumb"}
     done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)

@@ -129,6 +129,21 @@ def test_the_page_s_command_writes_the_same_project(case, tmp_path):
     assert ("`site=here` is the cluster that this is typed on" in page(first, "updating")) == (case == "here")
 
 
+def test_the_pages_commands_add_the_scripts_and_horovod(tmp_path):
+    """The one writes into a project that exists, and the other over the written project."""
+    project = bake(tmp_path, site="slurm", nodes="3")
+    (tmp_path / "NAME").mkdir()
+    (tmp_path / "NAME/README.md").write_text("mine")
+    section = page(project, "your-own-program").partition("## Take it into your own project\n")[2]
+    shell(re.findall(r"```bash\n(.*?)```", section, re.DOTALL)[0], tmp_path, tmp_path)
+    assert (tmp_path / "NAME/README.md").read_text() == "mine"
+    assert "#SBATCH --nodes=3 " in (tmp_path / "NAME/slurm/submit_multinode.sh").read_text()
+    assert not (tmp_path / "NAME/training").exists()
+    shell(re.findall(r"```bash\n(.*?)```", page(project, "launchers"), re.DOTALL)[0], tmp_path, tmp_path)
+    assert 'LAUNCHER="${LAUNCHER:-mpirun-ranks}"' in (project / "env.sh").read_text()
+    assert (project / "training/train_horovod.py").exists() and (project / "slurm/docs/horovod.md").exists()
+
+
 @pytest.mark.parametrize("source", ["git", "zip"])
 def test_other_sources(source, template, tmp_path):
     """What a tag gave is written again although the template has moved on; a zip file loses no run bit."""
