@@ -95,7 +95,7 @@ QUESTIONS = (
         "runtime",
         prompt="Where Python and torch come from: venv (built once by the project), none (modules, or the python3 on "
         f"PATH), or a container: {', '.join(CONTAINERS)} (Run:ai: pod)",
-        rule="`venv`: built once by the project; `none`: modules, or the `python3` on PATH; a container: "
+        rule="`venv`: built once by the project. `none`: modules, or the `python3` on PATH. A container: "
         f"{', '.join(f'`{runtime}`' for runtime in CONTAINERS)}; Run:ai: `pod`",
         check=check_choice("runtime"),
         default=lambda facts, runtime: facts["runtimes"][0],
@@ -104,7 +104,7 @@ QUESTIONS = (
         "image",
         prompt="Container image to build from, or the path of a ready file; empty for venv and none",
         rule="what the container image is made from, `REGISTRY/NAME:TAG` as the runtime writes it, or the path of a "
-        "ready file; empty for `venv` and `none`",
+        "ready file. Empty for `venv` and `none`",
         check=check_image,
         default=default_image,
         check_text=check_words_in_quotes,
@@ -112,19 +112,19 @@ QUESTIONS = (
     Question(
         "account",
         prompt="Account or project that is charged; empty where the cluster asks for none",
-        rule="who is charged, where the site asks for it; Run:ai: the project",
+        rule="who is charged, where the site asks for it. Run:ai: the project",
         check=check_account,
     ),
     Question(
         "partition",
         prompt="Partition (Run:ai: node pool); empty for the cluster's default",
-        rule="checked against the site's list; Run:ai: the node pool",
+        rule="checked against the site's list. Run:ai: the node pool",
         check=check_queue("partition"),
     ),
     Question(
         "qos",
         prompt="Quality of service; empty for the cluster's default",
-        rule="checked against the site's list; empty without Slurm",
+        rule="checked against the site's list. Empty without Slurm",
         check=check_queue("qos"),
     ),
     Question(
@@ -136,20 +136,20 @@ QUESTIONS = (
     Question(
         "gpus_per_node",
         prompt="GPUs per node; 0 runs on CPUs (site local: on the GPUs of this machine, if it has any)",
-        rule="checked against the site's nodes; 0 for CPUs; with `site=local`, 0 means all GPUs of the machine",
+        rule="checked against the site's nodes. 0 for CPUs. With `site=local`, 0 means all GPUs of the machine",
         check=check_gpus,
     ),
     Question(
         "time_limit",
         prompt="Walltime, [D-]HH:MM:SS; empty without Slurm",
-        rule="`[D-]HH:MM:SS`, checked against the limits of partition and QoS; empty without Slurm",
+        rule="`[D-]HH:MM:SS`, checked against the limits of partition and QoS. Empty without Slurm",
         check=check_time,
     ),
     Question(
         "examples",
         prompt="yes: a whole project with examples, benchmark and training; no: only what starts your own programs, "
         "into a project that exists",
-        rule="`yes`: a whole project; `no`: only what starts your own programs, "
+        rule="`yes`: a whole project. `no`: only what starts your own programs, "
         "[into a project that exists](existing-project.md)",
         check=check_examples,
         default="yes",
