@@ -187,6 +187,21 @@ def project_folder(facts):
     return next((row for row in facts["file_systems"] if row.get("project")), None)
 
 
+def ssh_command(facts) -> str:
+    """Return the command that logs in, with words in capitals for what is not known."""
+    login = facts["login"]
+    return " ".join(filter(None, ["ssh", login.get("options"), "USER@" + login.get("host", "HOST")]))
+
+
+def rsync_command(facts, words: str) -> str:
+    """Return the command that copies files to the cluster, up to the colon. words: options of rsync, and the files."""
+    login = facts["login"]
+    if facts["transfer_host"]:
+        return f"rsync {words} USER@{facts['transfer_host']}"
+    shell = f'-e "ssh {login["options"]}" ' if "options" in login else ""
+    return f"rsync {shell}{words} USER@{login.get('host', 'HOST')}"
+
+
 def local_disk(facts):
     """Return the disk of each node for the copies of STAGE=1, as its row in the site file; None: unknown."""
     return next((row for row in facts["file_systems"] if row.get("local")), None)

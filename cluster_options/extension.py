@@ -67,6 +67,8 @@ GLOBALS = [
     commands.pod_volumes,
     commands.project_folder,
     commands.remarks,
+    commands.rsync_command,
+    commands.ssh_command,
     commands.told,
     commands.unless_told,
     files.in_container,

@@ -447,6 +447,10 @@ SCHEMA = Record(
         "host_suffix": Text("appended to the first host's name where a second name leads to the fast network"),
         "internet": Flag("do compute nodes reach it?"),
         "login_internet": Flag("do login nodes reach it?"),
+        "login": Record(
+            {"host": Text("a login node; the written README has ssh USER@HOST")},
+            {"options": Text("of ssh"), "needs": Text("Markdown: what logging in needs beside a user name")},
+        ),
         "transfer_host": Text("to which host users copy files, if not to a login node"),
         "ports": Record({"first": Count(1024), "last": Count(1024)}, about="among which nodes may meet"),
         "file_systems": ListOf(
@@ -542,6 +546,7 @@ EMPTY_LISTS += ("problems", "all_reduce", "unconfirmed")
 OTHER_DEFAULTS = {
     "expedited_requeue": False,
     "host_suffix": "",
+    "login": {},
     "transfer_host": "",
     "internet": None,
     "login_internet": None,

@@ -216,6 +216,7 @@ def test_an_array(drill, cluster):
     number, task = shown.split()
     assert task == f"{array}_7" and int(number) != array, shown
     drill.jobs[-1] = int(number)
+    cluster.run("scontrol", "hold", f"{array}_8")  # Slurm may start it once node1 is gone
     drill.reach()
     drill.start_clock()
     cluster.crash("node1")
