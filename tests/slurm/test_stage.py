@@ -225,7 +225,11 @@ def test_without_it_they_load_what_lies_there(jobs):
 def test_the_shared_file_system_is_asked_for_less(launcher, form, tmp_path):
     """Opens of the environment on it, counted by a file system that counts; it is mounted before the nodes start."""
     project, environment = bake(tmp_path / "project", **ANSWERS), make_environment(tmp_path / "environment")
-    (project / "prog.py").write_text(PROGRAM)
+    site = next(environment.glob("lib/python*/site-packages"))
+    for number in range(50):  # so that the ranks' imports outweigh what the scripts themselves read
+        (site / f"module{number}.py").touch()
+    imports = "".join(f"import module{number}\n" for number in range(50))
+    (project / "prog.py").write_text(imports + PROGRAM)
     original = environment.rename(tmp_path / "disks")
     environment.mkdir()
     asked = {}
