@@ -443,7 +443,7 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     too_many = ["bash", "slurm/submit_multinode.sh", "--nodes=99", "--", "pi/pi.py"]
     many = cluster.run(*too_many, cwd=project, env=python_environment(), check=False)
     assert many.returncode == 1
-    assert "If sbatch refused the job: list your accounts with 'sacctmgr show associations user=" in many.stderr
+    assert "If sbatch refused the job: list your accounts with 'sacctmgr -nP show associations user=" in many.stderr
     assert not cluster.run("squeue", "--noheader").stdout
     options = ["--nodes=2", "--time=00:01:00", "--", "pi/pi.py", "--intervals", "1e3"]
     done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=python_environment())

@@ -98,7 +98,7 @@ def test_newer_slurms(request, name, project, tmp_path):
     (tmp_path / "prog.py").write_text(PROGRAM)
     (tmp_path / "lines.txt").write_text("0 0 a\n3 0 b\n")
     command = ["bash", project / "slurm/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]
-    number = int(re.search(r"sweep.sh (\d+) shows", cluster.run(*command, cwd=tmp_path, env=SETTINGS).stdout).group(1))
+    number = int(re.search(r"sweep.sh (\d+) prints", cluster.run(*command, cwd=tmp_path, env=SETTINGS).stdout).group(1))
     said = ended(cluster, project, number)
     assert "\n1 COMPLETED, 1 FAILED\n" in said, said
     assert outputs(tmp_path) == ["got ['0', '0', 'a']", "got ['3', '0', 'b']"]
