@@ -160,6 +160,40 @@ def test_without_a_program_the_check_and_then_the_training(tmp_path):
         assert output.index("all-reduce over") < output.index("done    loss")
 
 
+@pytest.mark.drill
+def test_the_first_run_of_the_readme(tmp_path):
+    """Its commands are typed as they stand, on a laptop: step 2 copies the project to a folder of the user's."""
+    with Site(tmp_path) as site:
+        laptop = bake(tmp_path / "laptop", site="rcp", account="mlo-jdoe")
+        readme = (laptop / "README.md").read_text()
+        arguments = laptop / "training/arguments.py"
+        arguments.write_text(arguments.read_text().replace("default=200,", "default=10,"))
+        (laptop / "env.sh").write_text((laptop / "env.sh").read_text() + "export OMP_NUM_THREADS=1\n")
+
+        def typed(command):
+            done = site.cluster.run("bash", "-c", command, cwd=laptop, check=False, **of_the_test)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        # The pods have no GPUs.
+        of_the_test = {"GPUS_PER_NODE": "0", "NODE_POOLS": "cpu", "NPROC_PER_NODE": "1"}
+        assert "mlo-jdoe" in typed(re.search("^runai project list$", readme, re.M)[0])
+        there = re.search(r"^ +rsync .* (\./) GASPAR@\S+:(/mnt/mlo/scratch/)(YOU/demo)/$", readme, re.M)
+        setting = re.search(r"set `(POD_PROJECT_DIR=\S+)`", readme)[1]
+        assert setting == f"POD_PROJECT_DIR={there[2]}{there[3]}"
+        of_the_test |= {"POD_PROJECT_DIR": f"{there[2]}{there[3]}", "RUN_AS_UID": UID, "RUN_AS_GID": GID}
+        shutil.copytree(laptop, site.volume / there[3], symlinks=True)
+        site.own()
+        dry_run, submit = re.findall(r"^bash runai/submit_multinode\.sh(?: --dry-run)?$", readme, re.M)
+        assert typed(dry_run).rstrip().endswith(f"-- bash {there[2]}{there[3]}/runai/pod.sh")
+        printed, name = typed(submit), site.name()
+        shown = re.search(r"^state, and why it waits: .*?(?=^```)", readme, re.M | re.S)[0]
+        assert shown.replace("NAME", name) in printed, printed
+        job = site.cluster.wait(name)
+        succeeded(job)
+        assert "done    loss" in "\n".join(job.outputs[f"{name}-master-0"].splitlines()[-10:])
+
+
 def test_one_pod_is_no_distributed_job(site):
     job = site.run("pi/pi.py", "--intervals", "1e6", NNODES="1", NPROC_PER_NODE="2")
     succeeded(job)

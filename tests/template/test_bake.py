@@ -625,7 +625,7 @@ def test_the_written_project_passes_its_own_tests(tmp_path):
 
 @pytest.mark.parametrize("site", ["local", "mn5", "slurm", "rcp"])
 def test_optional_packages_are_named_in_one_place(tmp_path, site):
-    """In README.md. training/README.md says how to use two, and a program may name one that it has not found."""
+    """In training/README.md. A program may name one that it has not found."""
     project = bake(tmp_path, site=site, account=account(site))
     named = {}
     for path in project.rglob("*"):
@@ -634,5 +634,5 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
             text = re.sub("wandb,key|secret `wandb`|generic wandb|upload later with wandb sync", "", path.read_text())
             if path.name not in ("offline-trackers.md", "sync_trackers.sh"):  # of programs of one's own, too
                 named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
-    expected = {"README.md": ["matplotlib", "tensorboard", "wandb"], "training/README.md": ["tensorboard", "wandb"]}
+    expected = {"training/README.md": ["matplotlib", "tensorboard", "wandb"]}
     assert {name: extras for name, extras in named.items() if extras} == expected
