@@ -202,6 +202,14 @@ def rsync_command(facts, words: str) -> str:
     return f"rsync {shell}{words} USER@{login.get('host', 'HOST')}"
 
 
+def placeholders(facts) -> str:
+    """Return the words that a user replaces in rsync_command() and copy_target(), as in '`USER` and `GROUP`'."""
+    row = project_folder(facts)
+    line = f"{rsync_command(facts, '')}:{copy_target(facts)} {row['path'] if row else ''}"
+    words = dict.fromkeys(re.findall(r"(?<![$\w])[A-Z]{3,}\b", line))
+    return " and ".join(f"`{word}`" for word in words)
+
+
 def local_disk(facts):
     """Return the disk of each node for the copies of STAGE=1, as its row in the site file; None: unknown."""
     return next((row for row in facts["file_systems"] if row.get("local")), None)

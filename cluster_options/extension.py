@@ -64,6 +64,7 @@ GLOBALS = [
     commands.overridable,
     commands.packages_from,
     commands.pip_index,
+    commands.placeholders,
     commands.pod_volumes,
     commands.project_folder,
     commands.remarks,

@@ -46,6 +46,8 @@ def queue_reason(limits, otherwise: str) -> str:
     """Return what stands beside the option that names a queue: what it is for, and some of its limits."""
     known = limits["max_time"] and limits["confirmed"] and not limits["tiers"]
     longest = f"walltime up to {limits['max_time']}" if known else ""
+    if limits["max_node_minutes"]:
+        longest = f"nodes x walltime up to {limits['max_node_minutes']} minutes"
     return "; ".join(filter(None, [limits["about"] or otherwise, jobs_of(limits), longest]))
 
 

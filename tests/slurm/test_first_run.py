@@ -128,7 +128,7 @@ def test_slurm_with_an_environment_that_exists(tmp_path):
         command = re.match(r"Check the account\.\*\* `(.+?)` prints yours", walk.steps[2])[1]
         assert "acc" in walk.typed(command).splitlines()
         assert "main infinite 2 gpu:2" in walk.typed(re.search("`(sinfo .+?)`", walk.steps[2])[1]).replace("*", "")
-        new = re.search(r"the line in `env\.sh` to `(VENV=.+?)`", walk.steps[3])[1].replace("/ITS/FOLDER", sys.prefix)
+        new = re.search(r" to `(VENV=.+?)`, and go to step 4", walk.steps[3])[1].replace("/ITS/FOLDER", sys.prefix)
         walk.replace("env.sh", 'VENV="${VENV:-$PROJECT_DIR/.venv}"', new)
         walk.environment["PYTHON"] = "python3"
         walk.job_runs()

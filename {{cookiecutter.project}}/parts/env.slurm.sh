@@ -54,7 +54,7 @@ MODULES=("{{ modules[''] | join('" "') }}")
 MODULES=()
 #? endif
 #? if venv
-# The virtual environment for RUNTIME=venv; slurm/build_venv.sh makes it.
+# The environment for RUNTIME=venv, of venv, uv or conda. slurm/build_venv.sh makes .venv.
 #? else
 # The virtual environment for RUNTIME=venv.
 #? endif

@@ -517,7 +517,8 @@ CAUSES = (
             r"mount source .* doesn't exist",
         ),
         says="the container cannot mount a folder, which is missing on a node or in the image",
-        fix="Name folders in BINDS of env.sh that exist on every node, and mount them where the image has them.",
+        fix="Name folders that exist on every node, in BINDS of env.sh or in mounts of the container's .toml, and mount"
+        " them where the image has them.",
         source="NVIDIA/pyxis pyxis_slurmstepd.c #133; NVIDIA/enroot enroot-mount.c #36; NERSC/shifter shifter_core.c"
         " #252 #327; containers/podman #18444; apptainer/singularity #4712 (2026-11-22)",
         examples=(
