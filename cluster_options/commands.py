@@ -33,10 +33,13 @@ def packages_from(answers) -> str:
     return "folder" if facts["internet"] is False else "index"
 
 
-def add_package(answers, package) -> str:
-    """Return a sentence that says how a package gets into the software of a written project for Slurm."""
+def add_package(answers, package, container_page) -> str:
+    """Return a sentence that says how a package gets into the software of a written project for Slurm.
+
+    container_page: the link to slurm/docs/container.md from the page that has the sentence.
+    """
     if image_source(answers):
-        again = "build the image again, as in the README"
+        again = f"build the image again, as [the page on it]({container_page}) says"
         return f"Add a line `{package}` to `container/requirements.txt`, and {again}."
     if answers["runtime"] == "venv":
         wheels = "fill `wheels/` again, " if packages_from(answers) == "folder" else ""

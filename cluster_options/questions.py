@@ -77,9 +77,9 @@ QUESTIONS = (
         "site",
         prompt="Cluster: a name of README's table, here (the Slurm cluster you are on), slurm, runai, local, "
         "or the path of a site file",
-        rule="a name of the [table](sites.md), `here` (read off the Slurm cluster you are on), or the path of a "
-        "[file of your own](your-own-cluster.md). The default is the cluster you are on, as "
-        "its name or as `here`, and elsewhere `local`",
+        rule="a name of the [table](sites.md), `here` (the Slurm cluster you are on), `slurm` (another Slurm cluster), "
+        "`runai`, `local` (one machine), or the path of a [file of your own](your-own-cluster.md). The default is the "
+        "cluster you are on, as its name or as `here`, and elsewhere `local`",
         default="",  # in cookiecutter.json it is detect.site_here(), and answers.faults_of() checks it
         check_text=accept_anything,
     ),

@@ -31,7 +31,7 @@ IN_SRUN = ("pyxis", "edf")
 MPI = {"mpirun", "mpirun-ranks"}
 LAUNCHERS = ("torchrun", "srun", "spawn", "mpirun", "mpirun-ranks")
 LAUNCHER_ROWS = {  # of a table: what is started on the nodes, what starts the ranks, when to pick it
-    "torchrun": "srun: one torchrun per node | torchrun | for a log of each rank; laptops and Kubernetes use it, too",
+    "torchrun": "srun: one torchrun per node | torchrun | by default; laptops and Kubernetes use it, too",
     "srun": "srun: every rank | srun | to bind or profile ranks with srun's options: it starts each rank itself",
     "spawn": "srun: one Python per node | that Python, by fork | for a quick start: it imports torch once per node",
     "mpirun": "mpirun: one torchrun per node | torchrun | where a tool wraps mpirun",

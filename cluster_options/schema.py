@@ -448,8 +448,12 @@ SCHEMA = Record(
         "internet": Flag("do compute nodes reach it?"),
         "login_internet": Flag("do login nodes reach it?"),
         "login": Record(
-            {"host": Text("a login node; the written README has ssh USER@HOST")},
-            {"options": Text("of ssh"), "needs": Text("Markdown: what logging in needs beside a user name")},
+            {},
+            {
+                "host": Text("a login node; the written README has ssh USER@HOST"),
+                "options": Text("of ssh"),
+                "needs": Text("Markdown: what logging in needs beside a user name"),
+            },
         ),
         "transfer_host": Text("to which host users copy files, if not to a login node"),
         "ports": Record({"first": Count(1024), "last": Count(1024)}, about="among which nodes may meet"),

@@ -179,9 +179,14 @@ def test_the_first_run_of_the_readme(tmp_path):
         of_the_test = {"GPUS_PER_NODE": "0", "NODE_POOLS": "cpu", "NPROC_PER_NODE": "1"}
         assert "mlo-jdoe" in typed(re.search("^runai project list$", readme, re.M)[0])
         there = re.search(r"^ +rsync .* (\./) GASPAR@\S+:(/mnt/mlo/scratch/)(YOU/demo)/$", readme, re.M)
-        setting = re.search(r"set `(POD_PROJECT_DIR=\S+)`", readme)[1]
-        assert setting == f"POD_PROJECT_DIR={there[2]}{there[3]}"
-        of_the_test |= {"POD_PROJECT_DIR": f"{there[2]}{there[3]}", "RUN_AS_UID": UID, "RUN_AS_GID": GID}
+        settings = (laptop / "env.sh").read_text()
+        edits = r'`((?:RUN_AS_UID|RUN_AS_GID|POD_PROJECT_DIR)="\$\{\w+:-)(\S+)\}"`'
+        for name, shown in re.findall(edits, readme):
+            assert f'{name}}}"' in settings
+            value = shown.replace("NUMBER", UID if "UID" in name else GID)
+            settings = settings.replace(f'{name}}}"', f'{name}{value}}}"')
+        (laptop / "env.sh").write_text(settings)
+        assert settings.count(f":-{there[2]}{there[3]}}}") == settings.count(f":-{UID}}}") == 1
         shutil.copytree(laptop, site.volume / there[3], symlinks=True)
         site.own()
         dry_run, submit = re.findall(r"^bash runai/submit_multinode\.sh(?: --dry-run)?$", readme, re.M)

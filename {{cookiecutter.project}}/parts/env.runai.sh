@@ -64,8 +64,8 @@ POD_PROJECT_DIR="${POD_PROJECT_DIR:-}"
 CHECK_VOLUMES="${CHECK_VOLUMES:-1}"
 #? if site.pods.run_as_user
 # User and group of the processes in the pods, as numbers: root has no access to the volumes. Use
-# yours, as the volumes know them (id -u, id -g). Empty: the owner of this project, if its volume is
-# mounted here.
+# yours, as the volumes know them: id -u and id -g on a machine that mounts them. Empty: the owner
+# of this project, if its volume is mounted here.
 #? else
 # User and group of the processes in the pods, as numbers. Empty: the image's user, mostly root.
 # Volumes that belong to users need yours (id -u, id -g).

@@ -47,7 +47,7 @@ find_client          # RUNAI_CLI: v1 or v2
 check_volumes        # asks the cluster for VOLUMES
 
 name=$(job_name "$JOB_PREFIX-shell")
-[[ -z $RUN_AS_UID ]] || pod_variables+=(HOME=/tmp) # the image's home belongs to another user
+[[ -z $RUN_AS_UID ]] || pod_variables+=(HOME=/tmp "USER=$RUN_AS_UID") # the image knows neither
 build_command "$name" sleep "$seconds" # all that the pods run, until you start something in them
 print_command
 [[ -z $dry_run ]] || exit 0
