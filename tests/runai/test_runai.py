@@ -179,6 +179,8 @@ def test_the_first_run_of_the_readme(tmp_path):
         of_the_test = {"GPUS_PER_NODE": "0", "NODE_POOLS": "cpu", "NPROC_PER_NODE": "1"}
         assert "mlo-jdoe" in typed(re.search("^runai project list$", readme, re.M)[0])
         there = re.search(r"^ +rsync .* (\./) GASPAR@\S+:(/mnt/mlo/scratch/)(YOU/demo)/$", readme, re.M)
+        for command in "mkdir -p", "ls -ldn":
+            assert f"  ssh GASPAR@jumphost.rcp.epfl.ch {command} {there[2]}{there[3]}\n" in readme
         settings = (laptop / "env.sh").read_text()
         edits = r'`((?:RUN_AS_UID|RUN_AS_GID|POD_PROJECT_DIR)="\$\{\w+:-)(\S+)\}"`'
         for name, shown in re.findall(edits, readme):
@@ -540,8 +542,8 @@ def test_waiting_pods_are_entered_used_and_deleted(generation, tmp_path):
         shells = re.findall(r"^  (runai .*bash .*--pod \S+)$", done.stdout, re.MULTILINE)
         assert len(shells) == 2
         for shell, pod in zip(shells, (f"{name}-master-0", f"{name}-worker-0")):
-            inside = site.cluster.run("bash", "-c", f"echo hostname | {shell}", cwd=tmp_path)
-            assert pod in inside.stdout
+            inside = site.cluster.run("bash", "-c", f"echo 'hostname; echo user $USER' | {shell}", cwd=tmp_path)
+            assert pod in inside.stdout and f"user {UID}\n" in inside.stdout
         (line,) = re.findall(r"^  (for pod in .*wait)$", done.stdout, re.MULTILINE)
         run = site.cluster.run("bash", "-c", line, cwd=tmp_path)
         assert "all-reduce over 2 rank(s) on 2 host(s): right" in run.stdout
