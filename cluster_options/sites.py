@@ -75,7 +75,7 @@ def site_names() -> list[str]:
 
 def known_sites() -> str:
     """Return what can be answered to the question `site`, for a message."""
-    return f"{', '.join(site_names())}, here (any Slurm cluster one stands on), or the path of a site file of your own"
+    return f"{', '.join(site_names())}, here (the Slurm cluster you are on), or the path of a site file of your own"
 
 
 def site_answer(answer: str) -> str:
