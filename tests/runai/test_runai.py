@@ -436,6 +436,7 @@ def test_gpus_that_torch_does_not_see(tmp_path):
         assert "rank(s) 0, 1 on" in job.output and "were given GPUs (RUNAI_NUM_OF_GPUS=2), but torch" in job.output
 
 
+@pytest.mark.drill
 def test_a_master_that_appears_late(tmp_path):
     """Later than its worker gives up without help: TrainJob has no init container that waits."""
     with Site(tmp_path, operator="trainjob", late={"master": 3}) as site:

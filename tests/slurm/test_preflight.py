@@ -155,7 +155,8 @@ def test_names(usual_slurm, run_dir, tmp_path):
         assert line == "its own name node2 does not resolve: tell your site"
 
 
-@pytest.mark.parametrize("slurm", ["this machine's", pytest.param("debian13", marks=pytest.mark.drill)])
+@pytest.mark.drill
+@pytest.mark.parametrize("slurm", ["this machine's", "debian13"])
 def test_srun_that_listens_where_no_node_reaches_it(cluster, slurm, request, run_dir, tmp_path):
     """A node's own name is 127.0.1.1, as in Debian, and Slurm has NoInAddrAny: no task reaches srun."""
     needs_namespaces(cluster)
