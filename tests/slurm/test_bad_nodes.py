@@ -45,7 +45,7 @@ def submit(cluster, project):
             return done.stdout, done.stderr
         shown = cluster.run("scontrol", "show", "job", found[1]).stdout
         cluster.run("scancel", found[1])
-        return done.stdout, shown
+        return done.stderr + done.stdout, shown
 
     return call
 

@@ -238,12 +238,33 @@ def test_what_the_allocation_has(steps):
     given = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "80(x2)"}
     given |= {"SLURM_GPUS_ON_NODE": "4"}
     code = 'look_at_allocation; echo "$cores cores, gpus=$gpus, ${SLURM_GPUS_ON_NODE:-unset}"'
-    record = "   Nodes=n1 CPU_IDs=0-79 Mem=0 GRES=gpu:hopper:4(IDX:0-3)"
+    record = "   JobState=RUNNING\n   Nodes=n1 CPU_IDs=0-79 Mem=0 GRES=gpu:hopper:4(IDX:0-3)"
     done = steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20", SLURM_TASKS_PER_NODE="4(x2)")
     assert done.stdout == "80 cores, gpus=4, 4\n", done.stderr
     assert steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20").stdout == "20 cores, gpus=4, 4\n"
-    assert steps(code, record="   Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
-    assert steps(code, fails=9, **given).stdout == "80 cores, gpus=unknown, 4\n"
+    assert steps(code, record="JobState=RUNNING Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
+    in_batch_job = f"BASH_ARGV0=slurm_script; {code}"
+    assert steps(in_batch_job, fails=9, **given).stdout == "80 cores, gpus=unknown, 4\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "gpus", "told"),
+    [
+        ("TresPerNode=gres:gpu:2", "4 4", "2", ""),  # Slurm 22.05, with --exclusive
+        ("TresPerNode=gres/gpu:a100:2", "2 2", "2", ""),
+        ("TresPerNode=gres:gpu", "1 1", "1", ""),
+        ("TresPerNode=gres:tmpfs:100G,gres:gpu:4", "4 4", "4", ""),
+        ("TresPerNode=gres:tmpfs:100G", "", "", ""),
+        ("TresPerJob=gres:gpu:4", "2 2", "2", "2"),
+        ("TresPerTask=gres/gpu=1", "2 2", "2", "2"),
+        ("", "4 4", "4", "4"),
+        ("", "", "", ""),
+    ],
+)
+def test_gpus_in_the_record_of_a_job(steps, asked, held, gpus, told):
+    nodes = "".join(f"     Nodes=n{n} GRES=gpu:{count}(IDX:0)\n" for n, count in enumerate(held.split()))
+    code = 'read_gpus "$RECORD"; echo "gpus=$gpus told=${SLURM_GPUS_PER_NODE:-}"'
+    assert steps(code, record=f"JobState=RUNNING\n{nodes}   {asked}\n").stdout == f"gpus={gpus} told={told}\n"
 
 
 @pytest.mark.parametrize(("running", "written", "told"), [("-m", "", 1), ("x.py", "", 0), ("-m", "save 0", 0)])

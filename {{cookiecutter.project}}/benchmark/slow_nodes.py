@@ -37,6 +37,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from all_reduce import (
     at_least,
     byte_count,
@@ -49,7 +53,6 @@ from all_reduce import (
     time_batch,
     write_file,
 )
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 
 WARM_UP = 2  # exchanges of a pair before the clock starts; the first one connects the two nodes
 EXCHANGES = 10  # of a pair while the clock runs

@@ -13,6 +13,7 @@
 #   await_record                       waits a moment for run.json
 #   make_logs_folder                   makes logs/, which git does not list
 #   print_usage FILE                   prints the comment at the top of a script
+#   refuse_windows_line_ends FILE      refuses a file that was saved on Windows
 #   die MESSAGE                        prints a message and ends the script with exit code 2
 #   say MESSAGE                        prints a message with the time
 #
@@ -22,6 +23,32 @@
 # A program is a Python file, since torchrun and the other launchers start Python. Console scripts,
 # as pip writes them, are Python files too: their first line names a Python.
 script=$1
+
+# Puts this bash into the state that the scripts are written for, and keeps what would disturb others
+# from those that it starts. A job inherits it from the user's shell by --export=ALL: options of bash
+# (SHELLOPTS, POSIXLY_CORRECT), a file that each bash reads first (BASH_ENV), and functions. An
+# exported function goes if it hides a program: `module` stays, and `grep` with colors does not.
+start_in_known_state() {
+    local attributes name
+    export -n SHELLOPTS BASHOPTS
+    unset POSIXLY_CORRECT CDPATH GLOBIGNORE
+    # The bash of a job has read it by now. On a login node it stays: it may define `module`.
+    [[ -z ${SLURM_JOB_ID:-} ]] || unset BASH_ENV
+    set +o posix +o noglob +o noclobber +o nounset +o errexit +o pipefail
+    shopt -u nullglob failglob nocaseglob nocasematch dotglob
+    IFS=$' \t\n'
+    while read -r _ attributes name; do
+        [[ $attributes != *x* ]] || ! type -P "$name" >/dev/null || unset -f "$name"
+    done < <(declare -F)
+}
+start_in_known_state
+
+# Refuses a file of the project whose lines end as on Windows. bash would take the invisible
+# character at the end of each line for a part of the last word.
+refuse_windows_line_ends() {
+    ! grep -q $'\r$' "$1" ||
+        die "$1 has the line ends of Windows, which bash cannot read: sed -i 's/\r\$//' '$1'"
+}
 
 die() {
     echo "$script: $*" >&2

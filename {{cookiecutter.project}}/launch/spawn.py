@@ -109,11 +109,12 @@ def run_program(args) -> None:
     """Run the program or module as `python program.py` or `python -m module` would."""
     program = args.training_script
     sys.argv = [program, *args.training_script_args]
+    folder = os.getcwd() if args.module else str(Path(program).resolve().parent)
+    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH=1, Python 3.11: no folder goes first
+        sys.path[0] = folder
     if args.module:
-        sys.path[0] = os.getcwd()
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(program).resolve().parent)
         runpy.run_path(os.path.abspath(program), run_name="__main__")
 
 

@@ -29,6 +29,7 @@ fi
 
 unset_stale_variables               # RANK, WORLD_SIZE … of the calling shell
 ranks_asked_for=${NPROC_PER_NODE:-} # for this run; env.sh may set it for all runs
+refuse_windows_line_ends "$PROJECT_DIR/env.sh"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 # shellcheck source=/dev/null

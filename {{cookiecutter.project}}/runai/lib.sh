@@ -24,6 +24,7 @@ PLAIN='^[A-Za-z0-9._/:=@%+,-]+$'
 read_settings() {
     local name given
     given=$(compgen -e) # the names of your environment, before env.sh adds its own
+    refuse_windows_line_ends "$PROJECT_DIR/env.sh"
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     pod_variables=()

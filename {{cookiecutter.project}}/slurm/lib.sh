@@ -77,11 +77,11 @@ submit_build() {
 
 # ---- unset stale variables -----------------------------------------------------------------------
 
-# Unsets variables of the submitting shell, which the launchers would take for this run's.
+# Unsets variables of the submitting shell, which the launchers and srun would take for this run's.
 unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
-    unset CDPATH # with it, cd could go to another folder and print it
-    unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}" "${!SLURM_CPU_BIND@}"
+    unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}"
+    [[ -z ${SLURM_JOB_ID:-} ]] || unset_options_of_srun # sbatch reads some, on a login node
     runs_from_snapshot || unset SNAPSHOTS
     #? if mpi
     # In a step, mpirun would take itself for one of the step's tasks. PMIX_MCA_* are settings.
@@ -90,6 +90,26 @@ unset_stale_variables() {
     unset "${left_by_mpi[@]}"
     #? endif
     unset_variables_of_another_job
+}
+
+# Unsets each variable that srun reads as an option. A shell of salloc, a step or a login shell may
+# have left it, and sbatch hands it on to the job. What env.sh and modules set later counts. A step
+# has memory, network and threads per core of its job without any option (Slurm 22.05 to 26.05).
+# The names are those of srun(1), INPUT ENVIRONMENT VARIABLES, and of srun's sources, 22.05 to 26.05.
+unset_options_of_srun() {
+    unset "${!SRUN_@}" "${!SLURM_CPU_@}" "${!SLURM_GPU_@}" "${!SLURM_GPUS_PER_@}" "${!SLURM_GRES@}" \
+        "${!SLURM_MEM_@}" "${!SLURM_NTASKS@}" "${!SLURM_STD@}" "${!SLURM_TRES_@}"
+    unset SLURM_{ACCOUNT,ACCTG_FREQ,ARBITRARY_NODELIST,BCAST,BCAST_EXCLUDE,BURST_BUFFER,CLUSTERS} \
+        SLURM_{CLUSTER_CONSTRAINT,COMPRESS,CONSOLIDATE_SEGMENTS,CONSTRAINT,CORE_SPEC,CPUS_PER_GPU} \
+        SLURM_{DEBUG,DEBUG_FLAGS,DELAY_BOOT,DEPENDENCY,DISABLE_STATUS,DISTRIBUTION,DIST_PLANESIZE} \
+        SLURM_{EPILOG,EXACT,EXCLUSIVE,EXIT_ERROR,EXIT_IMMEDIATE,EXPORT_ENV,EXTERNAL_LAUNCHER,GPUS} \
+        SLURM_{HINT,HOSTFILE,IMMEDIATE,KILL_BAD_EXIT,LABELIO,MPI_TYPE,NCORES_PER_SOCKET,NETWORK} \
+        SLURM_{NO_KILL,NPROCS,NSOCKETS_PER_NODE,OOMKILLSTEP,OOM_KILL_STEP,OPEN_MODE,OVERCOMMIT} \
+        SLURM_{OVERLAP,PARTITION,PMI_KVS_NO_DUP_KEYS,POWER,PROFILE,PROLOG,QOS,REMOTE_CWD,REQ_SWITCH} \
+        SLURM_{RESERVATION,RESV_PORTS,SEND_LIBS,SIGNAL,SPREAD_JOB,SPREAD_SEGMENTS,SRUN_MULTI} \
+        SLURM_{SRUN_REDUCE_TASK_EXIT_MSG,STEP_GRES,STEP_KILLED_MSG_NODE_ID,TASK_EPILOG,TASK_PROLOG} \
+        SLURM_{TEST_EXEC,THREADS,THREADS_PER_CORE,THREAD_SPEC,TIMELIMIT,TREE_WIDTH,UMASK} \
+        SLURM_{UNBUFFEREDIO,USE_MIN_NODES,WAIT,WAIT4SWITCH,WCKEY,WORKING_DIR}
 }
 
 # Unsets the variables of arrays and restarts, if they belong to the job from which this one was
@@ -167,6 +187,7 @@ note_end_of_sweep() {
 # Reads env.sh, sets up the software that it names, and refuses settings that cannot work. Sets what
 # check_settings sets.
 set_up_run() {
+    refuse_windows_line_ends "$PROJECT_DIR/env.sh"
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     # shellcheck source=/dev/null
@@ -287,13 +308,37 @@ require_torch() {
 
 # ---- on a login node: check and submit -----------------------------------------------------------
 
-# Refuses what would fail after hours in the queue.
+# Refuses what would fail after hours in the queue. Argument: the script with the #SBATCH lines.
 check_submission() {
     command -v sbatch >/dev/null ||
         die "sbatch was not found: this is not a login node of a Slurm cluster"
     [[ -w . ]] ||
         die "cannot write to $PWD, where the job's output would go: submit from another folder"
-    (set_up_run) || exit # in a shell of its own: the job loads its modules itself
+    refuse_options "$1"
+    # In a shell of its own, as the job loads its modules itself. What they print is not for
+    # standard output, which --parsable leaves to the job's number.
+    (set_up_run) >&2 || exit
+}
+
+# Refuses options of sbatch with which the job would end without output or without the settings of
+# this shell, or would not find its program. Argument: the script with the #SBATCH lines.
+refuse_options() {
+    local option value
+    value=$(option_of_job export '' "$1")
+    [[ -z $value || $value =~ ^ALL(,|$) ]] ||
+        die "--export=$value: the job needs the settings of this shell: --export=ALL,NAME=value"
+    value=$(option_of_job chdir D "$1")
+    [[ -z $value ]] || die "--chdir=$value: run this script in that folder instead: cd '$value'"
+    value=$(option_of_job job-name J "$1")
+    [[ $value != */* ]] ||
+        die "--job-name=$value: leave the slash out, which makes a folder of %x in --output"
+    for option in "output o" "error e"; do
+        # shellcheck disable=SC2086 # two words
+        value=$(option_of_job $option "$1")
+        # Slurm 23.02 and later makes the folder, an older one ends the job without output.
+        [[ $value != */* || ${value%/*} == *%* || -z ${value%/*} || -d ${value%/*} ]] ||
+            die "--${option% *}=$value: there is no folder '${value%/*}': mkdir -p '${value%/*}'"
+    done
 }
 
 # Spells the GPUs among sbatch's options as the #SBATCH lines do: --gpus-per-node=N or --gres=gpu:N.
@@ -378,8 +423,8 @@ submit() {
     for setting in SPARES MIN_NODES BAD_NODE_DAYS; do # the job keeps them if env.sh changes
         export "$setting=$(setting_of_env "$setting")"
     done
-    ask_for_spares "$1"
-    avoid_bad_nodes "$1"
+    ask_for_spares "$1" >&2
+    avoid_bad_nodes "$1" >&2
     match_gpu_option "$1"
     #? if node.segment
     match_segment
@@ -388,9 +433,16 @@ submit() {
     SUBMITTED=$(quoted "${words_of_sbatch[@]}")
     export SUBMITTED
     "${words_of_sbatch[@]}" || code=$?
-    ((code == 0)) ||
-        echo "If sbatch refused the job: list your accounts with '{{ in_quotes(site.commands.get('accounts', '')) }}', your queues with '{{ in_quotes(site.commands.get('queues', '')) }}'" >&2
+    ((code == 0)) || explain_refusal "$1" >&2
     exit $code
+}
+
+# Prints where to look if sbatch has refused the job. Argument: the script with the #SBATCH lines.
+explain_refusal() {
+    local header
+    header=$(sed -nE 's/^#SBATCH +(--(gpus|gres|mem|ntasks|cpus)[^ ]*).*/\1/p' "$1" | xargs)
+    echo "If sbatch refused the job: list your accounts with '{{ in_quotes(site.commands.get('accounts', '')) }}', your queues with '{{ in_quotes(site.commands.get('queues', '')) }}'"
+    echo "An option replaces only the #SBATCH line of its own name. The lines ask for $header"
 }
 
 # ---- look at the allocation ----------------------------------------------------------------------
@@ -399,7 +451,8 @@ submit() {
 #   batch    in a batch job its number for scontrol, N or ARRAY_TASK; '' in a shell of salloc
 #   nodes    its nodes; choose_nodes sets hosts, those on which the ranks run
 #   cores    of each node
-#   gpus     of each node; '' if it has none, "unknown" if Slurm does not answer
+#   gpus     of each node; '' if it has none, "unknown" if Slurm does not answer. Refuses a shell
+#            whose job has ended
 look_at_allocation() {
     local record
     end_if_taken_over
@@ -426,14 +479,42 @@ look_at_allocation() {
     #? endif
     # Slurm's own record names the GPUs in a shell of salloc, too, where no variable does.
     gpus=unknown
-    if record=$(job_record "$SLURM_JOB_ID"); then
-        gpus=$(grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' <<<"$record" | smallest) || true
+    if record=$(job_record "${batch:-$SLURM_JOB_ID}"); then
+        [[ $record == *JobState=RUNNING* ]] ||
+            die "SLURM_JOB_ID=$SLURM_JOB_ID of this shell is a job that has ended:" \
+                "'unset SLURM_JOB_ID', then submit"
+        read_gpus "$record"
+    elif [[ -z $batch ]]; then
+        die "Slurm has no record of job $SLURM_JOB_ID, which this shell names, see above:" \
+            "if that job has ended, 'unset SLURM_JOB_ID', then submit"
     fi
     # A job without GPUs inherits these from a shell that has some.
     [[ -n $gpus ]] || unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES
 }
 
-# Prints the smallest number of a list as Slurm writes it: 64(x2),32 or gpu:a100:4(IDX:0-3)
+# Sets gpus. Refuses a job with unequal nodes. Argument: Slurm's record of the job.
+#
+# Slurm gives a step all GPUs of its job only if the job asked for them per node. With --gpus=4 or
+# --gpus-per-task=1 a step of one task per node gets one on each node, or three and one (Slurm
+# 22.05.8, 2026-11-26). Then SLURM_GPUS_PER_NODE tells each srun how many there are.
+read_gpus() {
+    local record=$1 held asked='TresPerNode=[^[:space:]]*gres[:/]gpu([:=][^,[:space:]]+)?'
+    mapfile -t held < <(
+        grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' <<<"$record" | grep -oE '[0-9]+' | sort -n -u
+    )
+    gpus=${held[0]:-}
+    if [[ $record =~ $asked ]]; then
+        gpus=${BASH_REMATCH[1]##*[:=]} # of gpu:a100:2; with --exclusive the job may hold more
+        [[ $gpus =~ ^[0-9]+$ ]] || gpus=1
+    elif ((${#held[@]} > 1)); then
+        die "this job has unequal nodes, of ${held[*]} GPUs: ask for the same number on each with" \
+            "--gpus-per-node, in place of --gpus or --gpus-per-task"
+    elif [[ -n $gpus ]]; then
+        export SLURM_GPUS_PER_NODE=$gpus
+    fi
+}
+
+# Prints the smallest number of a list as Slurm writes it: 64(x2),32
 smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 
 # Makes the folder of an attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (the attempt's
@@ -675,6 +756,9 @@ check_nodes() {
 build_step() {
     local per_node=1
     name_hosts
+    if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
+        say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs"
+    fi
     #? if mpi
     # torchrun counts the GPUs of its node itself. srun and mpirun have to be told how many ranks to
     # start, and mpirun runs outside of a step, where it may see other GPUs than a step gets.
@@ -747,11 +831,15 @@ build_step_of_mpirun() {
 
 #? endif
 # Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
-# 1.
+# 1. Refuses a step with fewer GPUs than the job has.
 set_ranks_per_node() {
     if [[ -z ${NPROC_PER_NODE:-} && -n $gpus ]]; then
         NPROC_PER_NODE=$(gpus_of_a_step) || exit
         counted_ranks=1
+        [[ $gpus == unknown ]] || ((NPROC_PER_NODE >= gpus)) ||
+            die "each node of this job has $gpus GPU(s), and srun gives a step $NPROC_PER_NODE:" \
+                "ask for them with --gpus-per-node=$gpus, or leave the others idle with" \
+                "NPROC_PER_NODE=$NPROC_PER_NODE"
     fi
     if [[ ${NPROC_PER_NODE:-0} == 0 ]]; then
         counted_ranks=1

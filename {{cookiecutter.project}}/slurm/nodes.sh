@@ -84,9 +84,9 @@ ask_for_spares() {
 }
 
 # Prints the value of an option of sbatch: as it was typed, else as in the #SBATCH lines. Arguments:
-# its long name, its letter, the script with these lines.
+# its long name, its letter ('' if it has none), the script with these lines.
 option_of_job() {
-    local long=$1 letter=$2 value='' header
+    local long=$1 letter=${2:-none} value='' header
     mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1)
     set -- "${header[@]}" "${sbatch_options[@]}"
     while (($#)); do

@@ -100,6 +100,7 @@ case ${1:-} in
         ;;
     *) [[ $# == 1 ]] || die "'$*': expected options of sbatch, or the number of one job" ;;
 esac
+unset_options_of_srun
 find_running_job "${number:-$1}" # number, hosts
 [[ $(job_record "$number") == *Command=*/slurm/notebook/serve.sh* ]] ||
     die "slurm/notebook.sh did not start job $number"

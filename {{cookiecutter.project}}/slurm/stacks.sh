@@ -18,6 +18,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit
 fi
 [[ $# == 1 ]] || die "'$*': expected the number of one job"
+unset_options_of_srun
 find_running_job "$1" # number, hosts
 
 # Asks nodes in a step of its own, outside of the ranks' container. --overlap: the ranks hold all

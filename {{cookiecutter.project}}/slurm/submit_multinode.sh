@@ -54,6 +54,10 @@
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
+#
+# bash cannot read a copy that was saved on Windows, whose lines end with another character. The
+# next line can: in a comment the character does no harm.
+if grep -q $'\r$' "$0"; then printf '%s\n' "$0 was saved on Windows: sed -i 's/\r\$//' '$0'" >&2 && exit 2; fi # here
 
 # Prints the project's folder. Slurm runs a copy of this file from a spool folder. scontrol knows
 # where the original lies, as "Command=PATH ARGUMENTS". PATH may be relative, and the whole of it
@@ -61,7 +65,7 @@
 find_project() {
     local folder command
     local candidates=("$(dirname "$(realpath "${BASH_SOURCE[0]}")")/..")
-    command=${SLURM_JOB_ID:+$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')}
+    command=${SLURM_JOB_ID:+$(env -u SLURM_CLUSTERS scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')}
     [[ $command == /* ]] || command=${SLURM_SUBMIT_DIR:-}/$command
     while [[ $command == */slurm/* ]]; do # arguments may have a "/slurm/", too: the longest first
         command=${command%/slurm/*}
@@ -104,7 +108,7 @@ program='' words=()
 read_arguments "$@" # program: what runs; words: as typed, with its arguments; the options of sbatch
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
-    check_submission                # refuses what would fail after hours in the queue
+    check_submission "${BASH_SOURCE[0]}" # refuses what would fail after hours in the queue
     submit "${BASH_SOURCE[0]}"      # calls sbatch and ends: the job takes the steps below
 fi
 

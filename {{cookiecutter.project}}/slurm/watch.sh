@@ -34,5 +34,6 @@ while (($#)); do
     esac
     shift
 done
+unset_options_of_srun
 find_running_job "$job" # number, hosts
 exec python3 -B "$PROJECT_DIR/slurm/watch/screen.py" "${options[@]}" "$number" "${hosts[@]}"

@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from arguments import positive_int, zero_or_more
 from checkpoint import Checkpoints, lacks_memory
 from distributed import fail, launched_world_size

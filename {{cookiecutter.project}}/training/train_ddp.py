@@ -12,10 +12,17 @@ evaluation. Exit code 2: something that you asked for cannot be done, and the me
 """
 
 import argparse
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from arguments import fixed_settings, parse_arguments
 from checkpoint import Checkpoints
 from control import Control
@@ -29,8 +36,6 @@ from optimizer import make_optimizer
 from precision import Precision, choose_precision
 from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
-from torch.distributed.elastic.multiprocessing.errors import record
-from torch.nn.parallel import DistributedDataParallel
 from tracing import Profiler
 
 

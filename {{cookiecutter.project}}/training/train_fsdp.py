@@ -12,8 +12,15 @@ evaluation. Exit code 2: something that you asked for cannot be done, and the me
 """
 
 import argparse
+import sys
+from pathlib import Path
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from arguments import fixed_settings, parse_arguments
 from checkpoint import ShardedCheckpoints
 from control import Control
@@ -27,8 +34,6 @@ from optimizer import make_optimizer
 from precision import Precision, choose_precision
 from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.elastic.multiprocessing.errors import record
 from tracing import Profiler
 
 try:

@@ -15,9 +15,15 @@ evaluation. Exit code 2: something that you asked for cannot be done, and the me
 import argparse
 import math
 import os
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import record
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
 
 import distributed
-import torch
 from arguments import fixed_settings, make_parser, parse_arguments
 from checkpoint import Checkpoints
 from control import Control
@@ -31,7 +37,6 @@ from optimizer import make_optimizer
 from precision import Precision, choose_precision
 from resume import start_or_resume
 from schedule import due, seed_step, set_learning_rate
-from torch.distributed.elastic.multiprocessing.errors import record
 from tracing import Profiler
 
 try:

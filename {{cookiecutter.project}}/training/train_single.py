@@ -8,8 +8,13 @@ evaluation. Exit code 2: something that you asked for cannot be done, and the me
 """
 
 import argparse
+import sys
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from arguments import fixed_settings, parse_arguments
 from checkpoint import Checkpoints
 from control import Control

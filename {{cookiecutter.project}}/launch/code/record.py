@@ -22,6 +22,8 @@ import subprocess
 import sys
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from git_state import GitError, state_of
 
 # The project that runs. With SNAPSHOT=1 this is the copy, and PROJECT_DIR names the original.

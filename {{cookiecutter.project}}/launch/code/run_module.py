@@ -15,7 +15,8 @@ def main() -> None:
     """Run the module that the second argument names."""
     folder, module = sys.argv[1:3]
     sys.argv = sys.argv[2:]
-    sys.path[0] = folder
+    if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH=1, Python 3.11: no folder goes first
+        sys.path[0] = folder
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -15,6 +15,8 @@ import os
 import re
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from collectives import named, numbered, oldest_unfinished, ranges, verdicts
 from records import left_by_ranks, rank_collectives
 

@@ -18,6 +18,8 @@ import threading
 import time
 from contextlib import suppress
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from job import facts_of
 from relay import Relay
 

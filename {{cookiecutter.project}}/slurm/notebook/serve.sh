@@ -7,6 +7,7 @@ PROJECT_DIR=$1
 export PROJECT_DIR
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/lib.sh" slurm/notebook.sh
+unset_stale_variables
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 # shellcheck source=/dev/null

@@ -11,6 +11,8 @@ import os
 import re
 import sys
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from job import output_of
 from jobs import out_of
 from progress import Training

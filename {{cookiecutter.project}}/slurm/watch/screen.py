@@ -15,6 +15,8 @@ import time
 from itertools import groupby
 from statistics import mean
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
+
 from job import facts_of
 from progress import Training
 from samples import remarks

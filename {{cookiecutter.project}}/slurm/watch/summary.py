@@ -8,9 +8,12 @@ came. Python 3.6, standard library only.
 
 import argparse
 import math
+import os
 import signal
 import sys
 from statistics import mean
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
 from sampling import Sampling
 
