@@ -52,7 +52,7 @@ bakes: .venv/ready ## write every allowed combination of answers; refuse the wro
 dates: .venv/ready ## fail if the facts about a site were checked more than a year ago
 	$(BIN)/python -B -m cluster_options dates
 
-perf: .venv/ready ## ratios against other ways to do the same; for a quiet machine
+perf: .venv/ready packages ## ratios against other ways to do the same; for a quiet machine
 	$(BIN)/pip install --quiet $(PIP_ARGS) -r perf/requirements.txt
 	$(BIN)/python perf/bake.py
 	$(BIN)/python perf/pi.py

@@ -139,7 +139,10 @@ def test_words_that_are_no_files(found, tmp_path):
         ("/nowhere/pi/pi.py", "no program '/nowhere/pi/pi.py': there is no such file"),
         ("python missing.py -m 5", f"{ONLY} program.py or -m package.module"),
         ("accelerate launch -m package.main", f"{ONLY} -m package.main"),
-        ("mytrain", 'to run the installed command {bin}/mytrain, name its file, as in "$(command -v mytrain)"'),
+        (
+            "mytrain",
+            'to run the installed command {bin}/mytrain on each rank, name its file, as in "$(command -v mytrain)"',
+        ),
         ("other", "{bin}/other is no Python program, and the launcher starts Python"),
         (
             "package.main",
@@ -231,3 +234,56 @@ def test_logs_hide_themselves_from_git(found, tmp_path):
     (repository / "logs/.gitignore").write_text("!kept\n")  # somebody's own stays
     assert found(function="make_logs_folder") == (0, "")
     assert (repository / "logs/.gitignore").read_text() == "!kept\n"
+
+
+# ---- a program that chooses where its ranks meet ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ('dist.init_process_group("gloo", init_method="tcp://node1:29500")\n', True),
+        ("dist.init_process_group(\n    backend='nccl',\n    init_method=f'tcp://{host}:{port}',\n)\n", True),
+        ("dist.init_process_group()\n", False),
+        ('dist.init_process_group("gloo", init_method="env://")\n', False),
+        ("dist.init_process_group()\n# dist.init_process_group(init_method='tcp://node1:29500')\n", False),
+        ('socket.bind("tcp://*:5555")  # ZeroMQ\ndist.init_process_group()\n', False),
+        # under a launcher it takes the other branch
+        (
+            'if "RANK" in os.environ:\n    init_process_group()\nelse:\n    init_process_group(init_method="tcp://a:1")\n',
+            False,
+        ),
+        ('os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")\ninit_process_group(init_method="tcp://a:1")\n', False),
+    ],
+)
+def test_a_program_with_an_endpoint_of_its_own(found, tmp_path, text, own):
+    (tmp_path / "here/x.py").write_text(text)
+    assert found("x.py", function="has_own_endpoint") == (0 if own else 1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["uv", "run", "x.py"], ["RUNTIME, VENV", "as in x.py"]),
+        (["poetry", "run", "python", "x.py", "--lr", "1"], ["RUNTIME, VENV", "as in x.py"]),
+        (["apptainer", "exec", "image.sif", "python", "x.py"], ["the container", "as in x.py"]),
+        (["A=1", "python", "x.py"], ["no program 'A=1'", "put variables before this command, as in A=1 bash"]),
+        (["bash", "x.sh"], ["bash runs no Python", "env.sh"]),
+    ],
+)
+def test_commands_around_a_program(found, tmp_path, words, said):
+    (tmp_path / "here/x.py").write_text(PYTHON_TEXT)
+    (tmp_path / "here/x.sh").write_text("python x.py\n")
+    code, text = found(*words)
+    assert code == 2, text
+    for part in said:
+        assert part in text
+
+
+def test_a_command_that_starts_ranks_itself(found, tmp_path):
+    """`tune run …` would start its own ranks on each rank."""
+    tune = tmp_path / "bin/tune"
+    tune.write_text("#!/usr/bin/env python3\n" + PYTHON_TEXT)
+    tune.chmod(0o755)
+    code, text = found("tune", "run", "full_finetune")
+    assert code == 2 and "LAUNCHER=srun NPROC_PER_NODE=1" in text

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from baking import account, bake
 from doctor_cases import CANCELLED, DOCTOR, GOOD, TRACEBACK, doctor, labelled, lines_of, project, read, traceback
 from waiting import PATIENCE
 
@@ -59,8 +60,8 @@ CASES = [
     ("refuses", "sacctmgr", "sbatch: error: Batch job submission failed: Invalid account or account"),
     ("more processes than", "--ntasks-per-node", "There are not enough slots available in the system to satisfy the 4"),
     # NVIDIA/pyxis #127, apptainer/singularity #5183
-    ("image", "build_container.sh", "slurmstepd: error: pyxis: failed to import docker image"),
-    ("image", "build_container.sh", "FATAL:   could not open image /a/x.sif: failed to retrieve path"),
+    ("image", "IMAGE", "slurmstepd: error: pyxis: failed to import docker image"),
+    ("image", "IMAGE", "FATAL:   could not open image /a/x.sif: failed to retrieve path"),
     ("the port", "submit", "torch.distributed.DistNetworkError: port: 29713, code: -98, name: EADDRINUSE, message"),
     ("interface", "GLOO_SOCKET_IFNAME", "ifa != nullptr. Unable to find address for: ib0"),
     ("walltime was over", "--time", CANCELLED + " DUE TO TIME LIMIT ***|srun: error: node1: tasks 0-1: Killed"),
@@ -275,3 +276,25 @@ def test_a_level_of_a_logger_is_no_part_of_a_path(read):
     assert code == 0 and report.startswith("cause: a file or command is not there\n"), report
     for level in ("INFO:x:", "[INFO] ", "2026-11-22 01:02:03,456 - x - INFO - ", "2026-11-22 | INFO     | x:f:1 - "):
         assert "cause: " not in read(GOOD + level + "urlopen error\n")[1], level
+
+
+@pytest.mark.parametrize(
+    ("site", "runtime"),
+    [
+        ("slurm", "venv"),
+        ("slurm", "none"),
+        ("slurm", "pyxis"),
+        ("lumi", "apptainer"),
+        ("mn5", "venv"),
+        ("clariden", "edf"),
+    ],
+)
+def test_fixes_name_files_of_the_project(tmp_path, site, runtime):
+    """No row sends a user to a script that this runtime does not have."""
+    for examples in ("yes", "no"):
+        answers = {"site": site, "runtime": runtime, "account": account(site), "examples": examples}
+        project = bake(tmp_path / examples, **answers)
+        fixes = re.findall(r"(?s)fix=(.*?)\n        (?:source|examples)=", (project / "slurm/doctor.py").read_text())
+        assert len(fixes) > 50
+        named = re.findall(r"\b((?:slurm|launch|container|training|benchmark)/[\w./-]*\w)", "".join(fixes))
+        assert named and not [name for name in named if not (project / name).exists()]

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, account
+from baking import REPOSITORY, TEMPLATE, account, bake
 from cookiecutter.main import cookiecutter as write
 from needs import needs_namespaces
 from slurm_cluster import PATH
@@ -185,3 +185,16 @@ def test_a_failing_rank_fails_the_job(cluster, alone):
     job = cluster.submit(script, "fails.py", cwd=alone.folder, env=ENVIRONMENT)
     assert job.state == "FAILED" and job.exit_code != 0, job.output
     assert "on purpose: rank 3 of 4" in job.output, job.output
+
+
+def test_nodes_without_gpus(cluster, tmp_path):
+    """README's advice for them: remove the line that asks for GPUs."""
+    needs_namespaces(cluster)
+    project = bake(tmp_path / "project", site="slurm", gpus_per_node="2", nodes="2")
+    script = project / "slurm/minimal.sbatch"
+    script.write_text(re.sub(r"(?m)^#SBATCH --gpus-per-node=.*\n", "", script.read_text()))
+    (tmp_path / "own.py").write_text("import os; print('RANK', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    environment = {"PATH": f"{Path(sys.executable).parent}:{PATH}", "SLURM_GPUS_ON_NODE": "4"}
+    job = cluster.submit(script, "own.py", cwd=tmp_path, env=environment)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert sorted(re.findall(r"RANK (\d) of 4", job.output)) == ["0", "1", "2", "3"], job.output

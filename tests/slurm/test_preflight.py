@@ -183,6 +183,24 @@ def test_srun_that_listens_where_no_node_reaches_it(cluster, slurm, request, run
     assert "listen" not in done.output, done.output
 
 
+def test_a_master_with_an_address_that_has_no_route(usual_slurm, run_dir, tmp_path):
+    """Its name has an IPv6 address too, and the nodes' network carries IPv4 alone: torch tries both."""
+    for node in ("node1", "node2"):
+        on(usual_slurm, node, "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
+    dual = r"(\S+) node1\n", r"fd00::11 node1\n\1 node1\n"
+    with hosts(usual_slurm, "node1", tmp_path, *dual), hosts(usual_slurm, "node2", tmp_path, *dual):
+        assert preflight(usual_slurm, run_dir, MASTER_PORT=23456) == FIT
+
+
+def test_a_node_that_calls_itself_127_0_1_1(usual_slurm, run_dir, tmp_path):
+    """As Debian does: NCCL runs there, and gloo does not. The node is named, and is fit."""
+    with hosts(usual_slurm, "node2", tmp_path, r"10\.77\.\S+ node2\n", r"127.0.1.1 node2\n"):
+        code, lines = preflight(usual_slurm, run_dir)
+        assert code == 0 and lines[1:] == FIT[1], lines
+        assert lines[0].startswith("node2 (127.0.1.1): ") and "GLOO_SOCKET_IFNAME" in lines[0]
+        assert preflight(usual_slurm, run_dir, GLOO_SOCKET_IFNAME="eth0") == FIT
+
+
 def test_the_way_to_the_master(usual_slurm, run_dir):
     for route, reason in ("unreachable 10.77.0.11", "No route to host"), ("10.77.0.11 dev lo", "no answer in 3 s"):
         on(usual_slurm, "node2", f"ip route add {route}")

@@ -7,6 +7,7 @@
 #                                      program, only the subshell of $(…) ends, so write
 #                                      program=$(find_program "$@") || exit
 #   starts_its_own_ranks FILE          whether the program calls torch.multiprocessing.spawn itself
+#   has_own_endpoint FILE              whether the program chooses where its ranks meet
 #   take_snapshot                      copies the sources of project and program, for SNAPSHOT=1
 #   runs_from_snapshot                 whether PROJECT_DIR is such a copy
 #   edited_project                     prints the project's folder of which PROJECT_DIR is a copy
@@ -81,14 +82,20 @@ find_program() {
 refuse_launch_command() {
     local command=${1:-} reason program
     command=${command##*/}
-    if [[ $command =~ ^python[0-9.]*$ ]]; then
+    program=$(program_among "$@")
+    if [[ $command =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; then
+        die "no program '$1': put variables before this command, as in $1 bash $script …"
+    elif [[ $command =~ ^python[0-9.]*$ ]]; then
         reason="$command is started by the launcher"
     elif [[ $command =~ ^(torchrun|accelerate|deepspeed|horovodrun|srun|mpirun|mpiexec)$ ]]; then
         reason="$command is not needed: the submit script starts the ranks"
+    elif [[ ! -e $1 && ! -e $PROJECT_DIR/$1 && -n $program && $1 != -* ]]; then
+        reason="$command is not needed: env.sh names the environment or the container (RUNTIME, VENV)"
+    elif [[ $command =~ ^(ba|z|k|c|)sh$ ]]; then
+        reason="$command runs no Python; put what the script sets into env.sh"
     else
         return 0
     fi
-    program=$(program_among "$@")
     die "no program '$1': $reason;" \
         "name only the program and its arguments, as in ${program:-program.py or -m package.module}"
 }
@@ -125,8 +132,9 @@ program_not_found() {
     elif [[ -f $module_path.py || -f $module_path/__main__.py ]]; then
         die "no program '$name' in $folders: to run the module, write -m $name"
     elif [[ -n $command ]] && is_python "$command"; then
-        die "no program '$name' in $folders: to run the installed command $command," \
-            "name its file, as in \"\$(command -v $name)\""
+        die "no program '$name' in $folders: to run the installed command $command on each rank," \
+            "name its file, as in \"\$(command -v $name)\"; if it starts ranks itself, with" \
+            "LAUNCHER=srun NPROC_PER_NODE=1"
     elif [[ -n $command ]]; then
         die "no program '$name' in $folders: $command is no Python program," \
             "and the launcher starts Python"
@@ -234,6 +242,17 @@ starts_its_own_ranks() {
         return 0
     fi
     grep -q 'from detectron2' "$file" && grep -qE '^ *launch\(' "$file"
+}
+
+# Whether each call of init_process_group in a program names an address of its own, as in
+# init_method="tcp://node1:29500". Under torchrun all ranks are then clients of a store that no rank
+# opens, for the reason above, and wait until the walltime is over.
+has_own_endpoint() {
+    local file=$1 calls addresses
+    [[ -f $file ]] && ! grep -q TORCHELASTIC_USE_AGENT_STORE "$file" || return
+    calls=$(grep -cE '^[^#]*init_process_group\(' "$file")
+    addresses=$(grep -cE "^[^#]*init_method *= *[fr]?[\"']tcp://" "$file")
+    ((calls > 0 && calls == addresses))
 }
 
 # Copies the sources of the project, and those of the program. Sets copy to the project's folder in

@@ -45,6 +45,10 @@ program=$(find_program "$@") || exit
 if [[ -z $ranks_asked_for ]] && starts_its_own_ranks "$program"; then
     die "$program starts its own ranks: run it without this script, $PYTHON $program"
 fi
+if has_own_endpoint "$program"; then
+    die "$program gives init_process_group an address of its own, tcp://…, at which no rank listens" \
+        "under torchrun: leave init_method out"
+fi
 if [[ $SNAPSHOT == 1 ]] && ! runs_from_snapshot; then
     start_from_snapshot "$@" # copies the sources, and runs this script's copy
 fi

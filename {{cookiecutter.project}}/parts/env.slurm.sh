@@ -101,6 +101,9 @@ KEEP_STAGE="${KEEP_STAGE:-0}"
 # How often the submit script requeues a job whose program saved because the walltime was nearly
 # over. 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
+# A signal that each rank gets, beside STOP_FILE, when the walltime is nearly over: USR1 for programs
+# that save on it (slurm/docs/longer-than-the-walltime.md). Empty: none.
+STOP_SIGNAL="${STOP_SIGNAL:-}"
 # Seconds without output after which a job whose ranks do not move counts as stuck. Choose several
 # times the longest silence of a healthy run (slurm/docs/it-hangs.md). 0: never.
 STALL_TIMEOUT="${STALL_TIMEOUT:-0}"

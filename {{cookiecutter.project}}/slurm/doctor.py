@@ -485,6 +485,25 @@ CAUSES = (
         ),
     ),
     Cause(
+        name="mpirun as root",
+        strength=TELLS_WHY,
+        patterns=(r"mpirun has detected an attempt to run as root",),
+        says="mpirun does not run as root",
+        fix="Submit as an ordinary user. Where there is none, OMPI_ALLOW_RUN_AS_ROOT=1 and"
+        " OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 allow it.",
+        source="Open MPI 4.1 (2026-11-26)",
+        examples=("mpirun has detected an attempt to run as root.",),
+    ),
+    Cause(
+        name="MPI without PMI",
+        strength=TELLS_WHY,
+        patterns=(r"OMPI was not built with SLURM's PMI support",),
+        says="the program calls MPI itself, as with mpi4py, and mpirun did not start it",
+        fix="Use LAUNCHER=mpirun-ranks, where the site has it.",
+        source="Open MPI 4.1, mpi4py 4.1 (2026-11-26)",
+        examples=("but OMPI was not built with SLURM's PMI support and therefore cannot",),
+    ),
+    Cause(
         name="slots of mpirun",
         strength=TELLS_WHY,
         patterns=(r"not enough slots",),
@@ -540,7 +559,7 @@ CAUSES = (
             r"FAILED to find requested image",
         ),
         says="the container image is not there, or does not start",
-        fix="Make the image with slurm/build_container.sh, and set IMAGE in env.sh to a path that all nodes see.",
+        fix="Set IMAGE in env.sh to an image at a path that all nodes see.",
         source="NVIDIA/pyxis #127 #168, NVIDIA/enroot #243, apptainer/singularity #5183, apptainer/apptainer #1051;"
         " NERSC/shifter shifter.c (2026-11-22)",
         examples=(
@@ -686,12 +705,23 @@ CAUSES = (
         examples=("JobState=FAILED Reason=RaisedSignal:53 ExitCode=0:53",),
     ),
     Cause(
+        name="warning of a script",
+        strength=MAY_FOLLOW,
+        patterns=(
+            r"JobLaunchFailure ExitCode=0:1[02]\b",
+            r"RaisedSignal:1[02]\b",
+        ),
+        says="a signal that asks for saving (10 is USR1, 12 is USR2) ended the job's own script",
+        fix="A script with the line --signal=B:USR1@SECONDS has to catch the signal, as by trap '' USR1.",
+        source="Slurm 22.05 (2026-11-26)",
+        examples=("JobState=FAILED Reason=JobLaunchFailure ExitCode=0:10",),
+    ),
+    Cause(
         name="container start",
         strength=MAY_FOLLOW,
         patterns=(r"pyxis: container start failed", r"pyxis: child \d+ failed with error code", r"pyxis: couldn't \S"),
         says="the container image is not there, or does not start",
-        fix="Read the lines around the proof, which say why. Make the image with slurm/build_container.sh, and name it"
-        " in IMAGE of env.sh.",
+        fix="Read the lines around the proof, which say why. Make the image anew, and name it in IMAGE of env.sh.",
         source="NVIDIA/pyxis #61 and enroot.c, pyxis_slurmstepd.c (2026-11-22)",
         examples=(
             "slurmstepd: error: pyxis: container start failed with error code: 1",

@@ -245,6 +245,8 @@ check_settings() {
             "node without GPUs"
     [[ $MAX_REQUEUES =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
+    [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
+        die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
     [[ $STALL_TIMEOUT == 0 || $STALL_TIMEOUT =~ ^[1-9][0-9]+$ ]] ||
         die "STALL_TIMEOUT='$STALL_TIMEOUT': expected seconds, 10 or more; 0: no job counts as stuck"
     [[ $STALL_ACTION == end || $STALL_ACTION == requeue ]] ||
@@ -266,6 +268,7 @@ check_settings() {
     fi
     check_stage_settings
     refuse_program_with_own_ranks
+    refuse_own_endpoint
     [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
     make_logs_folder ||
         die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go:" \
@@ -290,6 +293,13 @@ refuse_program_with_own_ranks() {
     ! starts_its_own_ranks "$program" ||
         die "$program starts its own ranks, so it has to be started once per node, and not by" \
             "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh $program"
+}
+
+# Refuses a program whose ranks torchrun would keep waiting for each other.
+refuse_own_endpoint() {
+    [[ $LAUNCHER != torchrun && $LAUNCHER != mpirun ]] || ! has_own_endpoint "$program" ||
+        die "$program gives init_process_group an address of its own, tcp://…, at which no rank" \
+            "listens under torchrun: leave init_method out, or use LAUNCHER=srun"
 }
 
 # Refuses a Python without torch, unless a container has the Python. It imports nothing: importing
@@ -722,7 +732,17 @@ on_warning() {
         warning=passed-on
         touch "$STOP_FILE" || true
         say "warned: the program is asked to save and to end"
+        [[ -z $STOP_SIGNAL ]] || signal_ranks
     fi
+}
+
+# Sends STOP_SIGNAL to the ranks alone, in a step that ends at once.
+# shellcheck disable=SC2329 # called by the trap
+signal_ranks() {
+    timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" --ntasks=${#hosts[@]} \
+        --ntasks-per-node=1 --cpus-per-task=1 --export=ALL --input=none \
+        "$PROJECT_DIR/launch/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" ||
+        say "STOP_SIGNAL=$STOP_SIGNAL has not reached all ranks, see above"
 }
 
 # ---- check the nodes -----------------------------------------------------------------------------
@@ -1085,6 +1105,9 @@ requeue_or_explain() {
     fi
     if wants_requeue "$code" "$record"; then
         requeue "$record"
+    elif [[ -z $batch && -e $REQUEUE_FILE ]]; then
+        say "saved, but not done. A run inside another job is not requeued: start the program again," \
+            "with --resume, to go on"
     elif [[ -n $batch && -e $REQUEUE_FILE && -z $record ]]; then
         say "saved, but not done, and Slurm does not answer, so this job is not requeued:" \
             "the next job with --resume goes on"
@@ -1180,11 +1203,12 @@ tell_of_hold() {
 #? endif
 # Prints why the run failed and which rank failed first.
 explain_failure() {
+    say "$LAUNCHER ended with exit code $1"
     [[ -z ${explained:-} ]] || return 0 # restart_may_help has asked the doctor
     if type -P python3 >/dev/null; then
-        python3 "$PROJECT_DIR/slurm/doctor.py" "${batch:-$RUN_DIR}" || true
+        timeout 120 python3 "$PROJECT_DIR/slurm/doctor.py" "${batch:-$RUN_DIR}" || true
     else
-        say "failed with exit code $1. To see why, run python3 slurm/doctor.py ${batch:-$RUN_DIR}" \
-            "on a login node: this node has no python3"
+        say "To see why, run python3 slurm/doctor.py ${batch:-$RUN_DIR} on a login node: this node has" \
+            "no python3"
     fi
 }

@@ -39,6 +39,7 @@ main() {
     ask_nodes "$@" # runs slurm/preflight_node.sh on every node, sets answers
     read_answers   # sets facts, faults, srun_message
     compare_nodes  # adds faults
+    tell_of_loopback_names
     report
 }
 
@@ -250,6 +251,17 @@ lost_node() {
 }
 
 # ---- the result ---------------------------------------------------------------------------------
+
+# Names the nodes whose own name leads to themselves alone. NCCL does not ask for it, so they are fit.
+tell_of_loopback_names() {
+    local host named=()
+    for host in "${hosts[@]}"; do
+        [[ -z ${facts[$host loopback]:-} ]] || named+=("$host (${facts[$host loopback]})")
+    done
+    ((${#named[@]} == 0)) ||
+        echo "preflight: ${named[*]}: this address of the node's own name is its own alone. Ranks on gloo" \
+            "cannot connect: set GLOO_SOCKET_IFNAME in env.sh to the network that all nodes share" >&2
+}
 
 # Prints the faults, and writes UNFIT_FILE. Returns 1 if there are any.
 report() {

@@ -10,6 +10,7 @@
 #   unreached                why the master cannot be reached from this node
 #   at                       the check that begins now, and "end" after the last one. A node that
 #                            hangs never prints "end", and its last "at" names the check
+#   loopback                 the address that this node gives its own name, if no other node reaches it
 #   clock, ports, gpus,      a value that slurm/preflight.sh compares with those of other nodes
 #   driver
 #
@@ -91,29 +92,47 @@ check_space_for_copies() {
 
 # ---- names and network --------------------------------------------------------------------------
 
-# Asks uname, because $HOSTNAME may come from the machine on which the job was submitted.
+# Prints the addresses of a name, a line each.
+addresses_of() { getent ahosts "$1" | sed 's/ .*//' | sort -u; }
+
+# Asks uname, because $HOSTNAME may come from the machine on which the job was submitted. Debian gives
+# a machine's own name the address 127.0.1.1, and gloo sends that to the other nodes' ranks.
 check_own_name() {
+    local addresses
     tell at "its own name"
-    getent ahosts "$(uname -n)" >/dev/null ||
+    addresses=$(addresses_of "$(uname -n)")
+    if [[ -z $addresses ]]; then
         tell fault "its own name $(uname -n) does not resolve: tell your site"
+    elif ! grep -qvE '^(127\.|::1$)' <<<"$addresses" && ((${SLURM_STEP_NUM_NODES:-1} > 1)) &&
+        [[ $SLURMD_NODENAME != 127.* && -z ${GLOO_SOCKET_IFNAME:-} ]]; then
+        tell loopback "${addresses%%$'\n'*}"
+    fi
 }
 
 # Connects to the ranks' endpoint. No rank listens yet, so "Connection refused" says that the master
-# can be reached.
+# can be reached. One address of its name is enough, as torch tries them all: the name may have an
+# IPv6 address where the network has no route for it (pytorch issue 131691).
 check_master() {
-    local error reason
+    local address addresses error reached='' reason=''
     tell at "$MASTER_ADDR:$MASTER_PORT"
-    if error=$(timeout 3 bash -c ": </dev/tcp/$MASTER_ADDR/$MASTER_PORT" 2>&1); then
-        if ((SLURM_NODEID == 0)); then # every node sees it, and one report is enough
-            tell fault "the master's port $MASTER_PORT is in use: submit again, which takes another"
+    mapfile -t addresses < <(addresses_of "$MASTER_ADDR")
+    for address in "${addresses[@]:-$MASTER_ADDR}"; do
+        if error=$(timeout 3 bash -c ": </dev/tcp/$address/$MASTER_PORT" 2>&1); then
+            if ((SLURM_NODEID == 0)); then # every node sees it, and one report is enough
+                tell fault "the master's port $MASTER_PORT is in use: submit again, which takes another"
+            fi
+            return
+        elif [[ $error == *refused* ]]; then
+            reached=1
+        else
+            # bash says "bash: connect: REASON" in its first line, or nothing if timeout ended it.
+            reason=${error%%$'\n'*}
+            reason=${reason##*: }
         fi
-    elif [[ $error != *refused* ]]; then
-        # bash says "bash: connect: REASON" in its first line, or nothing if timeout ended it.
-        reason=${error%%$'\n'*}
-        reason=${reason##*: }
+    done
+    [[ -n $reached ]] ||
         tell unreached "cannot reach $MASTER_ADDR:$MASTER_PORT (${reason:-no answer in 3 s}):" \
             "set MASTER_ADDR_SUFFIX in env.sh"
-    fi
 }
 
 # ---- software and folders of the container ------------------------------------------------------

@@ -25,7 +25,9 @@
 #   sbatch --array=0-3 slurm/submit_multinode.sh program.py --seed %a
 #
 # The program is looked up in the current folder, then in the project. The job ends with the exit
-# code of the program. The ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
+# code of the launcher: 0 if all ranks ended well. Else it may be that of a rank which the launcher
+# ended, such as 143: the rank that failed first, and its own code, stand in the job's output. The
+# ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
 #
 # Edit two places: the #SBATCH lines below, and env.sh in the project's folder. That file sets
 #? if software == "container"

@@ -32,7 +32,7 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     if "RANK" not in os.environ and tasks != "1":
         sys.exit(
             f"{tasks} tasks started, but RANK is not set, so each would run as a separate job: "
-            f"put launch/rank.sh before {sys.argv[0]}"
+            f"start {sys.argv[0]} through the submit script"
         )
 
     device, backend = torch.device("cpu"), "gloo"
