@@ -103,6 +103,43 @@ def test_a_signal_that_no_program_can_catch(cluster, project, name):
     assert done.returncode == 2 and f"STOP_SIGNAL='{name}'" in done.stderr and "USR1" in done.stderr
 
 
+# A program of one's own, with workers that read its data, and a handler that saves.
+LOADER = """\
+import os, signal, sys, time
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __len__(self):
+        return 10**6
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+def ignore_sigterm(worker):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank, folder, stop = os.environ["RANK"], Path(sys.argv[1]), []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+for step, batch in enumerate(DataLoader(Data(), num_workers=2, worker_init_fn=ignore_sigterm)):
+    if step == 5:
+        (folder / f"ready-{rank}").touch()
+    if stop:
+        (folder / f"saved-{rank}").touch()
+        break
+"""
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_workers_that_ignore_the_end_of_a_job(cluster, project, tmp_path, launcher):
+    """The lines of "longer than the walltime": without them a worker's death ends its rank before it saves."""
+    (tmp_path / "loader.py").write_text(LOADER)
+    words = [project / "slurm/submit_multinode.sh", tmp_path / "loader.py", tmp_path]
+    number = cluster.sbatch(*words, cwd=tmp_path, env=python_environment(LAUNCHER=launcher))
+    wait_for(lambda: len(names(tmp_path, "ready-")) == len(RANKS), "the ranks", FOREVER)
+    cluster.run("scancel", str(number))
+    job = cluster.wait(number)
+    assert names(tmp_path, "saved-") == {f"saved-{rank}" for rank in RANKS}, job.output
+
+
 # ---- a save that nothing puts back into the queue --------------------------------------------------------------------
 
 

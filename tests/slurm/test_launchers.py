@@ -186,8 +186,8 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
     assert "started 2 time(s) on 2 node(s), but once per rank is wanted, 2 times on each: srun --ntasks=4" in said
     said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
     assert (
-        "4 tasks started, but RANK is not set, so each would run as a separate job: start pi/pi.py through the submit script"
-        in said
+        "4 tasks started, but RANK is not set, so each would run as a separate job: "
+        "start pi/pi.py through the submit script" in said
     )
     script = ["bash", "slurm/submit_multinode.sh"]
     assert "no program 'python3': python3 is started by the launcher" in refused(*script, "python3", "pi/pi.py")
