@@ -736,12 +736,15 @@ on_warning() {
     fi
 }
 
-# Sends STOP_SIGNAL to the ranks alone, in a step that ends at once.
+# Sends STOP_SIGNAL to the ranks alone, in a step that ends at once. A code above 128 is a signal that
+# has ended the step: a rank may requeue the job as soon as it has saved.
 # shellcheck disable=SC2329 # called by the trap
 signal_ranks() {
+    local code=0
     timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" --ntasks=${#hosts[@]} \
         --ntasks-per-node=1 --cpus-per-task=1 --export=ALL --input=none \
-        "$PROJECT_DIR/launch/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" ||
+        "$PROJECT_DIR/launch/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || code=$?
+    ((code == 0 || code > 128)) ||
         say "STOP_SIGNAL=$STOP_SIGNAL has not reached all ranks, see above"
 }
 
