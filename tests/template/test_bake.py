@@ -70,6 +70,7 @@ SLURM |= {
     "slurm/repeat.py",
     "slurm/clean.sh",
     "slurm/nodes.sh",
+    "slurm/signal_ranks.sh",
     "slurm/stand_by.sh",
     "slurm/bad_nodes.sh",
     "slurm/docs/when-a-node-fails.md",

@@ -743,7 +743,7 @@ signal_ranks() {
     local code=0
     timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" --ntasks=${#hosts[@]} \
         --ntasks-per-node=1 --cpus-per-task=1 --export=ALL --input=none \
-        "$PROJECT_DIR/launch/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || code=$?
+        "$PROJECT_DIR/slurm/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || code=$?
     ((code == 0 || code > 128)) ||
         say "STOP_SIGNAL=$STOP_SIGNAL has not reached all ranks, see above"
 }

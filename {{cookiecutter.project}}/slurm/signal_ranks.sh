@@ -2,7 +2,7 @@
 # Sends a signal to the ranks of a job on this node, and to no other process: not to the launcher,
 # nor to what a rank has started, such as the workers of a DataLoader.
 #
-#   launch/signal_ranks.sh JOBID SIGNAL        as in: launch/signal_ranks.sh 4711 USR1
+#   slurm/signal_ranks.sh JOBID SIGNAL        as in: slurm/signal_ranks.sh 4711 USR1
 #
 # slurm/submit_multinode.sh calls this on each node, in a step outside of the ranks' container, when
 # STOP_SIGNAL (env.sh) is set and the walltime is nearly over.
@@ -14,7 +14,7 @@ set -uo pipefail
 main() {
     local path pid rank parent
     [[ $# == 2 ]] || {
-        echo "launch/signal_ranks.sh: '$*': expected a job and a signal, as 4711 USR1" >&2
+        echo "slurm/signal_ranks.sh: '$*': expected a job and a signal, as 4711 USR1" >&2
         exit 2
     }
     while read -r path; do
