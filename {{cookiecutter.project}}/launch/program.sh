@@ -80,8 +80,9 @@ find_program() {
 
 # Refuses commands that start Python or the ranks, and names the program that the user meant.
 refuse_launch_command() {
-    local command=${1:-} reason program
-    command=${command##*/}
+    local command reason program
+    (($#)) || return 0 # the default program
+    command=${1##*/}
     program=$(program_among "$@")
     if [[ $command =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; then
         die "no program '$1': put variables before this command, as in $1 bash $script …"
