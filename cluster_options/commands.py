@@ -121,6 +121,18 @@ def image_source(answers) -> str:
     return name
 
 
+def pull_command(answers) -> str:
+    """Return the line that gets Apptainer's image where login nodes have internet and compute nodes have none, or ''.
+
+    The user types it on a login node, in the project's folder.
+    """
+    facts, source = site_facts(answers["site"]), image_source(answers)
+    if not source or facts["internet"] is not False or not facts["login_internet"]:
+        return ""
+    pull = f"singularity pull container/{answers['project']}.sif docker://{source}"
+    return f"{facts['containers']['apptainer']['build_with'].replace('ACCOUNT', answers['account'])} {pull}".lstrip()
+
+
 def image_name(answers) -> str:
     """Return the project's name as it may stand in the name of an image: small letters, digits, single dashes."""
     return re.sub(r"[^a-z0-9]+", "-", answers["project"].lower()).strip("-")

@@ -67,6 +67,7 @@ GLOBALS = [
     commands.placeholders,
     commands.pod_volumes,
     commands.project_folder,
+    commands.pull_command,
     commands.remarks,
     commands.rsync_command,
     commands.ssh_command,

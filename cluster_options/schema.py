@@ -347,7 +347,10 @@ CONTAINER = Record(
         "gpu_option": Text("of apptainer, in place of --nv or --rocm; empty for none"),
         "entry": ListOf(Text(), about="of apptainer: what is put before each command inside"),
         "entry_environment": ListOf(VARIABLE, about="of apptainer: variables of env.sh that `entry` would overwrite"),
-        "build_with": Text("of podman-hpc and shifter: what is put before the build on a login node"),
+        "build_with": Text(
+            "what is put before the command that gets the image on a login node: of podman-hpc and shifter the build, "
+            "of apptainer the pull, where login nodes alone have internet; ACCOUNT stands for the answer"
+        ),
         "after_build": Text("what is left to do when the image is there"),
         "wheelhouse": Like(
             r"[\w./-]+( [\w./-]+)*",

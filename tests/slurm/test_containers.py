@@ -30,6 +30,7 @@ from two_nodes import ENVIRONMENT
 from waiting import wait_for
 
 from cluster_options.runtimes import IN_SRUN, LAUNCHERS
+from cluster_options.sites import site_facts
 
 REAL = ("none", "venv", "apptainer")  # the others are stand-ins, which check what they are given as the real ones do
 ARGUMENTS = ["a b", '"', "$HOME", "--max"]
@@ -205,6 +206,63 @@ def test_names_that_a_container_engine_breaks(cluster, everywhere, runtime, name
         assert len(done.stderr.splitlines()) == 1 and "Submitted" not in done.stdout
     job = cluster.submit(script, tmp_path / names[0] / "own.py", cwd=project, env=environment)
     assert (job.state, job.exit_code) == ("FAILED", 2) and said.format(tmp_path / names[0]) in job.output, job.output
+
+
+OF_SITES = [
+    pytest.param(
+        site, runtime, id=f"{site}-{runtime}", marks=() if runtime == "edf" or site == "lumi" else pytest.mark.drill
+    )
+    for site in ("lumi", "daint", "isambard-ai", "leonardo")
+    for runtime in site_facts(site)["runtimes"]
+]
+SHOW_VARIABLES = (
+    "import os, sys\nfor name in sys.argv[1:]:\n    print(f'HAS {name}={os.environ.get(name)}', flush=True)\n"
+)
+
+
+@pytest.mark.parametrize(("site", "runtime"), OF_SITES)
+def test_the_variables_of_a_site_reach_the_ranks(container_cluster, site, runtime, everywhere, surroundings, tmp_path):
+    """Those of env.sh with their values, in each of the site's runtimes, and none that its file no longer has."""
+    cluster, facts = container_cluster, site_facts(site)
+    variables = facts["environment"] + facts["containers"][runtime]["entry_environment"]
+    text = everywhere.read_text() + f"environment: {json.dumps(variables)}\n"
+    (tmp_path / "site.yaml").write_text(text)
+    project = bake(tmp_path, site=tmp_path / "site.yaml", runtime=runtime, nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "LAUNCHER": "srun"}
+    (tmp_path / "scratch").mkdir(exist_ok=True)
+    environment["SCRATCH"] = str(tmp_path / "scratch")
+    if (project / "slurm/build_container.sh").exists():
+        build_image(cluster, project, environment)
+    (tmp_path / "own.py").write_text(SHOW_VARIABLES)
+    names = dict.fromkeys([*(variable["name"] for variable in variables), "NCCL_NET_GDR_LEVEL"])
+    job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", *names, cwd=tmp_path, env=environment)
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    known = {"USER": cluster.user, "SLURM_JOB_ID": str(job.id), "SCRATCH": environment["SCRATCH"]}
+    for variable in variables:
+        if runtime == "apptainer" and variable["name"].startswith("APPTAINER_"):
+            continue  # Apptainer keeps its own settings outside
+        value = re.sub(r"\$\{(\w+)\}", lambda name: known[name[1]], variable["value"])
+        assert job.output.count(f"HAS {variable['name']}={value}\n") == 4, job.output
+    assert ("HAS NCCL_NET_GDR_LEVEL=None\n" in job.output) is (site != "daint"), job.output
+
+
+@pytest.mark.parametrize("scratch", ["older/scratch/me", "newer/scratch/me"])
+def test_a_container_sees_the_scratch_that_is_set(cluster, everywhere, surroundings, tmp_path, scratch):
+    """Below a folder that is mounted anyway, and elsewhere: a site may move it while jobs use both."""
+    site, folder = tmp_path / "site.yaml", tmp_path / scratch
+    mounts = json.dumps([str(tmp_path / "older"), "${SCRATCH}"])
+    site.write_text(re.sub(r"binds: \[", f"binds: [{mounts[1:-1]}, ", everywhere.read_text()))
+    project = bake(tmp_path, site=site, runtime="edf", nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings("edf", project, tmp_path, cluster), "LAUNCHER": "srun"}
+    build_image(cluster, project, environment)
+    (tmp_path / "older").mkdir()
+    folder.mkdir(parents=True)
+    (folder / "data.bin").touch()
+    program = project / "own.py"
+    program.write_text("import os\nprint('SEES', *os.listdir(os.environ['SCRATCH']), flush=True)\n")
+    job = cluster.submit("slurm/submit_multinode.sh", program, cwd=project, env={**environment, "SCRATCH": str(folder)})
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert job.output.count("SEES data.bin") == 4, job.output
 
 
 def test_the_file_that_describes_a_container_is_filled_in(cluster, everywhere, surroundings, tmp_path):

@@ -396,6 +396,67 @@ def test_what_a_site_says_arrives(site, answers, file, text, tmp_path):
     assert text in (bake(tmp_path, site=site, account=account(site), **answers) / file).read_text()
 
 
+def row_of(project, words):
+    """Return the row of the table of problems whose message has these words; '' if there is none."""
+    rows = [line for line in page(project, "it-does-not-work").splitlines() if words in line.split(" | ")[0]]
+    assert len(rows) < 2, rows
+    return "".join(rows)
+
+
+def test_an_image_is_pulled_where_its_cluster_lets_it(tmp_path):
+    """No page sends to a login node that would end the pull, nor to the script that waits for its result."""
+    answers = {"site": "leonardo", "runtime": "apptainer", "account": "ABC_1"}
+    project = bake(tmp_path, **answers)
+    job = "srun --account=ABC_1 --partition=lrd_all_serial --time=04:00:00 --mem=16G --gres=tmpfs:100G"
+    line = f"{job} singularity pull container/demo.sif docker://nvcr.io/"
+    readme = (project / "README.md").read_text()
+    assert readme.count("singularity pull") == readme.count(f"\n{line}") == 1
+    assert readme.index(line) < readme.index("\nbash slurm/build_container.sh")
+    assert "$PROJECT_DIR/container/demo.sif" in (project / "env.sh").read_text()
+    script = (project / "slurm/build_container.sh").read_text()
+    assert f"\n#   {line}" in script and "the top of slurm/build_container.sh shows" in script
+    fix = row_of(project, "CPU time limit exceeded").split(" | ")[2]
+    assert job.replace("ABC_1", "ACCOUNT") in fix and "build_container" not in fix
+    # where login nodes pull, and where there is nothing to pull from
+    answers = {"site": "jean-zay", "runtime": "apptainer", "account": account("jean-zay"), "project": "pulls"}
+    assert "\nsingularity pull container/pulls.sif docker://" in (bake(tmp_path, **answers) / "README.md").read_text()
+    project = bake(tmp_path, site="mn5", account=account("mn5"), project="packs")
+    assert "singularity pull" not in documents(project) + (project / "slurm/build_container.sh").read_text()
+
+
+@pytest.mark.parametrize("runtime", ["venv", "none", "podman-hpc", "apptainer"])
+def test_an_older_nccl_is_told_of_where_torch_has_its_own(runtime, tmp_path):
+    """At Isambard-AI: the containers take the host's NCCL on purpose."""
+    project = bake(tmp_path, site="isambard-ai", runtime=runtime)
+    settings, row = (project / "env.sh").read_text(), row_of(project, "undefined symbol: ncclCommShrink")
+    own = runtime in ("venv", "none")
+    assert ("`unset LD_PRELOAD`" in row) is own and bool(row) is own
+    modules = 'MODULES=("brics/default" "cray-python" "brics/nccl")'
+    assert (modules in settings.splitlines()) is own, settings
+    assert ("brics/apptainer-multi-node" in settings) is (runtime == "apptainer")
+
+
+def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(tmp_path):
+    project = bake(tmp_path, site="lumi", account=account("lumi"))
+    for file in "env.sh", "slurm/minimal.sbatch":
+        text = (project / file).read_text()
+        assert "NCCL_NET_GDR_LEVEL" not in text and 'export "FI_MR_CACHE_MONITOR=' in text, file
+    row = row_of(project, "a second process group")
+    assert "unset NCCL_NET_GDR_LEVEL" in row and "kdreg2" in row
+    assert "have a known cause" in page(project, "it-hangs")  # who sees a job hang reads this page
+    assert "have a known cause" not in page(bake(tmp_path, site="slurm", project="plain"), "it-hangs")
+
+
+def test_the_scratch_of_daint_is_the_one_that_is_set(tmp_path):
+    """CSCS has two. Neither the steps of the README nor a container takes one of them for granted."""
+    project = bake(tmp_path, site="daint")
+    readme, toml = (project / "README.md").read_text(), (project / "container/demo.toml").read_text()
+    assert "\nmv ~/demo $SCRATCH/\ncd $SCRATCH/demo\n" in readme and "cscs/$USER" not in readme
+    assert '    "${SCRATCH}:${SCRATCH}",\n' in toml and "ritom" not in toml
+    assert '"/capstor:/capstor", "${SCRATCH}:${SCRATCH}"]' in (project / "slurm/minimal.sbatch").read_text()
+    assert "`echo $SCRATCH` prints which" in page(project, "cluster") and "/ritom:/ritom" in row_of(project, "/ritom")
+
+
 # Whatever a laboratory leaves out, or says beside.
 HEAD = "title: lab\nkind: slurm\ndocs: x\nchecked: '2026-11-21'\ncontact: x\nruntimes: [venv, apptainer]\n"
 HEAD += "commands: {accounts: id, queues: sinfo -s | head}\n"

@@ -13,7 +13,13 @@
 #   bash slurm/build_container.sh [options of sbatch]  submits itself
 #
 #? if site.internet is false
+#? if pull_command(cookiecutter)
+# Compute nodes reach no registry. On a login node, this gets the image, and this script is not needed:
+#   {{ pull_command(cookiecutter) }}
+# For one with packages of your own, on a machine with the same processor:
+#? else
 # Compute nodes reach no registry. On a machine that does and has the same processor:
+#? endif
 #   docker build -t {{ name }} -f container/Dockerfile .  &&  docker save -o container/{{ cookiecutter.project }}.tar {{ name }}
 # copy that file here, and this script makes the image from it.
 #? else
@@ -80,8 +86,8 @@ prepare() {
     mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
     #? if runtime == "apptainer" and site.internet is false
     [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
-        die "no container/{{ cookiecutter.project }}.tar to make the image from: write it with docker build and docker save" \
-            "on a machine with internet, as the top of slurm/build_container.sh shows"
+        die "no container/{{ cookiecutter.project }}.tar to make the image from: the top of slurm/build_container.sh shows" \
+            "how to get the image without internet on compute nodes"
     #? endif
 }
 
