@@ -12,7 +12,7 @@ from pathlib import Path
 from .answers import suggest
 from .questions import QUESTION_NAMES
 
-VERSION = "1.2.0"  # CHANGELOG.md begins with it
+VERSION = "1.2.1"  # CHANGELOG.md begins with it
 ROOT = Path(__file__).resolve().parent.parent
 STARTED_IN = Path.cwd()  # cookiecutter renders from other folders
 

@@ -400,7 +400,7 @@ def test_the_commands_of_the_documents_are_ones_of_the_client(site, tmp_path):
 
 def test_what_is_submitted_from_macos_needs_no_more_than_bash_3(project):
     """Which is not at hand in tests: these are what later versions brought."""
-    newer = r"\b(mapfile|readarray|declare|coproc|wait -n)\b|\$\{\w+(,|\^|@\w)|\[\[ -v |&>>|\|&|local -[An]"
+    newer = r"\b(mapfile|readarray|declare -[Ang]|coproc|wait -n)\b|\$\{\w+(,|\^|@\w)|\[\[ -v |&>>|\|&|local -[An]"
     files = ("env.sh", "launch/program.sh", "runai/lib.sh", "runai/submit_multinode.sh", "runai/interactive.sh")
     for file in files:
         assert not re.search(newer, (project / file).read_text()), file

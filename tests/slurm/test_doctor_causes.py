@@ -296,5 +296,5 @@ def test_fixes_name_files_of_the_project(tmp_path, site, runtime):
         project = bake(tmp_path / examples, **answers)
         fixes = re.findall(r"(?s)fix=(.*?)\n        (?:source|examples)=", (project / "slurm/doctor.py").read_text())
         assert len(fixes) > 40
-        named = re.findall(r"\b((?:slurm|launch|container|training|benchmark)/[\w./-]*\w)", "".join(fixes))
-        assert named and not [name for name in named if not (project / name).exists()]
+        named = re.findall(r"[\w/-]+\.(?:sh|py|md|sbatch)\b", "".join(fixes))
+        assert "env.sh" in named and not [name for name in named if not (project / name).exists()]

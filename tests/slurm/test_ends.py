@@ -86,6 +86,15 @@ def test_a_signal_reaches_ranks_in_a_container(containers, sif, tmp_path_factory
     assert names(folder, "saved-") == SIGNALLED, job.output
 
 
+@pytest.mark.drill
+def test_a_signal_reaches_the_ranks_of_a_job_of_an_array(cluster, project, start):
+    """Its number for scontrol is not the one by which its steps name it."""
+    number, folder = start(cluster, project, "--array=3", LAUNCHER="srun", STOP_SIGNAL="USR1", MAX_REQUEUES="0")
+    cluster.run("scancel", "--signal=USR1", "--batch", f"{number}_3")
+    wait_for(lambda: len(names(folder, "saved-")) == len(RANKS), "the saves")
+    assert names(folder, "saved-") == SIGNALLED
+
+
 def test_without_the_setting_no_signal_is_sent(cluster, project, start):
     number, folder = start(cluster, project, LAUNCHER="srun")
     cluster.run("scancel", "--signal=USR1", "--batch", str(number))

@@ -257,7 +257,7 @@ def test_what_the_allocation_has(steps):
         ("TresPerNode=gres:tmpfs:100G", "", "", ""),
         ("TresPerJob=gres:gpu:4", "2 2", "2", "2"),
         ("TresPerTask=gres/gpu=1", "2 2", "2", "2"),
-        ("", "4 4", "4", "4"),
+        ("", "4 4", "4", ""),  # --exclusive, and none asked for
         ("", "", "", ""),
     ],
 )

@@ -211,7 +211,7 @@ CAUSES = (
             r"Triton Error \[CUDA\]: out of memory",
         ),
         says="the memory of a GPU was not enough",
-        fix="Use a smaller --micro-batch, which keeps the global batch, or shard the model as train_fsdp.py does.",
+        fix="Use a smaller --micro-batch, which keeps the global batch, or shard the model with FSDP.",
         source="torch 2.13, ATen/cuda/Exceptions.h; NVIDIA/nccl #1948; CUDA's driver API (2026-11-22)",
         examples=(
             "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",

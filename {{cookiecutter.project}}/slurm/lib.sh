@@ -516,12 +516,12 @@ read_gpus() {
     if [[ $record =~ $asked ]]; then
         gpus=${BASH_REMATCH[1]##*[:=]} # of gpu:a100:2; with --exclusive the job may hold more
         [[ $gpus =~ ^[0-9]+$ ]] || gpus=1
-    elif ((${#held[@]} > 1)); then
-        die "this job has unequal nodes, of ${held[*]} GPUs: ask for the same number on each with" \
-            "--gpus-per-node, in place of --gpus or --gpus-per-task"
-    elif [[ -n $gpus ]]; then
+    elif [[ $record =~ TresPer(Job|Task|Socket)=[^[:space:]]*gpu ]]; then
+        ((${#held[@]} == 1)) ||
+            die "this job has unequal nodes, of ${held[*]} GPUs: ask for the same number on each" \
+                "with --gpus-per-node, in place of --gpus or --gpus-per-task"
         export SLURM_GPUS_PER_NODE=$gpus
-    fi
+    fi # else it asked for none, and holds those of its nodes by --exclusive
 }
 
 # Prints the smallest number of a list as Slurm writes it: 64(x2),32

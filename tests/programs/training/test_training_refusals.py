@@ -86,7 +86,7 @@ def test_a_program_for_one_rank_on_two(refused, monkeypatch):
             "train_ddp",
             1,
             "2 tasks started, but RANK is not set, so each would run as a separate job: "
-            "train_ddp.py through the submit script",
+            "start train_ddp.py through the submit script",
         ),
     ],
 )
