@@ -24,7 +24,17 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
-RUN_FILES = ("latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb")  # of a run, beside its checkpoints
+PATIENCE = (1, 10)  # seconds between the attempts to read a checkpoint, if the file system fails
+# Of a checkpoint that was removed in part, or that is of the other kind.
+ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+RUN_FILES = (
+    "latest",
+    "unreadable-*",
+    "metrics.jsonl",
+    "trace-*",
+    "tensorboard",
+    "wandb",
+)  # of a run, beside its checkpoints
 
 
 class IncompatibleCheckpoint(ValueError):
@@ -44,6 +54,24 @@ def lacks_memory(error: BaseException) -> bool:
         "MemoryError",  # an error of a rank, in DCP's text
     )
     return any(text in str(error) for text in texts)
+
+
+def failed_read(error: BaseException) -> OSError | None:
+    """Return the error of the file system behind an error, or None: then the file itself may be torn.
+
+    A file server that is away for a moment, a folder whose group has changed: the checkpoint is as good as before.
+    """
+    reasons, seen = [error], []
+    while reasons:
+        reason = reasons.pop()
+        if isinstance(reason, OSError) and not isinstance(reason, ABSENT):
+            return reason
+        seen.append(reason)
+        # An error of DCP has those of the ranks, each with its traceback.
+        of_ranks = [failure[0] for failure in getattr(reason, "failures", {}).values()]
+        behind = (reason.__cause__, reason.__context__, *of_ranks)
+        reasons += [other for other in behind if other is not None and other not in seen]
+    return None
 
 
 def acquire_lock(folder: str, patience: float) -> str:
@@ -69,6 +97,11 @@ def acquire_lock(folder: str, patience: float) -> str:
     return holder
 
 
+def _numbered(name: str) -> Path:
+    """Return NAME-1, or NAME-2, …: the first that is not there."""
+    return next(path for n in count(1) if not (path := Path(f"{name}-{n}")).exists())
+
+
 def _remove(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
@@ -89,6 +122,7 @@ class Checkpoints:
     def __init__(self, folder: str, keep: int, settings: dict[str, Any]) -> None:
         """Keep the newest `keep`. `settings`: numbers and strings that must be equal for a run to go on from one."""
         self.folder, self.keep, self.settings = Path(folder), keep, settings
+        self.passed_over: list[Path] = []  # by load(), because they are torn
 
     def existing(self) -> list[Path]:
         """Return the checkpoints in the folder, newest first."""
@@ -109,19 +143,21 @@ class Checkpoints:
     def load(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
         """Fill model and optimizer from the newest checkpoint that can be read, and return what else is in it.
 
-        Returns None if the folder has no checkpoint. Warns of each that cannot be read. Raises IncompatibleCheckpoint
-        if the newest of the others belongs to another run, or if there is no other.
+        Returns None if the folder has no checkpoint. Warns of each that is torn, and the next save() moves it away.
+        Raises IncompatibleCheckpoint if the newest of the others belongs to another run, if there is no other, or if
+        the file system does not give one.
         """
         for path in self.existing():
             try:
-                return self._read(path, model, optimizer)
+                return self._read_patiently(path, model, optimizer)
             except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
                 ends = (SystemExit, KeyboardInterrupt)
-                if isinstance(error, (IncompatibleCheckpoint, *ends)) or lacks_memory(error):
+                if isinstance(error, (IncompatibleCheckpoint, ImportError, *ends)) or lacks_memory(error):
                     raise  # no fault of the file
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
+                self.passed_over.append(path)
         if self.existing():
             raise IncompatibleCheckpoint(
                 f"no checkpoint in {self.folder} is good: give another --out, or start without --resume"
@@ -149,12 +185,22 @@ class Checkpoints:
 
     def set_aside(self) -> Path:
         """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
-        aside = next(path for n in count(1) if not (path := self.folder / f"previous-{n}").exists())
+        aside = _numbered(f"{self.folder}/previous")
         aside.mkdir()
         others = [path for name in RUN_FILES for path in self.folder.glob(name)]
         for path in (*self.existing(), *others):
             os.replace(path, aside / path.name)
         return aside
+
+    def _keep_torn(self) -> None:
+        """Move what load() has passed over into a folder unreadable-1, -2, …: what is wrong with it is not known."""
+        torn = [path for path in self.passed_over if path.exists()]
+        self.passed_over = []
+        if torn:
+            aside = _numbered(f"{self.folder}/unreadable")
+            aside.mkdir()
+            for path in torn:
+                os.replace(path, aside / path.name)
 
     def _verify(self, path: Path, state: dict[str, Any]) -> None:
         """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run."""
@@ -167,6 +213,23 @@ class Checkpoints:
             raise IncompatibleCheckpoint(
                 f"{path} belongs to another run: {'; '.join(differences)}. Use its values, or give another --out"
             )
+
+    def _read_patiently(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
+        """Read a checkpoint, again if the file system fails. Raises IncompatibleCheckpoint if it does not recover."""
+        for pause in (*PATIENCE, None):
+            try:
+                return self._read(path, model, optimizer)
+            except BaseException as error:
+                reason = failed_read(error)
+                if reason is None:
+                    raise
+                if pause is None:
+                    raise IncompatibleCheckpoint(
+                        f"{path} is there, but could not be read ({reason}): try again once the file system gives it, "
+                        "or move it away to go on from an older one"
+                    ) from error
+                time.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
 
     def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)  # weights_only: a file cannot run code
@@ -189,18 +252,17 @@ class Checkpoints:
 
     def _publish(self, temporary: Path, path: Path) -> None:
         """Give a complete checkpoint its name. Remove those beyond `keep`, and what crashes have left."""
+        self._keep_torn()
         if path.is_dir() or temporary.is_dir():  # os.replace() puts a file in the place of a file, and no folder
-            _remove(path)  # which cannot be read: load() passed over it
+            _remove(path)
         os.replace(temporary, path)
         temporary.symlink_to(path.name)
         os.replace(temporary, self.folder / "latest")
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
-        # Newer ones cannot be read: load() has passed over them, and would warn of them at each start. They go too.
-        kept = [old for old in self.existing() if old <= path][: self.keep]
         leftovers = [*self.folder.glob(f"{PATTERN}.tmp"), *self.folder.glob(f"{PATTERN}.old")]  # of a crash
-        for old in {*self.existing(), *leftovers}.difference(kept):
+        for old in (*self.existing()[self.keep :], *leftovers):
             _remove(old)
 
 
@@ -215,17 +277,19 @@ class ShardedCheckpoints(Checkpoints):
 
     def __init__(self, folder: str, keep: int, settings: dict[str, Any], group: dist.ProcessGroup) -> None:
         """Take the group in which ranks wait for each other, with a timeout that is long enough for a slow disk."""
-        import torch.distributed.checkpoint.state_dict  # half a second that the other programs do without
+        import shards  # imports torch.distributed.checkpoint: half a second that the other programs do without
+        import torch.distributed.checkpoint.state_dict
 
         super().__init__(folder, keep, settings)
         torch.zeros(1).numpy()  # torch.distributed.checkpoint needs NumPy: better said now than at the first save
-        self.group, self.dcp, self.is_writer = group, torch.distributed.checkpoint, dist.get_rank() == 0
+        self.group, self.dcp, self.shards = group, torch.distributed.checkpoint, shards
+        self.is_writer = dist.get_rank() == 0
 
     def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
         state = json.loads((path / "run.json").read_text())
         self._verify(path, state)
         weights, moments = self.dcp.state_dict.get_state_dict(model, optimizer)
-        self.dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=path, process_group=self.group)
+        self.shards.load({"model": weights, "optimizer": moments}, path, self.group)
         self.dcp.state_dict.set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
         return state
 

@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -23,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 RUNS = ("single-1", "ddp-2", "ddp-4", "ddp-2-accumulated", "fsdp-2", "fsdp-4")  # program, ranks
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1"]
 # Okabe and Ito's colours, which the colour-blind tell apart (https://jfly.uni-koeln.de/color/, 2026-11-21), but for the
 # yellow, too light for a line. Markers tell the lines apart in grey.
 COLOURS, MARKERS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00"), "osD^vPX*"
@@ -39,7 +40,10 @@ def make(name: str, flags: list[str], folder: Path) -> Path:
     """Make one of RUNS, and return its folder; it ends all if it fails."""
     kind, ranks, *accumulated = name.split("-")
     program = [str(Path(__file__).with_name(f"train_{kind}.py")), "--dtype", "float64", "--steps", "40"]
-    command = [*TORCHRUN, f"--nproc-per-node={ranks}", "--", *program, "--out", str(folder / name), *flags]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # other processes of this machine get others for a while
+    command = [*TORCHRUN, f"--master-port={port}", f"--nproc-per-node={ranks}", "--", *program]
+    command += ["--out", str(folder / name), *flags]
     command += ["--micro-batch", "1"] if accumulated else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     print(f"{name} …", flush=True)

@@ -1,9 +1,12 @@
 """Checkpoints survive what happens to them: damage, full disks, crashes, other runs in the same folder."""
 
+import io
 import os
+import pickle
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,7 +54,95 @@ def test_a_damaged_checkpoint_is_passed_over(program, kind, half, train, whole):
     assert run.figures["first_step"] == 10
     assert largest_difference(run.figures["losses"], whole.figures["losses"][10:18]) <= EXACT
     assert_same(folder, whole.folder, last=18)
-    assert checkpoints(folder) == ["10", "15", "18"]  # and not the damaged one of step 20
+    assert checkpoints(folder) == ["10", "15", "18"]
+    assert (folder / "unreadable-1" / newest.name).exists()
+
+
+PARTS = [("train_single", ".pt"), ("train_fsdp", ".metadata"), ("train_fsdp", "_0.distcp"), ("train_fsdp", "run.json")]
+FAILS = """
+import builtins, errno, io, pathlib
+opened, fails = io.open, [TIMES]
+def fail(file, *words, **options):
+    if '-00000020' in str(file) and str(file).endswith('ENDING') and fails[0] > 0:
+        fails[0] -= 1
+        raise OSError(errno.ESTALE, 'Stale file handle', str(file))
+    return opened(file, *words, **options)
+builtins.open = io.open = fail
+import checkpoint
+checkpoint.PATIENCE = (0, 0)
+"""
+
+
+@pytest.mark.parametrize(("program", "part"), PARTS)
+def test_a_read_that_fails_is_tried_again(program, part, half, driver, text):
+    """A file server that is away for a moment: the newest checkpoint is as good as before."""
+    ranks = 1 if program == "train_single" else 2
+    folder = half(WRITER[program])
+    words = [*TINY, "--data", text, "--out", folder, "--resume", "--steps", 21, "--save-every", 1]
+    done = Launch(
+        folder, ranks, driver(FAILS.replace("TIMES", "1").replace("ENDING", part)), TRAINING / f"{program}.py", *words
+    ).wait()
+    assert done.codes == [0] * ranks, done.err
+    assert "torn" not in done.err and checkpoints(folder) == ["10", "20", "21"]
+
+
+@pytest.mark.parametrize(("program", "part"), PARTS)
+def test_what_cannot_be_read_is_neither_passed_over_nor_removed(program, part, half, driver, text):
+    ranks = 1 if program == "train_single" else 2
+    folder = half(WRITER[program])
+    words = [*TINY, "--data", text, "--out", folder, "--resume"]
+    done = Launch(
+        folder, ranks, driver(FAILS.replace("TIMES", "99").replace("ENDING", part)), TRAINING / f"{program}.py", *words
+    ).wait()
+    assert done.codes == [2] * ranks, done.err
+    assert re.search(r"error: .*-00000020(\.pt)? is there, but could not be read \(.*Stale file handle", done.err)
+    assert checkpoints(folder) == ["10", "20"]
+
+
+@pytest.mark.parametrize("where", [".metadata", "value"])
+@pytest.mark.parametrize("reader", ["sample", "train_fsdp"])
+def test_a_checkpoint_of_somebody_else_runs_no_code(reader, where, half, server, text, tmp_path):
+    """A folder has pickles in two places: .metadata, and each value that is no tensor."""
+    folder = half("train_fsdp")
+    newest = folder / "checkpoint-00000020"
+    if where == ".metadata":
+        (newest / where).write_bytes(pickle.dumps(Opens(tmp_path / "ran")))
+    else:
+        put_value(newest, Opens(tmp_path / "ran"))
+    if reader == "sample":
+        words = [sys.executable, TRAINING / "sample.py", newest, "--length", "1"]
+        done = subprocess.run(words, check=False, capture_output=True, text=True)
+        assert (done.returncode, "could run code" in done.stderr) == ((2, True) if where == ".metadata" else (0, False))
+    else:
+        words = [*TINY, "--data", text, "--out", folder, "--resume", "--steps", 21]
+        done = Launch(folder, 1, TRAINING / "train_fsdp.py", *words).wait()
+        assert "is torn, or no checkpoint" in done.err
+    assert not (tmp_path / "ran").exists()
+
+
+class Opens:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return open, (str(self.file), "w")
+
+
+def put_value(folder, value):
+    """Put a value into a checkpoint in place of the first that is no tensor."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    contents = FileSystemReader(folder).read_metadata()
+    info = next(info for index, info in contents.storage_data.items() if index.fqn.startswith("optimizer.param_groups"))
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    part = folder / info.relative_path
+    info.offset, info.length = part.stat().st_size, buffer.tell()
+    with part.open("ab") as file:
+        file.write(buffer.getvalue())
+    (folder / ".metadata").write_bytes(pickle.dumps(contents))
 
 
 @pytest.mark.parametrize("program", ["train_single", "train_fsdp"])

@@ -1,0 +1,84 @@
+"""Reads a sharded checkpoint, a folder of train_fsdp.py, without running code that somebody put into its files.
+
+torch.distributed.checkpoint (DCP) reads pickles: `.metadata` of the folder, and each value that is no tensor (torch
+2.13, filesystem.py and default_planner.py). A pickle names functions that are called as it is read. So a colleague's
+folder could run any command. Here `.metadata` may name the classes of DCP alone, and values are read as torch.load does
+with weights_only.
+"""
+
+from __future__ import annotations
+
+import pickle
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+# What DCP writes into .metadata (torch 2.6 to 2.14), beside types such as torch.float32.
+CLASSES = {
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
+        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size",),
+    "collections": ("OrderedDict",),
+    "pathlib": ("Path", "PosixPath"),
+    "pathlib._local": ("PosixPath",),  # Python 3.13
+}
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads `.metadata`. Raises UnpicklingError if it names anything else than CLASSES."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a pickle names."""
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name in CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f".metadata names {module}.{name}, which could run code")
+
+
+class Reader(dcp.FileSystemReader):
+    """Reads the files of a folder. Raises what is wrong with `.metadata` at once, and not in the midst of a load."""
+
+    def __init__(self, path: Path) -> None:
+        """Take a folder that is a checkpoint."""
+        super().__init__(path)
+        with (path / ".metadata").open("rb") as file:
+            self.metadata = Unpickler(file).load()
+        self.metadata.storage_meta.load_id = self.load_id
+
+    def read_metadata(self, *_: Any, **__: Any) -> dcp.Metadata:
+        """Return what `.metadata` has."""
+        return self.metadata
+
+
+class Planner(dcp.DefaultLoadPlanner):
+    """Chooses what each rank reads."""
+
+    def load_bytes(self, read_item: Any, value: BytesIO) -> None:
+        """Take a value that is no tensor. Raises UnpicklingError if it could run code."""
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        super().load_bytes(read_item, value)
+
+
+def load(state: dict[str, Any], path: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Fill the tensors and values of `state` from a folder. Each rank of `group` calls it, and reads its own parts."""
+    dcp.load(state, storage_reader=Reader(path), planner=Planner(), process_group=group)
+
+
+def empty_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return a tensor for each whole weight of the model in a folder, of its shape and type, to be filled by load()."""
+    contents = Reader(path).metadata.state_dict_metadata
+    return {
+        name[len("model.") :]: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in contents.items()
+        if name.startswith("model.") and isinstance(entry, dcp.TensorStorageMetadata)
+    }
