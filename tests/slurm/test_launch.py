@@ -91,7 +91,6 @@ def test_where_this_node_stands(call, environment, nodes, node_rank, endpoint):
     assert options["rdzv-backend"] == "static"
     assert endpoint.partition(":")[2] in options["rdzv-id"]
     assert not [name for name in seen if name.startswith("PET_")]
-    assert "--standalone" not in arguments
 
 
 ONE_NODE = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
@@ -106,9 +105,10 @@ ELSEWHERE = {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}
     ],
 )
 def test_alone(call, environment):
-    arguments, _, done = call(environment, "x.py")
-    assert "--standalone" in arguments
-    assert options_of(arguments)["nnodes"] == "1"
+    arguments, _, done = call({**environment, "RDZV_BACKEND": "c10d"}, "x.py")
+    options = options_of(arguments)
+    assert (options["nnodes"], options["node-rank"], options["rdzv-backend"]) == ("1", "0", "static")
+    assert options["rdzv-endpoint"].startswith("127.0.0.1:")
     said = "no srun or mpirun started this, so it uses this node alone, of the 9 of the job" in done.stderr
     assert said == (environment is STRAY)
 

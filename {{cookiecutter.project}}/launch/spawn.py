@@ -26,7 +26,6 @@ from pathlib import Path
 import rank_packages  # this and the next in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
 import rank_stacks
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
-from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.run import parse_args
 from torch.multiprocessing import ProcessExitedException, start_processes
 
@@ -56,8 +55,7 @@ def main() -> None:
 
 def set_variables_of_the_node(args, ranks: int) -> None:
     """Export the variables that are the same for all ranks of this node."""
-    # Without an endpoint this node is alone, and its ranks meet on a free port.
-    address, _, port = (args.rdzv_endpoint or f"127.0.0.1:{get_free_port()}").rpartition(":")
+    address, _, port = args.rdzv_endpoint.rpartition(":")
     os.environ["MASTER_ADDR"] = address
     os.environ["MASTER_PORT"] = port
     os.environ["WORLD_SIZE"] = str(int(args.nnodes) * ranks)

@@ -23,15 +23,18 @@
 #                              (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)
 #? endif
 #   none of these              one node: this machine
-# The endpoint is MASTER_ADDR:MASTER_PORT. Where PET_* decide, PET_NNODES, PET_NODE_RANK,
-# PET_MASTER_ADDR and PET_MASTER_PORT are read. No PET_* is handed on to torchrun.
+# The endpoint is MASTER_ADDR:MASTER_PORT; on one node 127.0.0.1 and a free port. Where PET_* decide,
+# PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are read. No PET_* is handed on to
+# torchrun.
 #
 # Read from the environment, all optional:
 #   NPROC_PER_NODE       processes on this node     (its GPUs, else CPU_RANKS_PER_NODE, else 1)
 #   CPU_RANKS_PER_NODE   processes on a node without GPUs     (1)
 #   OMP_NUM_THREADS      threads of each process    (the node's usable cores / processes)
 #   RDZV_BACKEND         static: node 0 has rank 0, and one port is enough (default)
-#                        c10d: torch orders the nodes by address, and needs a second, random port
+#                        c10d: torch orders the nodes by address, and needs a second, random port.
+#                        Who can connect to the endpoint can then run code as you: torchrun
+#                        unpickles what it finds there (torch 2.13). One node is always static
 #   RDZV_TIMEOUT         seconds that several nodes wait for each other   (600)
 #   NODE_ADDR            c10d: the name at which other nodes reach this one
 #                        (its name in Slurm, else its hostname; MASTER_ADDR_SUFFIX is appended)
@@ -82,8 +85,7 @@ main() {
 
 # ---- this node's place in the run ---------------------------------------------------------------
 
-# Sets nodes, node_rank and endpoint. The endpoint may be empty on one node alone, where torchrun
-# chooses a free port itself.
+# Sets nodes, node_rank and endpoint, which is empty if it is not known.
 find_this_node() {
     nodes=1 node_rank=0
     address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
@@ -106,11 +108,21 @@ find_this_node() {
     if [[ -n $address && -n $port ]]; then
         endpoint=$address:$port
     fi
-    # On one node MASTER_ADDR may be a stale variable, and no endpoint is needed. Where PET_NNODES=1
-    # is set, its launcher has chosen the endpoint for this run.
-    if [[ $nodes == 1 && -z ${PET_NNODES:-} ]]; then
-        endpoint=''
+    # No other machine has to connect to a node that is alone. Its MASTER_ADDR may be a stale variable.
+    if [[ $nodes == 1 ]]; then
+        endpoint=127.0.0.1:$(free_port)
     fi
+}
+
+# Prints a port of this machine at which nobody listens: MASTER_PORT, which the submit script chooses
+# for its job. Where that is in use, or no port, one below 32768, from where on the kernel takes ports
+# of outgoing connections.
+free_port() {
+    local try=$port
+    while [[ ! $try =~ ^[1-9][0-9]{3,4}$ ]] || (: </dev/tcp/127.0.0.1/"$try") 2>/dev/null; do
+        try=$((10000 + RANDOM % 20000))
+    done
+    echo "$try"
 }
 
 # Under mpirun SLURM_NODEID is 0 on every node, so mpirun's variables come before those of srun.
@@ -167,7 +179,7 @@ check_settings() {
     [[ $processes =~ ^[1-9][0-9]*$ ]] ||
         die "processes per node '$processes': expected a whole number of at least 1;" \
             "set NPROC_PER_NODE"
-    [[ -n $endpoint || $nodes == 1 ]] ||
+    [[ -n $endpoint ]] ||
         die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set:" \
             "start through the submit script, or set them"
     command -v "${PYTHON:=python3}" >/dev/null ||
@@ -200,12 +212,9 @@ choose_rendezvous() {
     #? endif
     [[ $backend == static || $backend == c10d ]] ||
         die "RDZV_BACKEND='$backend': expected static or c10d"
-    if [[ -z $endpoint ]]; then
-        options+=(--standalone)
-        return
-    fi
+    ((nodes > 1)) || backend=static # --standalone would be c10d, at a port that all machines reach
     options+=(--rdzv-backend="$backend" --rdzv-endpoint="$endpoint")
-    options+=(--rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$port")
+    options+=(--rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.${endpoint##*:}")
     if [[ $backend == static ]]; then
         options+=(--node-rank="$node_rank" --rdzv-conf="timeout=$timeout")
         return
