@@ -9,12 +9,13 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from baking import TEMPLATE
+from baking import TEMPLATE, account, bake
 from sources import apply_changes, commit, git, repository, write
 from waiting import PATIENCE, wait_for
 
@@ -22,9 +23,9 @@ CODE = {f"launch/code/{name}.py": (TEMPLATE / f"launch/code/{name}.py").read_tex
 SETTINGS = """\
 export PYTHON="${PYTHON:-python3}"
 LAUNCHER="${LAUNCHER:-torchrun}"
-export OPTIONS="${OPTIONS-}"
+export TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-}"
 MODULES=(a "b c")
-EMPTY=()
+BINDS=()
 export PATH="/opt/mine:$PATH"
 echo "env.sh says something"
 """
@@ -75,12 +76,84 @@ def test_no_program(record):
 
 def test_settings_and_those_of_this_run_alone(record):
     """The settings that a user can give before a command; not PATH, which env.sh only extends."""
-    run = record("--", LAUNCHER="srun", OPTIONS="--a 'b c'\n\"d\"", UNKNOWN="x")
-    assert run["changed_settings"] == {"LAUNCHER": "srun", "OPTIONS": "--a 'b c'\n\"d\""}
-    settings = {name: run["settings"][name] for name in ("PYTHON", "LAUNCHER", "OPTIONS", "MODULES", "EMPTY")}
-    words = {"OPTIONS": "--a 'b c'\n\"d\"", "MODULES": ["a", "b c"], "EMPTY": []}
+    run = record("--", LAUNCHER="srun", TORCHRUN_OPTIONS="--a 'b c'\n\"d\"", UNKNOWN="x")
+    assert run["changed_settings"] == {"LAUNCHER": "srun", "TORCHRUN_OPTIONS": "--a 'b c'\n\"d\""}
+    settings = {name: run["settings"][name] for name in ("PYTHON", "LAUNCHER", "TORCHRUN_OPTIONS", "MODULES", "BINDS")}
+    words = {"TORCHRUN_OPTIONS": "--a 'b c'\n\"d\"", "MODULES": ["a", "b c"], "BINDS": []}
     assert settings == {"PYTHON": "python3", "LAUNCHER": "srun", **words}
     assert record("--", LAUNCHER="torchrun")["changed_settings"] == {}
+
+
+KEYS = {
+    "HF_TOKEN": "hf_1234",
+    "TORCHRUN_OPTIONS": "--proxy=http://me:hidden1@proxy:80",
+    "NCCL_API_KEY": "hidden2",
+    "OTHER": "hidden3",
+}
+
+
+def test_no_key_gets_into_the_record(record, project, tmp_path):
+    """Of env.sh only the project's settings count, whatever a user has added; and words may have keys, too."""
+    own = "".join(f'export {name}="${{{name}:-}}"\n' for name in KEYS)
+    write(project, {"env.sh": SETTINGS + own})
+    words = ["p.py", "--hub-token", "hidden4", "--api_key=hidden5", "WANDB_API_KEY=hidden6", "ftp://u:hidden7@h/x"]
+    kept = ["--max-tokens", "512", "--tokenizer=gpt2", "--token", "--lr=1"]
+    submitted = " ".join(["sbatch", "--comment=x", *words, *kept])
+    write(tmp_path, {"job.sh": "#SBATCH --comment=http://u:hidden8@h\n"})
+    run = record(f"--script={tmp_path}/job.sh", "--", *words, *kept, SLURM_JOB_ID="1", SUBMITTED=submitted, **KEYS)
+    written = (project / "logs/7.0/run.json").read_text()
+    assert "hidden" not in written and "hf_1234" not in written
+    assert {"HF_TOKEN", "OTHER"}.isdisjoint(run["settings"])
+    assert run["changed_settings"] == {"TORCHRUN_OPTIONS": "--proxy=http://***@proxy:80"}
+    masked = ["p.py", "--hub-token", "***", "--api_key=***", "WANDB_API_KEY=***", "ftp://***@h/x", *kept]
+    assert run["program"] == masked
+    assert run["submitted"] == ["sbatch", "--comment=x", *masked]
+    assert run["environment"] == {"NCCL_API_KEY": "***"}
+
+
+@pytest.mark.parametrize(
+    ("umask", "names", "private"),
+    [(0o022, ["mine", ".env", "key.pem", "id_rsa"], True), (0o077, ["mine"], False), (0o077, [".env"], True)],
+)
+def test_private_files_are_named_only(record, project, umask, names, private):
+    """By their mode or their name; with umask 077 all files have that mode, and it says nothing."""
+    for name in names:
+        write(project, {name: "hidden"})
+        (project / name).chmod(0o600)
+    write(project, {"open.py": "shown"})
+    before = os.umask(umask)
+    try:
+        run = record("--")
+    finally:
+        os.umask(before)
+    diff = (project / "logs/7.0/changes.diff").read_text()
+    assert ("hidden" not in diff) == private and "shown" in diff
+    assert run["code"]["git"]["left_out"] == (sorted(names) if private else [])
+    assert run["code"]["git"]["untracked"] == sorted([*names, "open.py"])
+
+
+def test_nobody_else_reads_the_record(record, project):
+    write(project, {"new.py": "shown"})
+    for name in ("run.json", "changes.diff"):
+        write(project / "logs/7.0", {name: "of an earlier run"})
+    record("--")
+    for name in ("run.json", "changes.diff"):
+        assert (project / "logs/7.0" / name).stat().st_mode & 0o777 == 0o600
+        command = ["setpriv", "--reuid=1001", "--regid=1001", "--clear-groups", "cat", project / "logs/7.0" / name]
+        assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("site", "runtime"), [("lumi", "apptainer"), ("mn5", "venv"), ("trillium", ""), ("rcp", ""), ("local", "")]
+)
+def test_the_settings_of_env_sh_are_recorded(tmp_path, site, runtime):
+    answers = {"runtime": runtime} if runtime else {}
+    project = bake(tmp_path, site=site, account=account(site), **answers)
+    assigned = re.findall(r'^(?:export )?"?([A-Z][A-Z0-9_]*)=', (project / "env.sh").read_text(), re.MULTILINE)
+    record = runpy.run_path(str(project / "launch/code/record.py"))
+    assert assigned and not [
+        name for name in assigned if name not in record["SETTINGS"] and not name.startswith(record["TAKEN"])
+    ]
 
 
 def test_the_allocation_and_the_header_of_slurm(record, tmp_path):
@@ -140,7 +213,7 @@ def test_all_is_committed(record, project):
     code = record("--")["code"]
     head = git(project, "rev-parse", "HEAD").strip()
     state = {"repository": str(project), "commit": head, "branch": "main", "clean": True, "untracked": []}
-    assert code == {"git": {**state, "changed_submodules": []}, "snapshots": []}
+    assert code == {"git": {**state, "left_out": [], "changed_submodules": []}, "snapshots": []}
     assert not (project / "logs/7.0/changes.diff").exists()
 
 

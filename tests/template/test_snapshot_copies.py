@@ -299,7 +299,8 @@ def test_git_s_state_lies_beside_the_copy(project):
     state = json.loads((folder / "git.json").read_text())
     head = git(project, "rev-parse", "HEAD").strip()
     assert state == {"repository": str(project), "commit": head, "branch": "main", "clean": True, "untracked": []} | {
-        "changed_submodules": []
+        "left_out": [],
+        "changed_submodules": [],
     }
     assert (folder / "changes.diff").read_bytes() == b""
     write(project, {"train.py": "edited", "new.py": "new"})

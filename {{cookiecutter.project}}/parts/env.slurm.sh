@@ -9,7 +9,8 @@
 # sees your edits, unless it was submitted with SNAPSHOT=1.
 #
 # To change a setting for one job: NAME=value bash slurm/submit_multinode.sh … This does not work
-# for the lists in parentheses.
+# for the lists in parentheses. Keys do not belong here: wandb login and hf auth login keep them in
+# files that nobody else reads.
 # shellcheck disable=SC2034  # the scripts that read this file use its variables
 
 #? if node_facts(cookiecutter).cpu_only

@@ -35,7 +35,8 @@
 #? else
 # Python, modules, the launcher and variables of the network. A variable of your own goes
 #? endif
-# there, too, as: export NAME="${NAME:-value}". To change a setting of env.sh for one job, write it
+# there, too, as: export NAME="${NAME:-value}". A key does not: wandb login and hf auth login keep it
+# in a file of yours that nobody else reads. To change a setting of env.sh for one job, write it
 # before the command: LAUNCHER=srun bash slurm/submit_multinode.sh …
 # The rules for port, stop request and requeue are functions in slurm/lib.sh.
 #

@@ -3,16 +3,23 @@
 snapshot.py and record.py, beside this file, import it. Python 3.6, standard library only.
 """
 
+import fnmatch
 import os
 import shutil
 import subprocess
 import tempfile
 
 LARGEST_NEW_FILE = 1 << 20  # bytes; larger files that git does not track are data, and stay out of the diff
-
+# New files of these names hold keys, as a rule, and stay out of the diff.
+OF_KEYS = (".env*", "*.env", "*.pem", "*.key", "*.p12", "id_*", ".netrc", ".pypirc", ".npmrc")
 
 # With core.sparseCheckout git would refuse a new file outside of the folders that are checked out.
 INTENT_TO_ADD = ("-c", "core.sparseCheckout=false", "add", "--intent-to-add")
+
+
+def private(path, flags):
+    """Open a file that nobody else can read, as an opener of open()."""
+    return os.open(path, flags, 0o600)
 
 
 class GitError(Exception):
@@ -72,10 +79,10 @@ def has_no_commit(top):
 def state_of(folder):
     """Return the state of the repository around `folder`, and the diff since its commit as bytes; (None, b"") without.
 
-    The state: "repository", "commit" (None before the first), "branch", "clean", "untracked" (names of new files), and
-    "changed_submodules" (names of submodules in which something is not committed; the diff names a submodule that is at
-    another commit).
-    The diff holds changed files, and new ones up to 1 MiB that git does not ignore: after
+    The state: "repository", "commit" (None before the first), "branch", "clean", "untracked" (names of new files),
+    "left_out" (those of them that may hold keys, see may_hold_keys), and "changed_submodules" (names of submodules in
+    which something is not committed; the diff names a submodule that is at another commit).
+    The diff holds changed files, and new ones up to 1 MiB that git does not ignore and that hold no keys: after
     `git checkout COMMIT && git apply DIFF` the sources are the same, but for those in changed submodules.
     """
     top = repository_of(folder)
@@ -86,11 +93,12 @@ def state_of(folder):
         commit = git(top, "rev-parse", "HEAD").decode().strip()
         branch = git(top, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
     new = names(git(top, "ls-files", "-z", "--others", "--exclude-standard"))
-    diff = diff_of(top, commit, new)
+    left_out = [name for name in new if may_hold_keys(os.path.join(top, name))]
+    diff = diff_of(top, commit, [name for name in new if name not in left_out])
     submodules = changed_submodules(top)
     clean = not diff and not new and not submodules
     state = {"repository": top, "commit": commit, "branch": branch, "clean": clean, "untracked": new}
-    return {**state, "changed_submodules": submodules}, diff
+    return {**state, "left_out": left_out, "changed_submodules": submodules}, diff
 
 
 def changed_submodules(top):
@@ -133,6 +141,18 @@ def diff_of(top, commit, new):
         ]
         plain += ["--submodule=short", "--ignore-submodules=dirty"]
         return git(top, "diff", "--binary", *plain, since, GIT_INDEX_FILE=index)
+
+
+def may_hold_keys(path):
+    """Return whether a file has a name of OF_KEYS, or was made unreadable for others.
+
+    Files of a user with umask 077 are unreadable for others unless they were made readable: these are told by name.
+    """
+    if any(fnmatch.fnmatchcase(os.path.basename(path), pattern) for pattern in OF_KEYS):
+        return True
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return os.path.isfile(path) and not os.stat(path).st_mode & 0o077 and umask & 0o077 != 0o077
 
 
 def is_small_file(path):

@@ -5,6 +5,8 @@
 The script that starts the ranks calls this one in the background, so that they do not wait for it. It writes run.json
 with what it knows, and writes it anew when it knows more: git's state, then the image's checksum, last the packages,
 which rank 0 lists (launch/stacks/python/rank_packages.py). changes.diff beside run.json has what was not committed.
+Nobody but you can read these files. Of env.sh they have the project's settings, and not your own variables, which may
+be keys. A value that looks like a key is written as ***.
 
 Read from the environment: RUN_DIR (the folder of logs), PROJECT_DIR, SNAPSHOTS (see snapshot.py), and variables of the
 scheduler.
@@ -24,7 +26,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
-from git_state import GitError, state_of
+from git_state import GitError, private, state_of
 
 # The project that runs. With SNAPSHOT=1 this is the copy, and PROJECT_DIR names the original.
 OWN_PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
@@ -36,10 +38,29 @@ ALLOCATION = {
     "qos": "SLURM_JOB_QOS",
 }
 PACKAGES_WITHIN = 1800  # seconds that rank 0 may take to start, as from a container that is still fetched
+# The settings of env.sh, of Slurm, Run:ai and local projects.
+SETTINGS = {
+    *("BAD_NODE_DAYS", "BINDS", "CONTAINER_EXEC", "CONTAINER_SRUN_ARGS", "CPU_RANKS_PER_NODE", "IMAGE"),
+    *("KEEP_CONTAINER", "KEEP_STAGE", "LAUNCHER", "MASTER_ADDR_SUFFIX", "MAX_REQUEUES", "MAX_RESTARTS"),
+    *("MEASURE_EVERY", "MIN_NODES", "MODULES", "NNODES", "NPROC_PER_NODE", "PREFLIGHT", "PYTHON", "RUNTIME"),
+    *("SNAPSHOT", "SPARES", "STAGE", "STAGE_DATA", "STAGE_DIR", "STALL_ACTION", "STALL_TIMEOUT", "STOP_SIGNAL"),
+    *("TORCHRUN_OPTIONS", "VENV", "WHEELS"),
+    # of single sites
+    *("APPTAINER_TMPDIR", "HF_HOME", "HF_HUB_OFFLINE", "PIP_EXTRA_INDEX_URL", "TRITON_HOME", "WANDB_MODE"),
+    *("XDG_CACHE_HOME",),
+    # Run:ai
+    *("CHECK_VOLUMES", "CPUS_PER_NODE", "FORWARD", "GPUS_PER_NODE", "HOST_IPC", "JOB_PREFIX", "KEEP_ENTRYPOINT"),
+    *("LARGE_SHM", "MEMORY_PER_NODE", "NODE_POOLS", "POD_PROJECT_DIR", "PREEMPTIBLE", "RDMA", "RDMA_ANNOTATIONS"),
+    *("RDMA_RESOURCES", "RDZV_TIMEOUT", "REQUIRE_RDMA", "RETRIES", "RUNAI_CLI", "RUNAI_OPTIONS", "RUNAI_PROJECT"),
+    *("RUN_AS_GID", "RUN_AS_UID", "SECRETS", "VOLUMES"),
+}
+# Names of variables and options whose values are keys, such as WANDB_API_KEY or --hub-token; not --max-tokens.
+KEY = re.compile(r"(^|[-_])(api-?key|key|token|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
+MASK = "***"
 # run.json takes variables that begin with one of these: they change how a run communicates and computes.
 TAKEN = (
     *("NCCL_", "GLOO_", "UCX_", "FI_", "MPICH_", "OMPI_MCA_", "PMIX_MCA_", "RDZV_", "NPROC_PER_NODE"),
-    *("TORCH_", "PYTORCH_", "CUDA_", "ROCR_", "HIP_", "HSA_", "OMP_", "MKL_"),
+    *("TORCH_", "PYTORCH_", "CUDA_", "ROCR_", "HIP_", "HSA_", "MIOPEN_", "OMP_", "MKL_"),
     *("ALLOW_CPU", "STAGE_FORMAT"),
 )
 
@@ -81,7 +102,7 @@ def read_arguments():
 def write(run, folder):
     """Replace run.json in one step, so that no reader finds half of it."""
     unfinished = os.path.join(folder, "run.json.new")
-    with open(unfinished, "w") as file:
+    with open(unfinished, "w", opener=private) as file:
         json.dump(run, file, indent=1)
         file.write("\n")
     os.replace(unfinished, os.path.join(folder, "run.json"))
@@ -98,10 +119,10 @@ def facts_at_once(args, project):
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "project": project,
         "folder": os.getcwd(),
-        "program": args.program,
-        "settings": settings,
-        "changed_settings": changed,
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TAKEN)},
+        "program": masked_words(args.program),
+        "settings": masked(settings),
+        "changed_settings": masked(changed),
+        "environment": masked({name: os.environ[name] for name in sorted(os.environ) if name.startswith(TAKEN)}),
         "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
         "nodes": [name for name in args.nodes.split(",") if name],
         "versions": versions(),
@@ -117,6 +138,37 @@ def facts_at_once(args, project):
     return facts
 
 
+def masked(variables):
+    """Return variables, strings and lists of strings, without keys."""
+    found = {}
+    for name, value in variables.items():
+        if isinstance(value, list):
+            found[name] = masked_words(value)
+        else:
+            found[name] = MASK if value and KEY.search(name) else without_password(value)
+    return found
+
+
+def masked_words(words):
+    """Return the words of a command without keys: of NAME=key, --name=key, or --name and the word after it."""
+    found, before = [], ""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if value and KEY.search(name):
+            found.append(name + equals + MASK)
+        elif before.startswith("-") and not word.startswith("-") and KEY.search(before):
+            found.append(MASK)
+        else:
+            found.append(without_password(word))
+        before = word
+    return found
+
+
+def without_password(text):
+    """Return a text in which a URL has no user and password, as in http://user:password@host."""
+    return re.sub(r"(://)[^/\s@]+@", r"\1" + MASK + "@", text)
+
+
 def facts_of_slurm(args):
     """Return what Slurm's variables, its commands and the job's script tell."""
     words = submitted(args)
@@ -127,8 +179,8 @@ def facts_of_slurm(args):
         "array_task": os.environ.get("SLURM_ARRAY_TASK_ID"),
         "attempt": int(os.environ.get("RESTART_COUNT") or 0),
         "allocation": allocation,
-        "submitted": words,
-        "header": header(args.script),
+        "submitted": words and masked_words(words),
+        "header": masked_words(header(args.script)),
     }
 
 
@@ -176,10 +228,13 @@ def header(script):
 
 
 def settings_of(file):
-    """Return the settings of env.sh as this run has them, and those of them that were set for this run alone."""
+    """Return the settings of env.sh as this run has them, and those of them that were set for this run alone.
+
+    The site's variables, which env.sh sets too, are among those that begin with one of TAKEN.
+    """
     with open(file, encoding="utf-8", errors="replace") as lines:
         assigned = re.findall(r"^(?:export )?\"?([A-Z][A-Z0-9_]*)=(.*)", lines.read(), re.MULTILINE)
-    names = sorted({name for name, _ in assigned})
+    names = sorted({name for name, _ in assigned} & SETTINGS)
     lists = {name for name, value in assigned if value.startswith("(")}
     # Those with a default, NAME="${NAME:-default}". env.sh sets the others whatever the environment has.
     changeable = {name for name, value in assigned if "${" + name + ":-" in value or "${" + name + "-" in value}
@@ -257,11 +312,11 @@ def code(project, folder):
         except (GitError, OSError) as error:
             state, diff = {"error": str(error)}, b""
     changes = os.path.join(folder, "changes.diff")
-    if diff:
-        with open(changes, "wb") as file:
-            file.write(diff)
-    elif os.path.exists(changes):
+    if os.path.exists(changes):
         os.remove(changes)  # of an earlier run in the same shell of salloc
+    if diff:
+        with open(changes, "wb", opener=private) as file:
+            file.write(diff)
     return {"git": state, "snapshots": copies}
 
 
