@@ -314,8 +314,9 @@ LIMITS = {  # of one job
 }
 # It will stand in #SBATCH lines, where a space or a # ends it, and in double quotes.
 SBATCH_OPTION = Like(r'--[^\s#"$`\\]+', "an option --NAME=VALUE without spaces, quotes, # and $")
+OPTION = Like(r"--[\w-]+(=[\w.,:/=@%+-]+)?", "an option --NAME=VALUE of letters, digits and .,:/=@%+-")
 SRUN_OPTION = Record(
-    {"option": Like("-.+", "an option"), "why": Text()},
+    {"option": OPTION, "why": Text()},
     {
         "tasks": OneOf(
             "node",
@@ -325,6 +326,8 @@ SRUN_OPTION = Record(
     },
 )
 # It will stand in a list of words between double quotes.
+MODULE = Like(r"[\w./:@%+=-]+", "the name of a module, of letters, digits and ./:@%+=-")
+IN_QUOTES = r'[^"`$\\\n]*'  # what double quotes of bash leave as it is
 TORCHRUN_OPTION = Record({"option": Like(r"--[\w-]+(=[\w.,:/=-]+)?", "an option --NAME=VALUE"), "why": Text()})
 VARIABLE = Record(
     {
@@ -342,10 +345,19 @@ CONTAINER = Record(
     {},
     {
         "image": Text("the default image"),
-        "modules": ListOf(Text(), about="modules that bring the program"),
-        "options": ListOf(Like("-.*", "an option"), about="more options of the program"),
-        "gpu_option": Text("of apptainer, in place of --nv or --rocm; empty for none"),
-        "entry": ListOf(Text(), about="of apptainer: what is put before each command inside"),
+        "modules": ListOf(MODULE, about="modules that bring the program"),
+        "options": ListOf(
+            Like(f"-{IN_QUOTES}", 'an option without ", `, \\ and $'), about="more options of the program"
+        ),
+        "gpu_option": Like(
+            IN_QUOTES,
+            'an option without ", `, \\ and $',
+            about="of apptainer, in place of --nv or --rocm; empty for none",
+        ),
+        "entry": ListOf(
+            Like(IN_QUOTES, 'a word without ", `, \\ and $'),
+            about="of apptainer: what is put before each command inside",
+        ),
         "entry_environment": ListOf(VARIABLE, about="of apptainer: variables of env.sh that `entry` would overwrite"),
         "build_with": Text(
             "what is put before the command that gets the image on a login node: of podman-hpc and shifter the build, "
@@ -428,7 +440,7 @@ SCHEMA = Record(
         "interactive": Record(
             {}, {"partition": Text(), "qos": Text(), "time_limit": Walltime()}, about="for slurm/interactive.sh"
         ),
-        "modules": ListOf(Text(), about="that every runtime needs"),
+        "modules": ListOf(MODULE, about="that every runtime needs"),
         "modules_after": OneOf(
             "purge", "reset", about="the word for `module` before these are loaded; purge by default"
         ),
@@ -447,7 +459,11 @@ SCHEMA = Record(
             Like(r'([^"`\\:,$]|\$\{\w+\})+', "a folder, such as /scratch or ${SCRATCH}"),
             about="folders that containers should see; variables in braces, as EDF files want them",
         ),
-        "host_suffix": Text("appended to the first host's name where a second name leads to the fast network"),
+        "host_suffix": Like(
+            r"[\w.-]*",
+            "the end of a host's name, of letters, digits and .-",
+            about="appended to the first host's name where a second name leads to the fast network",
+        ),
         "internet": Flag("do compute nodes reach it?"),
         "login_internet": Flag("do login nodes reach it?"),
         "login": Record(

@@ -67,12 +67,13 @@ def pack(project: Path, folder: Path) -> None:
     """Pack the environment, and put the packs on the file system that will be slow."""
     (folder / "shared/staged").mkdir()
     (project / "logs").mkdir(exist_ok=True)
-    (project / "logs/staged").symlink_to(folder / "shared/staged")
+    packs = project / f"logs/staged-{os.getuid()}"
+    packs.symlink_to(folder / "shared/staged")
     script = [
         sys.executable,
         "-B",
         "launch/stage/pack.py",
-        project / "logs/staged",
+        packs,
         "--environment",
         folder / "shared/venv",
     ]

@@ -262,9 +262,9 @@ WRONG = [
     ({"POD_PROJECT_DIR": ""}, [], "lies below none of VOLUMES (mlo-scratch:/mnt/mlo/scratch): copy it to one"),
     ({"POD_PROJECT_DIR": "/mnt/mlo/scratchy/x"}, [], "lies below none of VOLUMES"),
     ({"POD_PROJECT_DIR": "/mnt/mlo/scratch/my demo"}, [], "POD_PROJECT_DIR='/mnt/mlo/scratch/my demo': use letters"),
-    ({"NCCL_DEBUG": "INFO;rm"}, [], "'NCCL_DEBUG=INFO;rm' cannot be handed to runai: letters, digits and"),
-    ({"IMAGE": "an image"}, [], "'an image' cannot be handed to runai"),
-    ({"RUNAI_PROJECT": "a b"}, [], "'a b' cannot be handed to runai"),
+    ({"NCCL_DEBUG": "INFO;rm"}, [], "the value of -e NCCL_DEBUG cannot be handed to runai: letters, digits and"),
+    ({"IMAGE": "an image"}, [], "the value of --image cannot be handed to runai"),
+    ({"RUNAI_PROJECT": "a b"}, [], "the value of --project cannot be handed to runai"),
     ({}, ["nosuch.py"], "no program 'nosuch.py' in"),
     ({}, ["/mnt/else/x.py"], "no program '/mnt/else/x.py'"),
     ({}, ["/etc/hosts"], "pods do not see /etc/hosts"),
@@ -282,6 +282,30 @@ def test_wrong_use_is_refused_in_a_sentence(settings, arguments, expected, proje
     assert (done.returncode, done.stdout) == (2, "")
     assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "hf_token"])
+def test_keys_are_not_forwarded(name, project, tmp_path):
+    mine = Path(shutil.copytree(project, tmp_path / "mine"))
+    text = (mine / "env.sh").read_text()
+    (mine / "env.sh").write_text(text.replace("FORWARD=(", f"FORWARD=({name} "))
+    done = script(mine, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", **{name: "s3cr3t"})
+    assert (done.returncode, done.stdout) == (2, "") and "s3cr3t" not in done.stderr
+    assert f"FORWARD in env.sh: {name} " in done.stderr and "SECRETS" in done.stderr
+    (mine / "env.sh").write_text(text.replace("FORWARD=(", "FORWARD=(MAX_TOKENS TOKENIZERS_PARALLELISM "))
+    done = script(mine, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", MAX_TOKENS="7")
+    assert done.returncode == 0 and "-e MAX_TOKENS=7" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("setting", ["FORWARD=(NAME)", "RUNAI_OPTIONS=(--env=NAME='s3 cr3t')"])
+def test_a_value_that_is_refused_is_not_printed(setting, project, tmp_path):
+    """It may be a key, for which the message names SECRETS."""
+    mine = Path(shutil.copytree(project, tmp_path / "mine"))
+    text = (mine / "env.sh").read_text()
+    (mine / "env.sh").write_text(re.sub(rf"(?m)^{setting.partition('=')[0]}=\([^)]*\)", setting, text))
+    done = script(mine, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", NAME="s3 cr3t")
+    assert (done.returncode, done.stdout) == (2, "") and "cr3t" not in done.stderr
+    assert "the value of -" in done.stderr and "SECRETS" in done.stderr, done.stderr
 
 
 def test_volumes_are_needed(tmp_path):
@@ -355,11 +379,28 @@ def test_pods_that_wait(generation, project):
         (["00:00:00"], "expected a time above zero"),
         (["--delete"], "expected one job"),
         (["--delete", "a", "b"], "expected one job"),
+        (["--delete", "--all"], "'--all': expected the name of one job"),
+        (["--delete", "-A"], "'-A': expected the name of one job"),
+        (["--delete", ""], "'': expected the name of one job"),
+        (["--delete", "demo-0101-120000-1234 x"], "expected the name of one job"),
+        (["--delete", "colleague-0101-120000-1234"], "expected a job of this project, whose name begins with demo-"),
     ],
 )
 def test_wrong_use_of_waiting_pods(arguments, expected, project):
     done = script(project, *arguments, name="interactive.sh", RUNAI_CLI="v2", **ON_VOLUME)
     assert done.returncode == 2 and expected in done.stderr
+
+
+@pytest.mark.parametrize("prefix", ["demo", "My_Project.v2", "2024", "-x-", "é", "a" * 29, "a" * 64, ""])
+def test_every_job_of_the_project_can_be_deleted(prefix, project, tmp_path):
+    (tmp_path / "runai").write_text("#!/bin/sh\necho $*\n")
+    (tmp_path / "runai").chmod(0o755)
+    settings = {**ON_VOLUME, "RUNAI_CLI": "v2", "JOB_PREFIX": prefix, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    shell = script(project, "--dry-run", name="interactive.sh", **settings)
+    for shown in (script(project, "--dry-run", "pi/pi.py", **settings), shell):
+        name = shlex.split(shown.stdout.replace("\\\n", ""))[4]
+        done = script(project, "--delete", name, name="interactive.sh", **settings)
+        assert done.stdout == f"workload delete {name} -y -p mlo-jdoe\n", done.stderr
 
 
 @pytest.mark.parametrize(("setting", "words"), [("RUNAI_PROJECT", ["--delete", "a"]), ("IMAGE", ["--dry-run"])])

@@ -6,8 +6,11 @@ Open MPI and Apptainer are real.
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,7 @@ from launching import (
 from needs import needs_namespaces
 from slurm_cluster import PATH
 from two_nodes import ENVIRONMENT
+from users import NEIGHBOUR, ONE, as_user, folder_of_all, needs_two_users
 from waiting import wait_for
 
 from cluster_options.runtimes import IN_SRUN, LAUNCHERS
@@ -146,6 +150,25 @@ def test_an_image_with_packages_of_one_s_own(cluster, everywhere, runtime, surro
     assert calls[-1][:1] == ["rm"] and calls[-2][0] == "import" and calls[-2][-1] == "podman://demo:latest"
     look = "ls /dev/shm/stand_ins/podman-containers"
     assert cluster.run("srun", "--nodes=2", "bash", "-c", f"{look} || true").stdout == ""
+
+
+def test_podman_s_store_is_a_folder_of_its_own(cluster, everywhere, surroundings, tmp_path):
+    """In /dev/shm, which all users of a node share: no name that another user could have taken."""
+    project = bake(tmp_path, site=everywhere, runtime="edf", nodes="2", gpus_per_node="2")
+    environment = {**ENVIRONMENT, **surroundings("edf", project, tmp_path, cluster)}
+    (tmp_path / "bin").mkdir()
+    look = """sed -n 's/graphroot = "\\(.*\\)"/\\1/p' "$CONTAINERS_STORAGE_CONF" | xargs dirname"""
+    look += f""" | xargs stat -c '%u %a %n' >>"{tmp_path}/stores" """
+    script = f'#!/bin/bash\n[[ $1 != build ]] || {look}\nexec "{STAND_INS}/podman" "$@"\n'
+    (tmp_path / "bin/podman").write_text(script)
+    (tmp_path / "bin/podman").chmod(0o755)
+    environment["PATH"] = f"{tmp_path}/bin:{environment['PATH']}"
+    for _ in range(2):
+        build_image(cluster, project, environment)
+        (project / "container/demo.sqsh").unlink()
+    stores = [line.split() for line in (tmp_path / "stores").read_text().splitlines()]
+    assert [(user, mode) for user, mode, _ in stores] == [(str(os.getuid()), "700")] * 2
+    assert stores[0][2] != stores[1][2] and stores[0][2].startswith("/dev/shm/")
 
 
 @pytest.mark.parametrize("runtime", [pytest.param("pyxis", marks=pytest.mark.drill), "enroot"])
@@ -366,6 +389,39 @@ def test_two_jobs_at_once_unpack_the_image_once_per_node(cluster, everywhere, su
     calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     made = [call["host"] for call in calls if call["runtime"] == "enroot" and call["argv"][0] == "create"]
     assert sorted(made) == ["node1", "node2"]
+
+
+LOCKS = Path(f"/var/tmp/two-users-{ONE}")
+
+
+@pytest.fixture
+def start(everywhere, folder_of_all):
+    """Calls container/start.sh as a user, with an enroot that starts nothing."""
+    project = bake(folder_of_all, project="two-users", site=everywhere, runtime="enroot")
+    (folder_of_all / "image").touch()
+    (folder_of_all / "enroot").write_text("#!/bin/sh\n[ $1 != start ] || echo started\n")
+    (folder_of_all / "enroot").chmod(0o755)
+    words = ["bash", project / "container/start.sh", folder_of_all / "image", folder_of_all, "--", "true"]
+    yield partial(as_user, ONE, *words, PATH=f"{folder_of_all}:{PATH}", check=False)
+    subprocess.run("rm -rf /var/tmp/two-users-*", shell=True, check=True)
+
+
+@needs_two_users
+def test_a_neighbour_cannot_hold_the_lock_of_an_image(start):
+    assert start().stdout == start().stdout == "started\n"
+    made = list(Path("/var/tmp").glob("two-users-*"))
+    opened = as_user(NEIGHBOUR, "find", *made, "-type", "f", "-readable", check=False)
+    assert made and opened.stdout == ""
+
+
+@needs_two_users
+@pytest.mark.parametrize("plant", ["touch {0}", "mkdir -m 777 {0}", "ln -s {1} {0}"])
+def test_a_neighbour_s_folder_of_locks_is_refused(start, plant, folder_of_all):
+    as_user(ONE, "mkdir", mine := folder_of_all / "mine")
+    as_user(NEIGHBOUR, "sh", "-c", plant.format(LOCKS, mine))
+    done = start()
+    assert (done.returncode, done.stdout) == (2, "") and f"{LOCKS}, where jobs" in done.stderr, done.stderr
+    assert "is not a folder of yours" in done.stderr and not [*mine.iterdir(), *LOCKS.glob("*")]
 
 
 @pytest.mark.drill

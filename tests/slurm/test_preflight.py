@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from baking import TEMPLATE
 from needs import REPOSITORY, needs_namespaces
 from slurm_cluster import PATH, Cluster
 from submitting import THIS_AND_NEWER
+from users import NEIGHBOUR, ONE, as_user, folder_of_all, needs_two_users
 from waiting import FOREVER, wait_for
 
 SCRIPT = TEMPLATE / "slurm/preflight.sh"
@@ -243,6 +245,35 @@ def test_folders(usual_slurm, run_dir):
         with mounted(usual_slurm, "node2", folder, f"head -c 1M /dev/zero >{folder}/full || true", "-o size=64k"):
             line = fault_of_node2(preflight(usual_slurm, run_dir, MIN_FREE_GB=0))
         assert line == f"cannot write to {folder} (No space left on device): free space there, or {fix}"
+
+
+@needs_two_users
+@pytest.mark.parametrize("plant", ["echo x >{name}", "ln -s {precious} {name}"])
+def test_a_neighbour_s_files_are_not_touched_and_make_no_node_unfit(folder_of_all, plant):
+    """Another user takes the names that a run has taken, before the same job runs again."""
+    tools, names, precious = folder_of_all / "tools", folder_of_all / "names", folder_of_all / "precious"
+    for folder in (tools, folder_of_all / "logs"):
+        folder.mkdir()
+    (folder_of_all / "logs").chmod(0o777)  # of a group, without the sticky bit
+    log = 'for word; do case $word in of=*) echo "${word#of=}" >>'  # dd's file
+    (tools / "dd").write_text(f'#!/bin/bash\n{log}"{names}" ;; esac; done\nexec /bin/dd "$@"\n')
+    (tools / "dd").chmod(0o755)
+    script = (TEMPLATE / "launch/count_gpus.sh").read_text() + SCRIPT.with_name("preflight_node.sh").read_text()
+    job = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node1", "SLURM_NODEID": "0", "NPROC_PER_NODE": "1"}
+    job |= {"RUN_DIR": f"{folder_of_all}/logs", "MIN_FREE_GB": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    look = partial(as_user, ONE, "bash", "-c", script, PATH=f"{tools}:{PATH}", **job)
+    as_user(ONE, "sh", "-c", f"echo 1 >{precious}")
+    assert "fault" not in look().stdout
+    taken = names.read_text().split()
+    assert [str(Path(name).parent) for name in taken] == ["/tmp", "/dev/shm", job["RUN_DIR"]]
+    for name in taken:
+        as_user(NEIGHBOUR, "sh", "-c", plant.format(name=name, precious=precious))
+    try:
+        assert "fault" not in look().stdout
+        assert precious.read_text() == "1\n" and all(Path(name).is_symlink() or Path(name).exists() for name in taken)
+    finally:
+        for name in taken:
+            Path(name).unlink(missing_ok=True)
 
 
 def test_software(usual_slurm, run_dir):

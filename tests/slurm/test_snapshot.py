@@ -480,15 +480,15 @@ def clean(jobs, project, *words, check=True, **environment):
     return jobs.cluster.run("bash", project / "slurm/clean.sh", *words, check=check, env=environment)
 
 
-def make_old(*folders):
-    """Set the times of copies back by two hours."""
+def make_old(*folders, days=31):
+    """Set the times of copies back."""
     for folder in folders:
-        then = folder.stat().st_mtime - 7200
+        then = folder.stat().st_mtime - days * 86400
         os.utime(folder, (then, then))
 
 
 def test_clean_removes_copies_that_no_job_needs(quick, project, tmp_path):
-    """Not those of jobs on hold, nor of the last hour; but those of jobs that have ended, and unfinished ones."""
+    """Not those of jobs on hold, nor of the last 30 days; but those of jobs that have ended, and unfinished ones."""
     held = [quick.hold(project, "prog.py")]
     other = repository(tmp_path / "other", {"package/__init__.py": "", "package/module.py": "", "prog.py": ""})
     held.append(quick.hold(project, "-m", "package.module", cwd=other))
@@ -505,6 +505,7 @@ def test_clean_removes_copies_that_no_job_needs(quick, project, tmp_path):
     unfinished = project / "logs/snapshots/.unfinished-node9-1"
     write(unfinished, {"demo/prog.py": "x"})
     make_old(*kept, unused, unfinished)
+    make_old(recent, days=29)
     before = sorted(path for path in project.rglob("*"))
     named = sorted(f"{path.relative_to(project)}" for path in (unused, unfinished))
     said = clean(quick, project, "--dry-run").stdout
@@ -517,19 +518,34 @@ def test_clean_removes_copies_that_no_job_needs(quick, project, tmp_path):
     assert len(clean(quick, project).stdout.splitlines()) == 3 and snapshots(project) == [recent]
 
 
-def test_clean_removes_packs_that_were_not_used_for_two_weeks(quick, project):
-    """Those of STAGE=1, and what a process that was killed has left of one."""
-    packs = project / "logs/staged"
-    packs.mkdir(parents=True)
-    for name, days in (("a.sqsh", 15), ("a.packs", 15), (".unfinished-b", 15), ("c.tar", 13), ("c.packs", 0)):
-        (packs / name).write_text(name)
-        then = time.time() - 86400 * days
-        os.utime(packs / name, (then, then))
-    named = ["logs/staged/.unfinished-b", "logs/staged/a.packs", "logs/staged/a.sqsh"]
+def test_clean_removes_packs_that_were_not_used_for_two_weeks(quick, project, tmp_path):
+    """Those of STAGE=1, and what a process that was killed has left of one. No other file, and none behind a link."""
+    old, new = "0123456789abcdef", "fedcba9876543210"
+    packs = write(
+        project / f"logs/staged-{os.getuid()}", dict.fromkeys((f"{new}.tar", f"{new}.packs", "results.csv"), "")
+    )
+    names = [f".unfinished-{new}-node1-7", f"{old}.packs", f"{old}.packs.node1-7", f"{old}.sqsh"]
+    write(packs, dict.fromkeys([*names, f"{old}.csv", f"x{old}.tar"], ""))
+    other = write(tmp_path / "scratch", {f"{old}.tar": ""})
+    (project / "logs/staged").symlink_to(other)
+    (packs / f"{old}.tar").symlink_to(other / f"{old}.tar")
+    for file in [*packs.iterdir(), *other.iterdir()]:
+        days = 0 if file.name.startswith(new) else 15
+        os.utime(file, (time.time() - 86400 * days,) * 2, follow_symlinks=False)
+    before, named = sorted(packs.iterdir()), [f"{packs.relative_to(project)}/{name}" for name in names]
     assert sorted(clean(quick, project, "--dry-run").stdout.splitlines()) == [f"would remove {name}" for name in named]
-    assert len(list(packs.iterdir())) == 5
+    assert sorted(packs.iterdir()) == before
     assert sorted(clean(quick, project).stdout.splitlines()) == named
-    assert sorted(path.name for path in packs.iterdir()) == ["c.packs", "c.tar"]
+    assert sorted(packs.iterdir()) == [path for path in before if path.name not in names]
+    assert (other / f"{old}.tar").exists()
+
+
+def test_clean_follows_no_link_to_a_folder_of_copies(quick, project, tmp_path):
+    other = write(tmp_path / "scratch", {"0123456789ab/demo/x": "", "thesis/chapter.tex": ""})
+    make_old(*other.iterdir())
+    (project / "logs").mkdir(exist_ok=True)
+    (project / "logs/snapshots").symlink_to(other)
+    assert clean(quick, project).stdout == "" and len(list(other.iterdir())) == 2
 
 
 def test_clean_keeps_the_copy_of_a_job_that_runs(quick, project):

@@ -21,12 +21,14 @@ import pytest
 from baking import TEMPLATE, bake
 from needs import needs_namespaces
 from slow_files import FUSE_IS_HERE, slow_files
-from slurm_cluster import Cluster
+from slurm_cluster import PATH, Cluster
 from submitting import ANSWERS, cluster, python_environment
+from users import NEIGHBOUR, needs_two_users
 from waiting import FOREVER, wait_for
 
 HAVE_SQUASHFS = shutil.which("mksquashfs") and shutil.which("squashfuse") and FUSE_IS_HERE
 SQUASHFS = pytest.param("squashfs", marks=pytest.mark.skipif(not HAVE_SQUASHFS, reason="no squashfuse, or no FUSE"))
+OWN = f"/dev/shm/staged-{os.getuid()}"  # the folder of copies on a node
 # It imports no torch: where srun starts it, a job takes a second.
 PROGRAM = """\
 import os, subprocess, sys
@@ -87,7 +89,7 @@ class Jobs:
     def copies(self, node):
         """Return the names of the copies on a node."""
         listed = self.on_node(node, "sh", "-c", "ls -A /dev/shm /dev/shm/staged-* 2>/dev/null || true").split()
-        return [name for name in listed if re.fullmatch(r"[0-9a-f]{16}|\.staged-.*|.*unfinished", name)]
+        return [name for name in listed if re.fullmatch(r"[0-9a-f]{16}|.*\.sent-.*|.*unfinished", name)]
 
 
 @pytest.fixture(params=["srun", pytest.param("torchrun", marks=pytest.mark.drill)])
@@ -108,7 +110,7 @@ def jobs(request, cluster, tmp_path):
             f"--nodelist={node}",
             "sh",
             "-c",
-            "rm -rf /dev/shm/staged-* /dev/shm/.staged-*",
+            "rm -rf /dev/shm/staged-*",
         )
 
 
@@ -215,7 +217,7 @@ def test_without_it_they_load_what_lies_there(jobs):
     """What the test above cannot see: that it tells a copy from the original."""
     found = results(jobs.run("prog.py", STAGE="0").output)
     assert [words[7] for words in found] == ["as it lies"] * 4
-    assert not (jobs.project / "logs/staged").exists()
+    assert not list((jobs.project / "logs").glob("staged*"))
 
 
 @pytest.mark.drill
@@ -270,7 +272,7 @@ def test_plain_sbatch_packs_in_the_job(jobs):
     """And a list that another job has left in the shell is not taken for this one's."""
     other = make_environment(jobs.venv.parent / "other", "other")
     jobs.run("prog.py", VENV=str(other))
-    (listed,) = (jobs.project / "logs/staged").glob("*.packs")
+    (listed,) = (jobs.project / "logs").glob("staged-*/*.packs")
     command = ["sbatch", "--nodes=2", jobs.project / "slurm/submit_multinode.sh"]
     job = jobs.run("prog.py", script=command, STAGED=str(listed))
     assert [(words[0], words[7]) for words in results(job.output)] == [("first", "staged")] * 4, job.output
@@ -346,7 +348,7 @@ def test_a_job_that_is_killed_leaves_nothing_half_done(jobs, cluster, tmp_path):
     job = jobs.run("prog.py")
     assert [(words[0], words[7]) for words in results(job.output)] == [("first", "staged")] * 4, job.output
     left = jobs.copies("node1") + jobs.copies("node2")  # what sbcast had sent to the killed job, for a day
-    assert all(name.startswith(f".staged-{os.getuid()}-{number}-") for name in left), left
+    assert all(name.endswith(f".sent-{number}") for name in left), left
 
 
 def test_sbcast_that_fails(jobs, tmp_path):
@@ -358,6 +360,38 @@ def test_sbcast_that_fails(jobs, tmp_path):
     job = jobs.run("prog.py", PATH=f"{tools}:{os.environ['PATH']}")
     assert "sbcast could not send" in job.output and "read from the shared file system" in job.output
     assert [words[7] for words in results(job.output)] == ["staged"] * 4, job.output
+
+
+@needs_two_users
+def test_what_sbcast_sends_is_closed_to_other_users(jobs, tmp_path):
+    """A file that they could read, in a folder that they cannot enter."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "data").write_text("1")
+    (private / "data").chmod(0o644)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    look = f"setpriv --reuid={NEIGHBOUR} --clear-groups find /dev/shm -type f -readable 2>/dev/null"
+    sent = f'ls -d "$3" >>"{tmp_path}/sent"; {look} >>"{tmp_path}/read"'
+    (tools / "sbcast").write_text(f'#!/bin/sh\n{shutil.which("sbcast", path=PATH)} "$@" && {{ {sent}; true; }}\n')
+    (tools / "sbcast").chmod(0o755)
+    settings = {"STAGE_DATA": str(private / "data"), "PATH": f"{tools}:{os.environ['PATH']}"}
+    assert "sent by sbcast" in jobs.run("prog.py", **settings).output
+    assert (tmp_path / "sent").read_text() and (tmp_path / "read").read_text() == ""
+
+
+@needs_two_users
+def test_nothing_is_sent_to_a_folder_of_another_user(jobs):
+    for node in ("node1", "node2"):
+        jobs.on_node(node, "sh", "-c", f"mkdir -m 777 {OWN} && chown {NEIGHBOUR} {OWN}")
+    try:
+        output = jobs.run("prog.py", options=["--nodes=2", "--nodelist=node1,node2"]).output
+        assert f"not all nodes could make {OWN}" in output and "is not a folder of yours" in output
+        assert jobs.copies("node1") == jobs.copies("node2") == []
+        assert [words[7] for words in results(output)] == ["as it lies"] * 4
+    finally:
+        for node in ("node1", "node2"):
+            jobs.on_node(node, "rm", "-r", OWN)
 
 
 def test_a_full_disk(jobs):
@@ -503,7 +537,7 @@ def test_left_overs_are_removed_after_a_day(staged):
             (own / f"{name}.unfinished").mkdir()
         then = time.time() - 86400 * days
         os.utime(own / name / "in-use", (then, then))
-    sent = [staged / "disk" / f".staged-{os.getuid()}-7-{name}" for name in ("old", "new")]
+    sent = [own / f"{name}.sent-7" for name in ("old", "new")]
     for path in sent:
         path.touch()
     os.utime(sent[0], (time.time() - 2 * 86400,) * 2)

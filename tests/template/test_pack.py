@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from baking import TEMPLATE
+from users import NEIGHBOUR, ONE, PYTHON, as_user, folder_of_all, needs_two_users
 from waiting import wait_for
 
 PACK = TEMPLATE / "launch/stage/pack.py"
@@ -222,6 +223,38 @@ def test_eight_at_once(environment, tmp_path):
     first = Path(lists.pop().strip()).read_text().splitlines()[0].split("\t")
     assert "bin/python" in names_in(first[2])
     assert not list((tmp_path / "staged").glob(".unfinished*"))
+
+
+@needs_two_users
+@pytest.mark.parametrize("form", ["tar", pytest.param("squashfs", marks=needs_squashfs)])
+def test_a_neighbour_reads_no_pack(folder_of_all, form):
+    """Also where another file system, to which the user has made a link, lets all users in."""
+    as_user(ONE, "mkdir", "-m", "700", folder_of_all / "data")
+    as_user(ONE, "sh", "-c", f"echo patient >{folder_of_all}/data/file; chmod 644 {folder_of_all}/data/file")
+    as_user(ONE, "mkdir", "-m", "755", folder_of_all / "disk")
+    as_user(ONE, "ln", "-s", "disk", folder_of_all / "link")
+    for name in ("staged", "link"):
+        command = [PYTHON, PACK, folder_of_all / name, "--data", folder_of_all / "data"]
+        listed = as_user(ONE, *command, STAGE_FORMAT=form).stdout.strip()
+        assert as_user(ONE, *command, STAGE_FORMAT=form).stdout.strip() == listed
+        pack = as_user(ONE, "cut", "-f3", listed).stdout.strip()
+        assert {Path(name).name for name in names_in(pack)} >= {"file"}
+        assert as_user(NEIGHBOUR, "cat", pack, check=False).returncode != 0
+    assert as_user(NEIGHBOUR, "ls", folder_of_all / "staged", check=False).returncode != 0
+
+
+@needs_two_users
+@pytest.mark.parametrize("plant", ["mkdir -m 777 {0}", "ln -s {1} {0}", "touch {0}"])
+def test_a_neighbour_s_folder_of_packs_is_refused(folder_of_all, plant):
+    """A pack in it could have any content under the right KEY."""
+    for name in ("data", "mine"):
+        as_user(ONE, "mkdir", folder_of_all / name)
+    as_user(ONE, "touch", folder_of_all / "data/file")
+    staged = folder_of_all / "staged"
+    as_user(NEIGHBOUR, "sh", "-c", plant.format(staged, folder_of_all / "mine"))
+    done = as_user(ONE, PYTHON, PACK, staged, "--data", folder_of_all / "data", check=False, STAGE_FORMAT="tar")
+    assert (done.returncode, done.stdout) == (2, "") and f"{staged} is not a folder of yours" in done.stderr
+    assert not [*(folder_of_all / "mine").iterdir(), *staged.glob("*")]
 
 
 def test_without_squashfs_tar_is_used(tmp_path):

@@ -241,6 +241,20 @@ BROKEN_SITES = [
         ["directives[0].option: expected an option --NAME=VALUE without spaces", "got 'exclusive'"],
     ),
     ("kind: slurm", "kind: runai", ["runtimes: 'apptainer' does not go with kind: runai; choose pod"]),
+    (
+        "kind: slurm",
+        "kind: slurm\nmodules: [$(touch x)]\nhost_suffix: ;id\nsrun: [{option: '--a=`id`', why: x}]\n"
+        "containers: {apptainer: {modules: [a b], options: [-$x], entry: ['\"'], gpu_option: $x}}",
+        [
+            "modules[0]: expected the name of a module, of letters, digits and ./:@%+=-, got '$(touch x)'",
+            "host_suffix: expected the end of a host's name, of letters, digits and .-, got ';id'",
+            "srun[0].option: expected an option --NAME=VALUE of letters, digits and .,:/=@%+-, got '--a=`id`'",
+            "containers.apptainer.modules[0]: expected the name of a module",
+            "containers.apptainer.options[0]: expected an option without",
+            "containers.apptainer.entry[0]: expected a word without",
+            "containers.apptainer.gpu_option: expected an option without",
+        ],
+    ),
     ("kind: slurm", "kind: slurm\npods: {run_as_user: true}", ["pods: only a site with kind: runai has them"]),
     (
         "kind: slurm",

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from baking import TEMPLATE
 from sources import commit, git, repository, write
+from users import NEIGHBOUR, ONE, PYTHON, as_user, folder_of_all, needs_two_users
 from waiting import FOREVER, PATIENCE, wait_for
 
 SNAPSHOT = TEMPLATE / "launch/code/snapshot.py"
@@ -235,6 +236,23 @@ def test_equal_sources_share_a_copy(project):
     (project / "train.py").chmod(0o644)
     (project / "train.py").rename(project / "training.py")
     assert take(project)[2] != [first] and len(finished(project)) == 4
+
+
+@needs_two_users
+def test_users_of_a_project_have_copies_of_their_own(folder_of_all):
+    """A neighbour's copy under the name of one's own is refused, whatever it holds: anyone can compute the name."""
+    project = write(folder_of_all / "shared", FILES)
+    (project / "logs").mkdir()
+    (project / "logs").chmod(0o777)
+    as_user(ONE, "mkdir", "-m", "777", project / "logs/snapshots")
+    mine, again, other = (as_user(uid, PYTHON, SNAPSHOT, project).stdout for uid in (ONE, ONE, NEIGHBOUR))
+    assert mine == again != other
+    copy = mine.splitlines()[2]
+    as_user(NEIGHBOUR, "sh", "-c", f"mv '{copy}' '{copy}-old' && cp -r '{copy}-old' '{copy}'")
+    as_user(NEIGHBOUR, "sh", "-c", f"echo evil >'{copy}/shared/train.py'")
+    done = as_user(ONE, PYTHON, SNAPSHOT, project, check=False)
+    assert (done.returncode, done.stdout) == (2, "") and f"{copy} is not a copy of yours" in done.stderr
+    assert unfinished(project) == []
 
 
 def test_data_is_not_copied(project):

@@ -65,11 +65,21 @@ unpack_image() {
     local node=${SLURMD_NODENAME:-$(hostname)}
     container_name="{{ image_name(cookiecutter) }}-$node-$(stat --format=%Y-%s "$image")"
     # Jobs on one node take turns, by a lock in /var/tmp: each may have its own /tmp and /dev/shm.
-    local mark=/var/tmp/$container_name-$UID
+    local locks="/var/tmp/{{ image_name(cookiecutter) }}-$UID"
+    make_own_folder "$locks"
     (
         flock 9
-        unpack_if_needed "$mark.unpacked"
-    ) 9>"$mark.lock" >&2
+        unpack_if_needed "$locks/$container_name.unpacked"
+    ) 9>"$locks/$container_name.lock" >&2
+}
+
+# Makes a folder that other users cannot enter. All users may write to /var/tmp, so one of them may
+# have made a folder or a link of this name.
+make_own_folder() {
+    mkdir -m 700 "$1" 2>/dev/null || true # a job before this one may have made it
+    [[ -d $1 && -O $1 && ! -L $1 ]] ||
+        die "$1, where jobs lock the image, could not be made, or is not a folder of yours:" \
+            "see ls -ld $1, and have its owner or your site remove it"
 }
 
 # unpack_if_needed MARK creates the file MARK last. A cancelled job leaves a container without its

@@ -17,6 +17,9 @@ source "$PROJECT_DIR/launch/program.sh" "$1"
 # Words that need no quotes: they reach a pod unchanged through every client and shell.
 PLAIN='^[A-Za-z0-9._/:=@%+,-]+$'
 
+# Names of variables that hold keys, in capitals. MAX_TOKENS and TOKENIZERS_PARALLELISM hold none.
+KEY_NAMES='KEYS?(_|$)|TOKEN(_|$)|SECRET|PASSW|CREDENTIAL'
+
 # ---- read and check the settings ----------------------------------------------------------------
 
 # Reads env.sh. Sets pod_variables to NAME=VALUE for each variable of FORWARD that the
@@ -47,6 +50,11 @@ check_settings() {
         [[ ${!name} == [01] ]] || die "$name='${!name}': expected 0 or 1"
     done
     [[ $PREEMPTIBLE =~ ^[01]?$ ]] || die "PREEMPTIBLE='$PREEMPTIBLE': expected 0 or 1, or nothing"
+    for name in "${FORWARD[@]}"; do
+        [[ ! $(tr '[:lower:]' '[:upper:]' <<<"$name") =~ $KEY_NAMES ]] ||
+            die "FORWARD in env.sh: $name is the name of a key, and other users would see its value in the" \
+                "workload: put it into a secret of the cluster, and name that in SECRETS"
+    done
     for secret in "${SECRETS[@]}"; do
         [[ $secret =~ ^[A-Za-z_][A-Za-z0-9_]*=[^=,]+,[^=,]+$ ]] ||
             die "SECRETS in env.sh: '$secret' is not VARIABLE=SECRET,KEY"
@@ -255,15 +263,20 @@ choose_sources_of_pods() {
 
 # ---- build the command for runai ----------------------------------------------------------------
 
-# Prints a new name for a job: the argument, the time and a random number. Kubernetes takes
-# lower-case letters, digits and -, up to 63 with the -worker-N that the operator appends.
+# Prints a new name for a job: its beginning, the time and a random number.
 job_name() {
+    echo "$(beginning_of_name "$1")-$(date +%m%d-%H%M%S)-$((RANDOM % 9000 + 1000))"
+}
+
+# Prints the argument as the beginning of a job's name. Kubernetes takes lower-case letters, digits
+# and -, up to 63 with the -worker-N that the operator appends.
+beginning_of_name() {
     local name
     name=$(printf %s "$1" | tr '[:upper:]' '[:lower:]' | tr -cs 'a-z0-9' '-')
     name=${name#-}
     name=${name:0:30}
     [[ $name == [a-z]* ]] || name=run-$name
-    echo "${name%-}-$(date +%m%d-%H%M%S)-$((RANDOM % 9000 + 1000))"
+    echo "${name%-}"
 }
 
 # Sets runai_command, which asks for the pods, and job_commands, the words with which runai's other
@@ -399,12 +412,16 @@ add_for_each_pod() {
 }
 
 # Refuses settings that would need quotes, since some versions of the client hand words to a shell.
+# The message does not have the value, which may be a key.
 refuse_words_with_quotes() {
-    local word
+    local word option=''
     for word in "${runai_command[@]}"; do
-        [[ $word =~ $PLAIN ]] ||
-            die "'$word' cannot be handed to runai: letters, digits and ._/:=@%+,- only." \
-                "Variables with other values go into env.sh on the volume, as export lines"
+        [[ $word != -* ]] || option=${word%%=*}
+        [[ ! $word =~ $PLAIN ]] || continue
+        [[ ! $word =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || option+=" ${BASH_REMATCH[0]%=}"
+        die "the value of $option cannot be handed to runai: letters, digits and ._/:=@%+,- only." \
+            "A key goes into a secret of the cluster, which SECRETS names. Variables with other" \
+            "values go into env.sh on the volume, as export lines"
     done
 }
 
@@ -496,10 +513,17 @@ seconds_of() {
     echo "$seconds"
 }
 
-# Deletes a job and ends the script with runai's exit code. Argument: the job's name.
+# Deletes a job of this project and ends the script with runai's exit code. Argument: the job's name.
+# A word such as --all would reach runai as an option.
 delete_job() {
+    [[ $1 =~ ^[a-z][a-z0-9-]*$ ]] ||
+        die "--delete '$1': expected the name of one job: lower-case letters, digits and -"
     read_settings
     require_project
+    [[ $1 == "$(beginning_of_name "$JOB_PREFIX")"-* ||
+        $1 == "$(beginning_of_name "$JOB_PREFIX-shell")"-* ]] ||
+        die "--delete '$1': expected a job of this project, whose name begins with" \
+            "$(beginning_of_name "$JOB_PREFIX")- (JOB_PREFIX in env.sh); delete others with runai itself"
     find_client
     [[ $RUNAI_CLI == v2 ]] || exec runai delete job "$1" -p "$RUNAI_PROJECT"
     exec runai workload delete "$1" -y -p "$RUNAI_PROJECT"

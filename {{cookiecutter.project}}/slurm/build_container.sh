@@ -152,12 +152,13 @@ export ENROOT_CACHE_PATH=$work/cache # by default it would fill $HOME
 mkdir "$ENROOT_CACHE_PATH"
 #? if runtime == "edf"
 # podman's store in memory, as CSCS advises (build-install/containers): the parallel file systems
-# cannot hold it.
+# cannot hold it. mktemp: another user could have made a folder by a name that can be guessed.
+store=$(mktemp -d "/dev/shm/podman.XXXXXXXXXX")
 cat >"$work/storage.conf" <<END
 [storage]
 driver = "overlay"
-runroot = "/dev/shm/$USER/runroot"
-graphroot = "/dev/shm/$USER/root"
+runroot = "$store/runroot"
+graphroot = "$store/root"
 END
 export CONTAINERS_STORAGE_CONF=$work/storage.conf
 podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"

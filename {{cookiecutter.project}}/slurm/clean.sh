@@ -4,13 +4,14 @@
 #   bash slurm/clean.sh              removes the copies, and lists them
 #   bash slurm/clean.sh --dry-run    only lists the copies that it would remove
 #
-# - Copies of sources (SNAPSHOT=1), unless a job that waits or runs was started from them. This script
-#   asks Slurm for the commands of all jobs. Copies of the last hour stay, as their job may be about
-#   to be submitted.
-# - Packed environments and data (STAGE=1) with which no job was submitted for two weeks: each
-#   submission sets the time of its packs. A job that has waited for longer packs them again.
+# - Copies of sources (SNAPSHOT=1) from which no job was submitted for 30 days, unless such a job still
+#   waits or runs. This script asks Slurm for the commands of all jobs. But Slurm tells nothing of jobs
+#   on other clusters (sbatch -M), and may hide those of a colleague who has repeated your job. To keep
+#   a copy for such a job: touch logs/snapshots/HASH
+# - Packed environments and data (STAGE=1) with which no job was submitted for two weeks. A job that
+#   has waited for longer packs them again.
 #
-# Files of other users stay, as you may not see their jobs.
+# Files of other users, files with other names, and what links lead to stay.
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
@@ -47,12 +48,16 @@ remove() {
 }
 
 needed=$(needed_snapshots) || exit
+# Each submission sets the time of its copies and packs. Without -H or a / at the end, find does not
+# follow a link to the folder.
+find_own=(-mindepth 1 -maxdepth 1 -user "$UID" -regextype posix-extended)
 while IFS= read -r snapshot; do
     grep -qxF "logs/snapshots/${snapshot##*/}" <<<"$needed" || remove "$snapshot"
-done < <(find "$PROJECT_DIR/logs/snapshots/" -mindepth 1 -maxdepth 1 -type d -user "$UID" \
-    -regextype posix-extended -regex '.*/([0-9a-f]{12}|\.unfinished-[^/]*)' -mmin +60 2>/dev/null)
+done < <(find "$PROJECT_DIR/logs/snapshots" "${find_own[@]}" -type d \( \
+    -regex '.*/[0-9a-f]{12}' -mtime +29 -o -regex '.*/\.unfinished-[^/]*' -mmin +60 \) 2>/dev/null)
 
+# Until version 1.2.1 of the template, packs were in logs/staged.
 while IFS= read -r pack; do
     remove "$pack"
-done < <(find "$PROJECT_DIR/logs/staged/" -mindepth 1 -maxdepth 1 -type f -user "$UID" \
-    -mtime +13 2>/dev/null) # 14 days and more
+done < <(find "$PROJECT_DIR"/logs/staged{,-"$UID"} "${find_own[@]}" -type f -mtime +13 \
+    -regex '.*/([0-9a-f]{16}\.(sqsh|tar|packs(\.[^/]*)?)|\.unfinished-[^/]*)' 2>/dev/null)

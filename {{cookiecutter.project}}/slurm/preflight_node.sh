@@ -47,15 +47,22 @@ tell() {
 
 # ---- folders ------------------------------------------------------------------------------------
 
-# Writes a file of 16 KiB and removes it. fsync: some file systems report a used-up quota only when
-# the data leave the node.
 check_writable() {
-    local folder=$1 fix=$2 probe error
+    local folder=$1 fix=$2 error
     tell at "$folder"
-    probe=$folder/.preflight.$SLURM_JOB_ID.$SLURMD_NODENAME
-    error=$(dd if=/dev/zero of="$probe" bs=16k count=1 conv=fsync status=none 2>&1) ||
+    error=$(write_file_in "$folder" 2>&1) ||
         tell fault "cannot write to $folder (${error##*: }): $fix"
-    rm -f "$probe"
+}
+
+# Writes a file of 16 KiB and removes it. fsync: some file systems report a used-up quota only when
+# the data leave the node. mktemp: other users may write to the folder too, and could have made a file
+# or a link by a name that they guess. nofollow: nor may a link take the file's place.
+write_file_in() {
+    local file code=0
+    file=$(mktemp "$1/.preflight.XXXXXXXXXX") || return
+    dd if=/dev/zero of="$file" bs=16k count=1 conv=fsync oflag=nofollow status=none || code=$?
+    rm -f "$file"
+    return "$code"
 }
 
 # A file system that does not count its blocks reports 0 of 0, and passes.

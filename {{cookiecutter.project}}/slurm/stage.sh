@@ -43,7 +43,7 @@ pack_files() {
     set --
     [[ $STAGE == 0 ]] || set -- --environment "$VENV"
     [[ -z $STAGE_DATA ]] || set -- "$@" --data "$STAGE_DATA"
-    "$python" -B "$PROJECT_DIR/launch/stage/pack.py" "$(realpath "$PROJECT_DIR/logs")/staged" "$@"
+    "$python" -B "$PROJECT_DIR/launch/stage/pack.py" "$(realpath "$PROJECT_DIR/logs")/staged-$UID" "$@"
 }
 
 # On a login node: packs the files before the job is submitted. Exports STAGED.
@@ -71,10 +71,10 @@ find_packs() {
     export KEEP_STAGE
 }
 
-# Whether STAGED lists the environment and the data of this job. It could also be that of another
-# job, in whose shell this one was submitted.
+# Whether STAGED lists the environment and the data of this job, and is a file of yours. It could also
+# be that of another job, in whose shell this one was submitted.
 is_list_of_this_job() {
-    [[ -r ${STAGED:-} ]] || return
+    [[ -r ${STAGED:-} && -O $STAGED ]] || return
     [[ $STAGE == 0 ]] || lists environment "$(realpath "$VENV")" || return
     [[ -z $STAGE_DATA ]] || lists 'file|data' "$(realpath "$STAGE_DATA")"
 }
@@ -105,28 +105,50 @@ space_for_packs() {
 # Sends the packs to the nodes' disks, and sets stage_exec. launch/stage/enter.py makes copies of
 # the packs that sbcast has sent. If sbcast fails, each node reads the packs where they lie.
 send_packs() {
-    local kind key pack path python=/usr/bin/python3
+    local python=/usr/bin/python3
     stage_exec=()
     [[ -n ${STAGED:-} ]] && wants_staging || return 0
-    while IFS=$'\t' read -r kind key pack path; do
-        # With one node there is nothing to send. If the first node has the copy (KEEP_STAGE=1), nodes
-        # that lack it read the pack.
-        ((${#hosts[@]} > 1)) && [[ ! -d $STAGE_DIR/staged-$UID/$key ]] || continue
-        sbcast --force "$pack" "$STAGE_DIR/.staged-$UID-$SLURM_JOB_ID-$key" </dev/null ||
-            say "sbcast could not send $pack: the nodes read it from the shared file system"
-    done <"$STAGED"
+    ((${#hosts[@]} == 1)) || send_missing_packs # with one node there is nothing to send
     [[ -x $python ]] || python=$(type -P python3) || python=$PYTHON
     # -I: it ignores PYTHONPATH and the like, which are meant for the program.
     stage_exec=("$python" -I -B "$PROJECT_DIR/launch/stage/enter.py" "$STAGE_DIR"
         --packs "$STAGED" --)
 }
 
+# Sends the packs of which the first node has no copy (KEEP_STAGE=1). Nodes that lack another one read
+# the pack.
+send_missing_packs() {
+    local kind key pack path folder=$STAGE_DIR/staged-$UID
+    local -A missing=()
+    while IFS=$'\t' read -r kind key pack path; do
+        [[ -d $folder/$key ]] || missing[$key]=$pack
+    done <"$STAGED"
+    ((${#missing[@]})) || return 0
+    if ! on_all_nodes bash -c "$MAKE_OWN_FOLDER" _ "$folder" &>/dev/null; then
+        say "not all nodes could make $folder: they read the packs from the shared file system"
+        return
+    fi
+    for key in "${!missing[@]}"; do
+        sbcast --force "${missing[$key]}" "$folder/$key.sent-$SLURM_JOB_ID" </dev/null ||
+            say "sbcast could not send ${missing[$key]}: the nodes read it from the shared file system"
+    done
+}
+
+# Makes a folder that other users cannot enter, as own_folder in launch/stage/enter.py does. sbcast
+# gives a file the mode of the original, so that all users of the node could read it elsewhere.
+# shellcheck disable=SC2016 # the shell on the node expands $1
+MAKE_OWN_FOLDER='mkdir -m 700 "$1"; [[ -d $1 && -O $1 && ! -L $1 ]]'
+
+# Runs a command once on each node of the job.
+on_all_nodes() {
+    timeout --kill-after=5 60 srun --overlap --export=ALL --input=none --ntasks-per-node=1 \
+        --nodes=${#nodes[@]} --ntasks=${#nodes[@]} "$@"
+}
+
 # Removes the copies from the nodes' disks, unless KEEP_STAGE=1, or another job uses them. A job that
 # is told to end has no time for it: a later job removes them.
 remove_packs() {
     ((${#stage_exec[@]})) && [[ $KEEP_STAGE == 0 && -z ${cancelled:-} ]] || return 0
-    timeout --kill-after=5 60 srun --overlap --export=ALL --input=none --ntasks-per-node=1 \
-        --nodes=${#nodes[@]} --ntasks=${#nodes[@]} \
-        "${stage_exec[@]:0:${#stage_exec[@]}-1}" --remove >/dev/null 2>&1 ||
+    on_all_nodes "${stage_exec[@]:0:${#stage_exec[@]}-1}" --remove &>/dev/null ||
         say "copies may be left in $STAGE_DIR of the nodes: the next job with STAGE=1 removes them"
 }

@@ -12,10 +12,13 @@
 #                        In this step srun has overwritten them
 
 main() {
-    local output errors code=0 dead=$1 own_step=$SLURM_STEP_ID
+    local output errors code=0 dead=${1:-} own_step=${SLURM_STEP_ID:-}
+    [[ -n $own_step && -n ${VARIABLES_OF_BATCH:-} ]] ||
+        die "this is not for you to call: a job with SPARES or MIN_NODES starts this script"
     shift
     trap : USR1 # may come to all steps; not '', which slurm/submit_multinode.sh would inherit
     restore_variables_of_job
+    refuse_other_node "$dead"
     wait_for_death_of "$dead"
     find_output # sets output, errors
     exec >>"$output" 2>>"$errors"
@@ -32,6 +35,12 @@ restore_variables_of_job() {
     unset VARIABLES_OF_BATCH
     batch=$SLURM_JOB_ID # the job's number for scontrol, as look_at_allocation in slurm/lib.sh
     [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || batch=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+}
+
+# Refuses a node that the job did not have at its start: it would count as dead. Argument: the node.
+refuse_other_node() {
+    grep -qxF -- "$1" <<<"$(scontrol show hostnames "$SLURM_JOB_NODELIST")" ||
+        die "'$1' is not a node of job $SLURM_JOB_ID: expected the one on which the job's script runs"
 }
 
 # Asks Slurm twice a minute, until a node has left this job. When the job ends, Slurm ends this

@@ -6,9 +6,10 @@ It copies PROJECT's git repository. If PROGRAM (with `python -m`, the FOLDER of 
 copies that repository too. Of a repository it copies the files that git tracks, as they are on disk, and new files that
 git does not ignore, unless they look like data. Without git, it copies files with the suffixes of SOURCES, up to 1 MiB.
 
-A copy is PROJECT/logs/snapshots/HASH/NAME. NAME is that of the copied folder. HASH follows from content, commit and
-branch, so jobs with equal sources share a copy. A copy is made under another name, and renamed when it is whole. All
-else in the folder (data, checkpoints, environments, logs) is a link in the copy to the original. Beside the copy stand
+A copy is PROJECT/logs/snapshots/HASH/NAME. NAME is that of the copied folder. HASH follows from content, commit,
+branch and user, so jobs of one user with equal sources share a copy. A copy is made under another name, and renamed
+when it is whole. All else in the folder (data, checkpoints, environments, logs) is a link in the copy to the original.
+Beside the copy stand
 
     original       a link to the folder that was copied
     git.json       commit, branch, and whether all was committed
@@ -19,7 +20,6 @@ Exit code 2, with a message, if the sources cannot be copied whole. SNAPSHOT_LIM
 It runs on login nodes: Python 3.6, standard library only.
 """
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -225,13 +225,13 @@ def take(root, snapshots, limit):
         content = copy(root, os.path.join(unfinished, os.path.basename(root)), sources)
         if sources_of(root, snapshots) != sources:
             raise Refusal(f"files of {root} came or went while it was copied: submit again")
-        finished = os.path.join(snapshots, hashlib.sha256(state + content).hexdigest()[:12])
+        owner = str(os.lstat(unfinished).st_uid).encode()  # users of a shared project have copies of their own
+        finished = os.path.join(snapshots, hashlib.sha256(state + content + owner).hexdigest()[:12])
         link(root, os.path.join(unfinished, "original"))
         is_new = rename(unfinished, finished)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    with contextlib.suppress(PermissionError):  # it may be a copy of another user of the project
-        os.utime(finished)  # slurm/clean.sh leaves copies alone that were asked for within the last hour
+    os.utime(finished)  # slurm/clean.sh leaves copies alone that were asked for within the last month
     kind = f"copied {len(sources)} files, {size / 1e6:.1f} MB" if is_new else "the copy is there already"
     print(f"SNAPSHOT=1: {finished} of {root}: {kind}", file=sys.stderr)
     return finished
@@ -343,13 +343,19 @@ def write_git_state(root, folder):
 
 
 def rename(unfinished, finished):
-    """Give a whole copy its name. Return False if there is one of this name already."""
+    """Give a whole copy its name. Return False if the user has one of this name already.
+
+    Raises Refusal if it is another user's: anyone can compute HASH, and give that name to other sources.
+    """
     try:
         os.rename(unfinished, finished)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return False
-        raise
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if os.lstat(finished).st_uid != os.lstat(unfinished).st_uid:
+            fix = f"have its owner remove it (ls -ld {finished}), or submit with SNAPSHOT=0"
+            raise Refusal(f"{finished} is not a copy of yours: {fix}") from error
+        return False
     return True
 
 

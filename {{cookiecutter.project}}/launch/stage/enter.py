@@ -53,8 +53,8 @@ def main():
     command = sys.argv[sys.argv.index("--") + 1 :]
     try:
         own = own_folder(folder)
-        remove_left_overs(folder, own, {pack.key for pack in packs})
-        copies = [copy_to_node(pack, folder, own) for pack in packs]
+        remove_left_overs(own, {pack.key for pack in packs})
+        copies = [copy_to_node(pack, own) for pack in packs]
         see_copies(list(zip(packs, copies)), own)
     except (NotStaged, OSError, ValueError) as error:
         paths = ", ".join(pack.path for pack in packs)
@@ -115,14 +115,14 @@ def locked(path):
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 
-def copy_to_node(pack, folder, own):
+def copy_to_node(pack, own):
     """Return the folder of the copy on this node; make the copy if there is none yet.
 
     From now on this process, and the command that it becomes, hold a lock of it.
     """
     copy = os.path.join(own, pack.key)
     with locked(copy + ".lock"):
-        sent = sent_file(pack, folder)
+        sent = sent_file(pack, own)
         if not os.path.isdir(copy):
             begin = time.time()
             make_copy(pack, sent, copy)
@@ -141,9 +141,9 @@ def copy_to_node(pack, folder, own):
     return copy
 
 
-def sent_file(pack, folder):
+def sent_file(pack, own):
     """Return where slurm/stage.sh has sbcast put a pack."""
-    return os.path.join(folder, f".staged-{os.getuid()}-{os.environ.get('SLURM_JOB_ID', '')}-{pack.key}")
+    return os.path.join(own, f"{pack.key}.sent-{os.environ.get('SLURM_JOB_ID', '')}")
 
 
 def make_copy(pack, sent, copy):
@@ -200,17 +200,17 @@ def remove(folder, packs):
     """Remove the copies that no process uses any more."""
     own = own_folder(folder)
     for pack in packs:
-        if os.path.exists(sent_file(pack, folder)):
-            os.unlink(sent_file(pack, folder))
+        if os.path.exists(sent_file(pack, own)):
+            os.unlink(sent_file(pack, own))
         remove_copy(os.path.join(own, pack.key))
     for name in os.listdir(own):
         if name.startswith(f"namespace-{socket.gethostname()}-{os.environ.get('SLURM_JOB_ID', '')}."):
             os.unlink(os.path.join(own, name))
 
 
-def remove_left_overs(folder, own, wanted):
+def remove_left_overs(own, wanted):
     """Remove what jobs that were killed have left on this node, but for the copies that are wanted now."""
-    for sent in glob.glob(os.path.join(glob.escape(folder), f".staged-{os.getuid()}-*")):
+    for sent in glob.glob(os.path.join(glob.escape(own), "*.sent-*")):
         with contextlib.suppress(OSError):  # another rank may have removed it
             if time.time() - os.stat(sent).st_mtime > DAY:
                 os.unlink(sent)

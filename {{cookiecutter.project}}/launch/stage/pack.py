@@ -4,7 +4,8 @@
 
 Thousands of small files on a shared file system are slow to open, one large file is fast to read. The packed files are
 FOLDER/KEY.sqsh or FOLDER/KEY.tar. KEY follows from names, sizes and times of what is packed, so that a pack is made
-once, and made anew after a change. A pack gets its name when it is whole.
+once, and made anew after a change. A pack gets its name when it is whole. FOLDER belongs to one user: other users can
+neither read private data in a pack, nor put a pack of their own there, as they could compute KEY.
 
 Of a virtual environment two packs are made: the environment, and the Python from which it was made, which uv and pyenv
 keep in the home directory. A Python below /usr is on the nodes already. A conda environment has its own Python.
@@ -45,12 +46,12 @@ class Refusal(Exception):
 def main():
     """Pack, and print what was packed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=os.path.abspath, help="where the packs go")
+    parser.add_argument("folder", type=os.path.abspath, help="where the packs go; it is made if it is not there")
     parser.add_argument("--environment", default="", help="a virtual environment or a conda environment")
     parser.add_argument("--data", default="", help="a file or a folder")
     args = parser.parse_args()
     try:
-        os.makedirs(args.folder, exist_ok=True)
+        make_own_folder(args.folder)
         packs = pack_environment(os.path.realpath(args.environment), args.folder) if args.environment else []
         if args.data:
             packs.append(pack_data(args.data, args.folder))
@@ -58,6 +59,15 @@ def main():
     except (OSError, Refusal) as error:
         print(f"STAGE: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def make_own_folder(folder):
+    """Make a folder of this user alone. Raises Refusal if another user has made it, or a link of this name."""
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(folder, 0o700)
+    owners = {os.lstat(folder).st_uid, os.stat(folder).st_uid}  # a link of one's own may lead to another file system
+    if owners != {os.getuid()} or not os.path.isdir(folder):
+        raise Refusal(f"{folder} is not a folder of yours: have its owner remove it (ls -ld {folder}), or set STAGE=0")
 
 
 def pack_environment(environment, folder):
@@ -151,6 +161,7 @@ def pack(root, names, left_out, folder):
     begin = time.time()
     unfinished = os.path.join(folder, f".unfinished-{key}-{socket.gethostname()}-{os.getpid()}")
     try:
+        os.close(os.open(unfinished, os.O_CREAT | os.O_WRONLY, 0o600))  # tar and mksquashfs keep this mode
         suffix = write_pack(root, names, left_out, unfinished)
         if key_of(root, names, left_out)[0] != key:
             raise Refusal(f"files in {root} changed while they were packed: try again when nothing writes there")
@@ -170,8 +181,6 @@ def is_there(file):
         os.utime(file)
     except FileNotFoundError:
         return False
-    except OSError:
-        pass  # it is another user's
     return True
 
 
@@ -228,12 +237,9 @@ def suffixes_wanted():
 
 def write_pack(root, names, left_out, file):
     """Write a pack; return the suffix of its format."""
-    can_mount = shutil.which("mksquashfs") and shutil.which("squashfuse")
-    if can_mount and ".sqsh" in suffixes_wanted():
-        if write_squashfs(root, names, left_out, file) and is_mountable(file):
-            return ".sqsh"
-        if os.path.exists(file):
-            os.unlink(file)
+    tries_squashfs = ".sqsh" in suffixes_wanted() and shutil.which("mksquashfs") and shutil.which("squashfuse")
+    if tries_squashfs and write_squashfs(root, names, left_out, file) and is_mountable(file):
+        return ".sqsh"
     excluded = [f"--exclude={name}" for name in left_out]
     # Without --anchored, an excluded name may stand at any depth.
     wanted = ["."] if is_whole(root, names) else names
