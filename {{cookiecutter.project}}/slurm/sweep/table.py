@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH
 from job import output_of
 from jobs import out_of
 from progress import Training
-from words import duration
+from words import duration, printable
 
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED")
@@ -47,7 +47,7 @@ def main():
         counts[row[1]] = counts.get(row[1], 0) + 1
     print("\n" + ", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
     for cause in causes:
-        print(cause)
+        print(printable(cause))
 
 
 def end_of(folder, line):
@@ -95,7 +95,7 @@ def results(sweep, line, words):
             cells += ["" if loss is None else f"{loss:.4f}" for loss in losses]
         except OSError:
             pass  # the program has not begun, or writes no metrics.jsonl
-    return [*cells, " ".join(words).replace("%a", str(line))]
+    return [*cells, printable(" ".join(words).replace("%a", str(line)))]
 
 
 def cause_of(job):
