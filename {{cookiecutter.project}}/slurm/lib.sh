@@ -37,6 +37,22 @@ options_of_jobs() {
     done
 }
 
+# Prints the usage of a script if it is asked for. Refuses words that are no options: sbatch would take
+# one for its script, and salloc for its command. Arguments: the script, and its words.
+expect_options() {
+    local word before=''
+    for word in "${@:2}"; do
+        if [[ $word == -h || $word == --help ]]; then
+            print_usage "$1"
+            exit
+        fi
+        # After --option and -o, a word may be the option's value.
+        [[ $word == -?* || $before =~ ^(-[A-Za-z]|--[^=]+)$ ]] ||
+            die "'$word' is not known: expected options of Slurm, as in --time=00:10:00"
+        before=$word
+    done
+}
+
 # Prints Slurm's record of a job. A busy controller may not answer at once: it is asked three times.
 job_record() {
     local pause

@@ -41,7 +41,8 @@ def main():
     """Print the lines."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--stacks"]
     if arguments and not os.path.isdir(arguments[0]):
-        sys.exit(printable(f"'{arguments[0]}': expected the folder of a run, as logs/4711.0"))
+        sys.stderr.write(printable(f"'{arguments[0]}': expected the folder of a run, as logs/4711.0") + "\n")
+        sys.exit(2)
     answers = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     processes = read(left_by_ranks(arguments[0]) if arguments else answers)
     if not processes:
