@@ -164,7 +164,7 @@ check_program() {
         -m) [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module" ;;
         -*) die "no program '$1': write ./$1 if a file has this name" ;;
         *)
-            [[ -e $1 || ${TORCHRUN_OPTIONS:-} == *--no?python* ]] ||
+            [[ -f $1 || -f $1/__main__.py || ${TORCHRUN_OPTIONS:-} == *--no?python* ]] ||
                 die "no program '$1' in $PWD:" \
                     "name a Python file or a module, as in program.py or -m package.module"
             ;;
