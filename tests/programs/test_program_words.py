@@ -73,6 +73,10 @@ def test_where_programs_are_looked_up(found, tmp_path):
     assert found("pi/pi.py", cwd="project") == (0, "pi/pi.py")
     assert found("-m", "package.main") == (0, "-m")
     assert found("-m") == (2, "no program '-m': name a module, as in -m package.module\n")
+    (tmp_path / "here/-e.py").write_text(PYTHON_TEXT)
+    assert found("-e.py") == (2, "no program '-e.py': write ./-e.py if a file has this name\n")
+    assert found("./-e.py") == (0, "./-e.py")
+    assert found("./-e.py", function="starts_its_own_ranks") == (1, "")
     code, said = found()
     assert code == 2 and said.startswith(f"no program 'check/ranks.py' in {tmp_path}/here nor in {tmp_path}/project: ")
     assert found("nosuch.py", cwd="project")[1].startswith(

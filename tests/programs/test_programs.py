@@ -156,7 +156,7 @@ def test_hello_under_torchrun():
 
 def test_hello_without_a_launcher_names_one():
     done = run(sys.executable, "-W", "ignore", HELLO)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("RANK is not set: start this program with a launcher, as in torchrun ")
     assert done.stderr.count("\n") == 1, done.stderr
 

@@ -46,6 +46,7 @@ def call(tmp_path):
         'env -0 >"$0.env"\nprintf "%s\\0" "$@" >"$0.arguments"\n'
     )
     python.chmod(0o755)
+    (tmp_path / "x.py").touch()
 
     def run(environment, *arguments, wrapper=WRAPPER):
         clean = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "PYTHON": str(python), **environment}
@@ -217,6 +218,9 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
     ("environment", "arguments", "expected"),
     [
         ({}, [], "no program given"),
+        ({}, ["-m"], "no program '-m': name a module"),
+        ({}, ["nosuch.py"], "no program 'nosuch.py' in "),
+        ({}, ["-e.py"], "no program '-e.py': write ./-e.py"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "12"}, ["x.py"], "srun started 12 tasks on 3 node(s), but one per node"),
         ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ["x.py"], "mpirun started 4 copies on this node"),
         ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, but MASTER_ADDR and MASTER_PORT are not both set"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,24 @@ def test_the_template_s_documents_name_what_it_has(document):
 
 # A placeholder, and a file that CONTRIBUTING.md adds.
 EXAMPLES = {"sites/lab.yaml", "sites/NAME.yaml"}
+
+
+def test_the_template_s_placeholder_cannot_be_run_as_pasted(tmp_path):
+    """gh:org/template is a name that anybody may own, and cookiecutter runs the hooks of what it finds there."""
+    pages = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *TEMPLATE.rglob("*.md")]
+    pages = [page for page in pages if page.name != "CHANGELOG.md"]
+    text = "\n".join(page.read_text() for page in pages)
+    lines = re.findall(r"^(?:uvx|git clone|\S*cookiecutter) .*<.*", text, re.MULTILINE)
+    assert len(lines) >= 5 and not re.findall(r"gh:(?!<)|github\.com/org/", text)
+    for name in ("uvx", "git", "cookiecutter"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
+        (tmp_path / name).chmod(0o755)
+    for line in lines:
+        command = line.replace("~/cookiecutter/bin/", "")
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["bash", "-c", command], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, check=False
+        )
+        assert done.returncode and sorted(path.name for path in tmp_path.iterdir()) == ["cookiecutter", "git", "uvx"], (
+            line
+        )

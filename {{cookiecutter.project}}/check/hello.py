@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 
 if "RANK" not in os.environ:
-    sys.exit(f"RANK is not set: start this program with a launcher, as in torchrun --nproc-per-node 2 {sys.argv[0]}")
+    how = f"start this program with a launcher, as in torchrun --nproc-per-node 2 {sys.argv[0]}"
+    print(f"RANK is not set: {how}", file=sys.stderr)
+    sys.exit(2)
 
 # Join. The launcher has set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 if torch.cuda.is_available():

@@ -68,6 +68,8 @@ find_program() {
         echo -m
         return
     fi
+    # Python and other programs would take it for an option.
+    [[ $name != -* ]] || die "no program '$name': write ./$name if a file has this name"
     refuse_launch_command "$@"
     file=$name
     if (($# == 0)) || [[ ! -e $name && $name != /* ]]; then

@@ -21,6 +21,7 @@ set -euo pipefail
 
 main() {
     (($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
+    [[ $1 != -* || $1 == -m ]] || die "no program '$1': write ./$1 if a file has this name"
     command -v "${PYTHON:=python3}" >/dev/null ||
         die "$PYTHON was not found: set RUNTIME or PYTHON in env.sh"
     count_cores    # sets cores

@@ -23,8 +23,12 @@ import tempfile
 import threading
 from pathlib import Path
 
-import rank_packages  # this and the next in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
-import rank_stacks
+try:
+    import rank_packages  # this and the next in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
+    import rank_stacks
+except ModuleNotFoundError:
+    sys.stderr.write("launch/spawn.py: call LAUNCHER=spawn bash launch/torchrun.sh program.py\n")
+    sys.exit(2)
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.run import parse_args
 from torch.multiprocessing import ProcessExitedException, start_processes

@@ -53,7 +53,7 @@
 set -euo pipefail
 
 main() {
-    (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
+    check_program "$@"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
     # torchrun would read each option that is not on its command line from PET_*. It is no rank
@@ -163,6 +163,24 @@ choose_processes() {
     if [[ $processes == 0 ]]; then
         processes=${CPU_RANKS_PER_NODE:-1}
     fi
+}
+
+# Refuses what torchrun would tell of in forty lines. Arguments: the program and its arguments.
+check_program() {
+    (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
+    case $1 in
+        -h | --help)
+            sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+            exit
+            ;;
+        -m) [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module" ;;
+        -*) die "no program '$1': write ./$1 if a file has this name" ;;
+        *)
+            [[ -f $1 || -f $1/__main__.py || ${TORCHRUN_OPTIONS:-} == *--no?python* ]] ||
+                die "no program '$1' in $PWD:" \
+                    "name a Python file or a module, as in program.py or -m package.module"
+            ;;
+    esac
 }
 
 check_settings() {

@@ -74,9 +74,9 @@ forget() {
     list
 }
 
-case ${1:-} in
-    '') list ;;
-    add | forget) "$@" ;;
-    -h | --help) print_usage "${BASH_SOURCE[0]}" ;;
+case $#:${1:-} in
+    0:) list ;;
+    *:add | *:forget) "$@" ;;
+    *:-h | *:--help) print_usage "${BASH_SOURCE[0]}" ;;
     *) die "'$1' is not known: expected add, forget, or nothing to list the nodes" ;;
 esac

@@ -120,6 +120,7 @@ source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
 export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
 
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
+    expect_options "${BASH_SOURCE[0]}" "$@"
     (prepare) || exit # in a shell of its own: the job reads env.sh itself
     submit_build "${BASH_SOURCE[0]}" "$@"
 fi
@@ -188,6 +189,8 @@ echo "ready: $IMAGE"
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+expect_options "${BASH_SOURCE[0]}" "$@"
+(($# == 0)) || die "'$*' is not known: this script has no options"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 set -euo pipefail

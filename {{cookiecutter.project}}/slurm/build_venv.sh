@@ -98,6 +98,7 @@ source "$PROJECT_DIR/slurm/lib.sh" slurm/build_venv.sh
 export RUNTIME=venv # MODULES of env.sh may depend on it
 
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
+    expect_options "${BASH_SOURCE[0]}" "$@"
     (prepare) || exit # in a shell of its own: the job reads env.sh itself
     submit_build "${BASH_SOURCE[0]}" "$@" # ends this script
 fi

@@ -19,10 +19,10 @@ source "$PROJECT_DIR/slurm/lib.sh" slurm/clean.sh
 
 (($# <= 1)) || die "too many words: expected --dry-run, or nothing"
 dry_run=''
-case ${1:-} in
-    '') ;;
-    --dry-run) dry_run=1 ;;
-    -h | --help)
+case $#:${1:-} in
+    0:) ;;
+    1:--dry-run) dry_run=1 ;;
+    1:-h | 1:--help)
         print_usage "${BASH_SOURCE[0]}"
         exit
         ;;

@@ -36,6 +36,8 @@ OUTPUT_BYTES, LOG_BYTES = 20_000_000, 16_384  # how much of the ends is read
 ATTEMPT_BEGINS = " node(s), meeting at "  # the submit script prints a line with these words before it starts the ranks
 MOST_CAUSES = 3
 QUOTED_LINES, QUOTED_WIDTH, PROOF_WIDTH = 30, 240, 300
+SEARCHED_WIDTH = 4096  # of a line; with two words and .* between them, a search takes the square of it
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
 
 
 def main():
@@ -43,6 +45,8 @@ def main():
     arguments = sys.argv[1:]
     fault_file = arguments.pop(0)[len("--fault=") :] if arguments and arguments[0].startswith("--fault=") else ""
     job = find_job(arguments)
+    if job.owner:
+        show([f"job {job.id} is not yours, but {job.owner}'s"], code=0)
     if "COMPLETED" in job.state:
         return show([f"job {job.id} did not fail: {job.state}"], code=0)
     if not job.has_ended:
@@ -977,6 +981,7 @@ class Job(NamedTuple):
     errors: str  # the file of --error, if it is another one
     run: str  # a folder logs/JOBID.ATTEMPT
     hosts: str  # of its nodes, as "node[1-2]"
+    owner: str = ""  # the user who has submitted it, if that is another one
 
     @property
     def has_ended(self):
@@ -989,7 +994,7 @@ class Job(NamedTuple):
 
 def die(message):
     """End with an error of the user's."""
-    print(f"slurm/doctor.py: {message}", file=sys.stderr)
+    print(printable(f"slurm/doctor.py: {message}"), file=sys.stderr)
     sys.exit(2)
 
 
@@ -1023,14 +1028,21 @@ def ask_slurm(number, asked_run):
     newest_run = find_newest_run(record, project, job_id)
     hosts = re.search(r"(?m)^ *NodeList=([^(\s]+)", record)  # (null) while it waits
     hosts = hosts.group(1) if hosts else ""
-    job = Job(job_id, state, command, output, find_errors(record, output), asked_run or newest_run, hosts)
+    owner = owner_of(record)
+    job = Job(job_id, state, command, output, find_errors(record, output), asked_run or newest_run, hosts, owner)
     if asked_run and (not job.has_ended or attempt_of(asked_run) != attempt_of(newest_run or asked_run)):
-        return Job(job_id, "", "", "", "", asked_run, hosts)
+        return Job(job_id, "", "", "", "", asked_run, hosts, owner)
     if not (job.output or job.run or job.state):
         folders = " or ".join(sorted({here(), project}))
         searched = f"there is no *-{job_id}.out in {folders}"
         die(f"Slurm does not know a job {job_id}, and {searched}: name its output file")
     return job
+
+
+def owner_of(record):
+    """Return the name of the user whose job Slurm's record is of; '' if it is this user's, or not known."""
+    owner = re.search(r"(?m)^ *UserId=(\S+)\((\d+)\)", record)
+    return owner.group(1) if owner and int(owner.group(2)) != os.getuid() else ""
 
 
 def state_of(job_id, record):
@@ -1164,6 +1176,11 @@ def read_end(path, size):
     return text.rstrip("\n").split("\n") if text else []
 
 
+def printable(text):
+    """Return text with control characters as ^[ and the like, as a terminal obeys them; tabs and line ends stay."""
+    return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
+
+
 def labelled_lines(path, size, is_rank=None):
     """Return the lines of a file's end, with their labels and places."""
     name = short(path)
@@ -1181,6 +1198,7 @@ def shown(line):
     """Return what a terminal shows of a line: the last state of a progress bar, and no bar before words."""
     if "\r" in line:
         line = line.rstrip("\r").rpartition("\r")[2]
+    line = printable(line[:SEARCHED_WIDTH])
     if "it/s" not in line and "s/it" not in line:
         return line
     bar_ends = max((bar.end() for bar in PROGRESS.finditer(line)), default=0)
@@ -1753,7 +1771,7 @@ def places_of_ranks(run, lines, logs):
     """
     asked = f"{run}/stacks.txt"
     if run and os.path.isfile(asked):
-        told = read_end(asked, OUTPUT_BYTES)  # below an empty line are whole stacks
+        told = [shown(line) for line in read_end(asked, OUTPUT_BYTES)]  # below an empty line are whole stacks
     else:
         begin = next((at + 1 for at, line in enumerate(lines) if ASKED.match(line.text)), None)
         told = [line.text for line in lines[begin:]] if begin else []
@@ -2209,7 +2227,7 @@ def words_on_stdout(failure, most=10):
 
 def show(lines, code):
     """Print lines, with bytes that are no UTF-8 as they were read; return the exit code."""
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.write("".join(f"{printable(line)}\n" for line in lines).encode("utf-8", "surrogateescape"))
     return code
 
 

@@ -37,13 +37,32 @@ options_of_jobs() {
     done
 }
 
-# Prints Slurm's record of a job. A busy controller may not answer at once: it is asked three times.
+# Prints the usage of a script if it is asked for. Refuses words that are no options: sbatch would take
+# one for its script, and salloc for its command. Arguments: the script, and its words.
+expect_options() {
+    local word before=''
+    for word in "${@:2}"; do
+        if [[ $word == -h || $word == --help ]]; then
+            print_usage "$1"
+            exit
+        fi
+        # After --option and -o, a word may be the option's value.
+        [[ $word == -?* || $before =~ ^(-[A-Za-z]|--[^=]+)$ ]] ||
+            die "'$word' is not known: expected options of Slurm, as in --time=00:10:00"
+        before=$word
+    done
+}
+
+# Prints Slurm's record of a job. A busy controller may not answer at once: it is asked three times,
+# unless it says that there is no such job.
 job_record() {
-    local pause
+    local pause errors
     for pause in 1 2 0; do
-        scontrol --details show job "$1" && return
+        { errors=$(scontrol --details show job "$1" 2>&1 >&3) && return; } 3>&1
+        [[ $errors != *"Invalid job id"* ]] || break
         sleep "$pause"
     done
+    echo "$errors" >&2
     return 1
 }
 
@@ -53,7 +72,8 @@ find_running_job() {
     local record state=unknown nodes=''
     [[ $1 =~ ^[0-9]+(_[0-9]+)?$ ]] ||
         die "'$1': expected the number of a job, as 4711 or 4711_3; squeue --me lists yours"
-    record=$(job_record "$1") || die "Slurm knows no job $1: squeue --me lists yours"
+    record=$(job_record "$1" 2>&1) ||
+        die "Slurm knows no job $1 (${record%%$'\n'*}): squeue --me lists yours"
     [[ $record =~ JobState=([A-Z_]+) ]] && state=${BASH_REMATCH[1]}
     [[ $state != PENDING ]] ||
         die "job $1 waits in the queue, and has no ranks yet: squeue --start --jobs=$1 says when it may start"

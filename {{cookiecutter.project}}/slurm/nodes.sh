@@ -24,7 +24,8 @@ remember_bad_node() {
             "$1" -1 "${SLURM_JOB_ID:--}" "${2//[$'\t\n']/ }" >>"$bad_nodes"
 }
 
-# Prints the newest line of each node, if it is younger than BAD_NODE_DAYS.
+# Prints the newest line of each node, if it is younger than BAD_NODE_DAYS. Control characters, which
+# a terminal obeys, become "?".
 remembered_nodes() {
     local now since
     [[ -r $bad_nodes ]] || return 0
@@ -32,7 +33,8 @@ remembered_nodes() {
     printf -v since '%(%FT%T)T' $((now - 86400 * BAD_NODE_DAYS))
     awk -F '\t' -v since="$since" '
         NF == 4 && $2 > since { newest[$1] = $0 }
-        END { for (node in newest) print newest[node] }' "$bad_nodes" | sort
+        END { for (node in newest) print newest[node] }' "$bad_nodes" | sort |
+        LC_ALL=C sed 's/[\x01-\x08\x0b-\x1f\x7f]\|\xc2[\x80-\x9f]/?/g'
 }
 
 # Adds --exclude for these nodes to the options of sbatch, and says so. It leaves out names that the

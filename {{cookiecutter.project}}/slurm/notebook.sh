@@ -87,22 +87,18 @@ wait_for_start() {
     done
 }
 
-case ${1:-} in
-    -h | --help)
-        print_usage "${BASH_SOURCE[0]}"
-        exit
-        ;;
-    '' | -*)
-        submit_notebook "$@"
-        trap interrupted INT
-        wait_for_start
-        trap - INT
-        ;;
-    *) [[ $# == 1 ]] || die "'$*': expected options of sbatch, or the number of one job" ;;
-esac
+if (($# == 0)) || [[ $1 == -* ]]; then
+    expect_options "${BASH_SOURCE[0]}" "$@"
+    submit_notebook "$@"
+    trap interrupted INT
+    wait_for_start
+    trap - INT
+elif (($# > 1)); then
+    die "'$*': expected options of sbatch, or the number of one job"
+fi
 unset_options_of_srun
 find_running_job "${number:-$1}" # number, hosts
 [[ $(job_record "$number") == *Command=*/slurm/notebook/serve.sh* ]] ||
     die "slurm/notebook.sh did not start job $number"
-PYTHONPATH=$PROJECT_DIR/slurm/watch exec python3 -B "$PROJECT_DIR/slurm/notebook/connect.py" \
+exec python3 -B "$PROJECT_DIR/slurm/notebook/connect.py" \
     "$number" "${hosts[0]}" "$PROJECT_DIR/logs/$number.0"

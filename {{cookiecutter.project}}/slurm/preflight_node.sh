@@ -17,6 +17,10 @@
 # It reads the variables of a Slurm step, NPROC_PER_NODE, and RUN_DIR, MIN_FREE_GB, MASTER_ADDR,
 # MASTER_PORT and MOUNTS_SETTING, which slurm/preflight.sh describes.
 set -u
+if ! declare -F count_gpus >/dev/null; then
+    echo "slurm/preflight_node.sh: call bash slurm/preflight.sh, which runs this file on each node" >&2
+    exit 2
+fi
 export LC_ALL=C # messages of other programs are compared, so they must be in English
 
 main() {

@@ -3,39 +3,82 @@
 
   python3 slurm/repeat.py 123          the newest attempt of a job
   python3 slurm/repeat.py logs/123.0   one attempt
+  python3 slurm/repeat.py --foreign logs/123.0
+                                       one that another user has started: read the command before you run it
 
 The job wrote run.json into the folder of the attempt when it started (launch/code/record.py), and this script reads it.
 The first lines of what it prints begin with # and say which code, software and nodes the job had. The last line is the
 command: bash <(python3 slurm/repeat.py 123) submits the job once more.
 It runs on login nodes: Python 3.6, standard library only.
 
-Exit code 2: there is no run.json, or the arguments are wrong.
+Exit code 2: there is no run.json, it is another user's, or the arguments are wrong.
 """
 
 import glob
 import json
 import os
+import re
 import shlex
 import sys
 
 # Variables that are no settings of env.sh, and change what a job does.
 VARIABLES = ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU", "STAGE_FORMAT")
 PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
 
 
 def main():
     """Print comments and commands."""
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    words = sys.argv[1:]
+    is_foreign = words[:1] == ["--foreign"]
+    if is_foreign:
+        del words[0]
+    if len(words) != 1 or words[0].startswith("-"):
         asked = sys.argv[1:] in (["-h"], ["--help"])
         print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)  # bash <(…) would run what stands in stdout
         sys.exit(0 if asked else 2)
-    folder = folder_of(sys.argv[1])
-    with open(os.path.join(folder, "run.json")) as file:
-        run = json.load(file)
-    for line in describe(run, folder):
-        print("# " + line)
-    submit = " ".join([*settings(run), *map(shlex.quote, command(run))])
-    print("cd {} && {}".format(shlex.quote(run["folder"]), submit))
+    folder = folder_of(words[0])
+    if not is_foreign:
+        refuse_foreign(folder)
+    try:
+        with open(os.path.join(folder, "run.json")) as file:
+            run = json.load(file)
+        lines = ["# " + printable(line) for line in describe(run, folder)]
+        submit = " ".join([*settings(run), *map(quoted, command(run))])
+        lines.append("cd -- {} && {}".format(quoted(run["folder"]), submit))
+        text = "".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape")
+    except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        die(f"{folder}/run.json cannot be read ({error!r}): launch/code/record.py has not written it, or is at work")
+    sys.stdout.buffer.write(text)
+
+
+def refuse_foreign(folder):
+    """Refuse a run.json that another user has written: bash <(…) would run its command under this user's name."""
+    owner = os.stat(os.path.join(folder, "run.json")).st_uid
+    if owner != os.getuid():
+        die(f"the user with number {owner} has written {folder}/run.json: --foreign prints its command, to be read")
+
+
+def die(message):
+    """End with a message, and nothing in stdout that bash <(…) would run."""
+    sys.stderr.write(f"slurm/repeat.py: {printable(message)}\n")
+    sys.exit(2)
+
+
+def printable(text):
+    """Return text on one line: a second line would be no comment, and a terminal obeys control characters."""
+    return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
+
+
+def quoted(word):
+    """Return a word as bash reads it, on one line."""
+    if not CONTROL.search(word):
+        return shlex.quote(word)
+
+    def escaped(found):
+        return "".join(f"\\x{byte:02x}" for byte in os.fsencode(found[0]))
+
+    return "$'" + re.sub(rf"{CONTROL.pattern}|[\\']", escaped, word) + "'"
 
 
 def folder_of(name):
@@ -43,11 +86,10 @@ def folder_of(name):
     folders = [name] if os.path.isdir(name) else glob.glob(glob.escape(os.path.join(PROJECT, "logs", name)) + ".*")
     folders = [folder for folder in folders if os.path.exists(os.path.join(folder, "run.json"))]
     if not folders:
-        sys.stderr.write(
-            f"slurm/repeat.py: no run.json of '{name}' in {os.path.join(PROJECT, 'logs')}: expected the number of a job"
-            " that this project has started, or its folder of logs\n"
+        die(
+            f"no run.json of '{name}' in {os.path.join(PROJECT, 'logs')}: expected the number of a job"
+            " that this project has started, or its folder of logs"
         )
-        sys.exit(2)
     return max(folders, key=lambda folder: os.path.getmtime(os.path.join(folder, "run.json")))
 
 
@@ -89,12 +131,10 @@ def describe_code(run, folder):
 
 def worktree(git, tree, changes):
     """Return the command that puts a job's sources into the folder `tree`."""
-    into_tree = "git -C " + shlex.quote(tree)
-    commands = [
-        "git -C {} worktree add --detach {} {}".format(*map(shlex.quote, (git["repository"], tree, git["commit"])))
-    ]
+    into_tree = "git -C " + quoted(tree)
+    commands = ["git -C {} worktree add --detach {} {}".format(*map(quoted, (git["repository"], tree, git["commit"])))]
     if os.path.exists(changes):
-        commands.append(f"{into_tree} apply {shlex.quote(changes)}")
+        commands.append(f"{into_tree} apply {quoted(changes)}")
     if os.path.exists(os.path.join(git["repository"], ".gitmodules")):
         commands.append(f"{into_tree} submodule update --init --recursive")
     return " && ".join(commands)
@@ -128,8 +168,11 @@ def settings(run):
     for name in VARIABLES:
         if name in run["environment"]:
             changed.setdefault(name, run["environment"][name])
+    odd = [name for name in changed if not re.fullmatch("[A-Z_][A-Z0-9_]*", name)]
+    if odd:
+        raise ValueError(f"{odd[0]!r} is no setting")
     # A list, as of modules, cannot stand before a command.
-    return [f"{name}={shlex.quote(value)}" for name, value in changed.items() if isinstance(value, str)]
+    return [f"{name}={quoted(value)}" for name, value in changed.items() if isinstance(value, str)]
 
 
 def copies_of(run):
@@ -145,6 +188,9 @@ def command(run):
         options = [f"--{name}={value}" for name, value in run["allocation"].items()]
         script = os.path.join(scripts_of(run), "slurm", "submit_multinode.sh")
         words = ["sbatch", *options, script, *run["program"]]
+    if os.path.basename(words[0]) != "sbatch":
+        raise ValueError(f"{words[0]!r} is not sbatch")
+    words = ["sbatch", *words[1:]]
     snapshots = run["code"]["snapshots"] if run["code"] else []
     if snapshots and not copies_of(run) and run["code"]["git"]:
         original = run["code"]["git"]["repository"]

@@ -30,9 +30,7 @@ esac
 if [[ $# == 1 && $1 =~ ^[0-9]+$ && ! -e $1 ]]; then
     [[ -d $PROJECT_DIR/logs/sweeps/$1 ]] ||
         die "job $1 is no sweep of this project: ls $PROJECT_DIR/logs/sweeps lists them"
-    # table.py reads metrics.jsonl as slurm/watch.sh does.
-    PYTHONPATH=$PROJECT_DIR/slurm/watch \
-        exec python3 -B "$PROJECT_DIR/slurm/sweep/table.py" "$PROJECT_DIR/logs/sweeps/$1"
+    exec python3 -B "$PROJECT_DIR/slurm/sweep/table.py" "$PROJECT_DIR/logs/sweeps/$1"
 fi
 
 lines=$1 at_once='' options=()
@@ -61,7 +59,7 @@ SWEEP_FOLDER=$(mktemp -d "$PROJECT_DIR/logs/sweeps/$name.XXXXXX") || exit
 export SWEEP_FOLDER
 unset SWEEP_JOB # a job of a sweep may run this script, and has it
 trap 'rm -rf "$SWEEP_FOLDER"' EXIT # if the submission fails
-indices=$(PYTHONPATH=$PROJECT_DIR/slurm/watch python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
+indices=$(python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
 said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \
     --array="$indices${at_once:+%$at_once}" "${options[@]}" -- "$@") || exit
 trap - EXIT

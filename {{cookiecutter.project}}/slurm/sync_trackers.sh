@@ -5,8 +5,9 @@
 #   bash slurm/sync_trackers.sh runs logs   sends the runs in these folders
 #   bash slurm/sync_trackers.sh --dry-run   only lists the runs
 #
-# Call it on a machine that reaches the trackers' servers. It sends a run once. It leaves out runs that
-# have changed within the last ten minutes, as their jobs may still run.
+# Call it on a machine that reaches the trackers' servers. It sends a run once, and only your own: other
+# users' runs would go to your account. It leaves out runs that have changed within the last ten minutes,
+# as their jobs may still run.
 #
 # It needs the command wandb, or export-experiments of the package mlflow-export-import, and for MLflow
 # the variable MLFLOW_TRACKING_URI. slurm/docs/offline-trackers.md says how programs write such runs.
@@ -29,6 +30,7 @@ while (($#)); do
         -*) die "'$1' is not known: expected --dry-run, or folders" ;;
         *)
             [[ -d $1 ]] || die "'$1' is no folder"
+            [[ $1 == /* ]] || set -- "./$1" "${@:2}" # find would take "!" or "(" for words of its own
             folders+=("$1")
             ;;
     esac
@@ -36,8 +38,9 @@ while (($#)); do
 done
 ((${#folders[@]})) || folders=(.)
 
-# Prints files whose path fits a pattern, the oldest first, that were not sent and have not just changed. find
-# follows no links: logs/latest leads to a folder that it finds anyway.
+# Prints the user's files whose path fits a pattern, the oldest first, that were not sent and have not just
+# changed. find follows no links: logs/latest leads to a folder that it finds anyway. Other programs would take
+# a path that begins with - for an option.
 unsent() {
     local file
     while IFS= read -r file; do
@@ -48,8 +51,8 @@ unsent() {
                 echo "$file"
             fi
         fi
-    done < <(find -H "${folders[@]}" -path "$1" -type f -printf '%T@ %p\n' | sort -n |
-        cut -d ' ' -f 2- | xargs -r -d '\n' realpath --relative-to=. | awk '!seen[$0]++')
+    done < <(find -H "${folders[@]}" -path "$1" -type f -user "$UID" -printf '%T@ %p\n' | sort -n |
+        cut -d ' ' -f 2- | xargs -r -d '\n' realpath --relative-to=. | sed 's|^-|./-|' | awk '!seen[$0]++')
 }
 
 # Refuses to go on without a command. Arguments: the command, and the package that has it.
@@ -96,5 +99,5 @@ for file in "${files[@]}"; do
     sent=$((sent + 1))
 done
 
-((sent)) || echo "nothing to send in ${folders[*]}"
+((sent)) || echo "nothing to send in ${folders[*]#./}"
 ((failed == 0)) || die "some runs were not sent, see above: call slurm/sync_trackers.sh again"

@@ -23,7 +23,7 @@ def start_or_resume(
 ) -> dict[str, Any]:
     """Return the state from which the run goes on: its step, loss and validation loss.
 
-    With --resume, fill model and optimizer from the newest checkpoint. Without, move an earlier run's files aside.
+    With --resume, fill model and optimizer from the newest checkpoint. Without one, move an earlier run's files aside.
     Fails on all ranks if they see different data or checkpoints, or if another job writes to the same folder.
     """
     lock_folder(args, rank)
@@ -32,6 +32,8 @@ def start_or_resume(
     if not args.resume:
         if rank == 0 and checkpoints.existing():
             print(f"before  an earlier run is now in {checkpoints.set_aside()}; --resume would have continued it")
+        elif rank == 0:
+            set_aside_without_checkpoint(checkpoints)
         return new_run
 
     newest = next((path.name for path in checkpoints.existing()), "none")
@@ -41,7 +43,16 @@ def start_or_resume(
     except IncompatibleCheckpoint as error:
         fail(str(error))
     require_same("checkpoint to start from", f"step {state['step']}", rank, world_size)
+    if rank == 0 and newest == "none":
+        set_aside_without_checkpoint(checkpoints)
     return state
+
+
+def set_aside_without_checkpoint(checkpoints: Checkpoints) -> None:
+    """Move the files of a run aside that died before its first checkpoint: metrics.jsonl may say why it died."""
+    metrics = checkpoints.folder / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
+        print(f"before  an earlier run, which had no checkpoint yet, is now in {checkpoints.set_aside()}")
 
 
 def lock_folder(args: argparse.Namespace, rank: int) -> None:

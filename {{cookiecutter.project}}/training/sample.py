@@ -17,6 +17,7 @@ import codecs
 import json
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from arguments import positive_int, zero_or_more
 from checkpoint import Checkpoints, lacks_memory
 from distributed import fail, launched_world_size
 from model import GPT, Config
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last: bytes that are no UTF-8
 
 
 def zero_or_above(text: str) -> float:
@@ -204,6 +207,11 @@ def continue_text(
         yield bytes([byte])
 
 
+def printable(text: str) -> str:
+    """Return text with control characters as ^[ and the like, as a terminal obeys them; tabs and line ends stay."""
+    return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
+
+
 def print_text(args: argparse.Namespace) -> None:
     """Read a checkpoint, rebuild its model, and print the prompt and what follows, byte by byte."""
     checkpoint = find_checkpoint(args.checkpoint)
@@ -214,9 +222,9 @@ def print_text(args: argparse.Namespace) -> None:
     prompt, context = os.fsencode(args.prompt), checkpoint.settings["context"]
     sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character
     characters = codecs.getincrementaldecoder("utf-8")(errors="replace")  # one character may have several bytes
-    print(characters.decode(prompt), end="", flush=True)
+    print(printable(characters.decode(prompt)), end="", flush=True)
     for byte in continue_text(model, prompt, args.length, context, args.temperature, args.seed, device):
-        print(characters.decode(byte), end="", flush=True)
+        print(printable(characters.decode(byte)), end="", flush=True)
     print(characters.decode(b"", final=True))
 
 

@@ -359,6 +359,26 @@ def test_offline_runs_of_mlflow_are_sent_once(offline, tmp_path):
     assert done.stdout == "nothing to send in .\n"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_own_runs_alone_are_sent_whatever_the_names_of_folders_are(offline, tmp_path):
+    """wandb would take a folder -x for an option, and find one ( for a word of its own."""
+    project, database = offline
+    os.chown(database, 1002, -1)
+    stand_in = tmp_path / "bin/wandb"
+    stand_in.write_text('#!/bin/bash\n[[ $1 == sync && $2 != -* && $# == 2 ]] && echo "sent $2"\n')
+    stand_in.chmod(0o755)
+    for folder in ("-x", "("):
+        run = tmp_path / folder / "offline-run-1/run-1.wandb"
+        run.parent.mkdir(parents=True)
+        run.touch()
+        age(run)
+    done = sync(project, tmp_path, "(")
+    assert (done.returncode, done.stdout) == (0, "W&B: (/offline-run-1\nsent (/offline-run-1\n"), done
+    done = sync(project, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "W&B: ./-x/offline-run-1\nsent ./-x/offline-run-1\n"), done
+    assert "nothing to send in logs" in sync(project, tmp_path, "logs").stdout
+
+
 def test_what_keeps_runs_from_being_sent(offline, tmp_path):
     project, _ = offline
     done = sync(project, tmp_path, MLFLOW_TRACKING_URI="sqlite:///here.db")

@@ -341,6 +341,23 @@ def test_a_new_run_moves_the_one_before_aside(program, half, train, tmp_path):
     assert [line["step"] for line in metrics(folder)] == [1, 1]  # a loss, an evaluation; of the second run
 
 
+@pytest.mark.parametrize("words", [[], ["--resume"]])
+def test_a_run_without_a_checkpoint_is_moved_aside_too(words, text, solo, tmp_path, capsys):
+    """Its metrics.jsonl may say why it died; an empty one says nothing."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for left in ("", '{"step": 1, "loss": null}\n'):
+        (folder / "metrics.jsonl").write_text(left)
+        solo(*TINY, "--steps", 1, "--data", text, *words)
+        assert (
+            f"an earlier run, which had no checkpoint yet, is now in {folder}/previous-1\n" in capsys.readouterr().out
+        ) == (left != "")
+        assert [line["step"] for line in metrics(folder)] == [1, 1]
+        for path in [*folder.glob("checkpoint-*"), folder / "latest"]:
+            path.unlink()
+    assert (folder / "previous-1/metrics.jsonl").read_text() == left
+
+
 def test_latest_leads_somewhere_after_a_new_start(modules, half):
     folder = half("train_ddp")
     assert modules.checkpoint.Checkpoints(folder, 3, {}).set_aside() == folder / "previous-1"

@@ -68,13 +68,13 @@ def test_it_continues_what_it_has_learned(solo, sample, tmp_path):
         assert printed.out == expected
 
 
-@pytest.mark.parametrize("bytes_", [b"\xc3\xa9!", b"\xff\xc3!\xe2\x82", "日本".encode()])
+@pytest.mark.parametrize("bytes_", [b"\xc3\xa9!", b"\xff\xc3!\xe2\x82", "日本".encode(), b"\x1b[2J"])
 def test_bytes_that_are_no_character_are_replaced(bytes_, whole, sample, modules, monkeypatch):
-    """Bytes of a character are put together, those that are none of any are replaced."""
+    """Bytes of a character are put together, those that are none of any are replaced. A terminal obeys none."""
     coming = iter(bytes_)
     monkeypatch.setattr(torch, "multinomial", lambda *_, generator: torch.tensor([next(coming)]))
     printed = sample(whole.folder, "--prompt", "à ", "--length", len(bytes_)).out
-    assert printed == "à " + bytes_.decode(errors="replace") + "\n"
+    assert printed == "à " + bytes_.decode(errors="replace").replace("\x1b", "^[") + "\n"
 
 
 @pytest.mark.parametrize("program", ["train_ddp", "train_fsdp"])

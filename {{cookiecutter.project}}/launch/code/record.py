@@ -96,7 +96,10 @@ def read_arguments():
     parser.add_argument("--packs", default="", help="the list of what each node copies (STAGE=1): launch/stage/pack.py")
     parser.add_argument("--script", default="", help="the job's script, with its #SBATCH lines")
     parser.add_argument("program", nargs="*", help="the program and its arguments, as they were typed")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not {"RUN_DIR", "PROJECT_DIR"}.issubset(os.environ):
+        parser.exit(2, "launch/code/record.py: call the submit script, which starts this file for each run\n")
+    return args
 
 
 def write(run, folder):

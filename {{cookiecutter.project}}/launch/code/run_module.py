@@ -13,6 +13,9 @@ import sys
 
 def main() -> None:
     """Run the module that the second argument names."""
+    if len(sys.argv) < 3:
+        sys.stderr.write("launch/code/run_module.py: set SNAPSHOT=1, and call the submit script with -m MODULE\n")
+        sys.exit(2)
     folder, module = sys.argv[1:3]
     sys.argv = sys.argv[2:]
     if not getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH=1, Python 3.11: no folder goes first

@@ -56,6 +56,8 @@ class Refusal(Exception):
 
 def main():
     """Copy, and print where the copies are."""
+    if len(sys.argv) not in (2, 3):
+        sys.exit(refuse("the submit script calls launch/code/snapshot.py: set SNAPSHOT=1, and call that"))
     project = os.path.realpath(sys.argv[1])
     # Not the real path: pods may know the volume by the name that is used here.
     snapshots = os.path.join(os.path.abspath(sys.argv[1]), "logs", "snapshots")

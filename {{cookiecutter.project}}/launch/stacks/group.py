@@ -34,19 +34,21 @@ LIBRARY = re.compile(
 WRAPPERS = {"wrapper", "inner", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl"}
 STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting in the kernel", "Z": "ended"}
 STATES.update({"R": "running", "S": "sleeping"})
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
 
 
 def main():
     """Print the lines."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--stacks"]
     if arguments and not os.path.isdir(arguments[0]):
-        sys.exit(f"'{arguments[0]}': expected the folder of a run, as logs/4711.0")
+        sys.stderr.write(printable(f"'{arguments[0]}': expected the folder of a run, as logs/4711.0") + "\n")
+        sys.exit(2)
     answers = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     processes = read(left_by_ranks(arguments[0]) if arguments else answers)
     if not processes:
         sys.exit("no rank was found: wait until the ranks have started, and start them with the scripts in launch/")
     lines = describe(processes) + (whole_stacks(processes) if "--stacks" in sys.argv else [])
-    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    sys.stdout.buffer.write("".join(f"{printable(line)}\n" for line in lines).encode("utf-8", "replace"))
     sys.exit(1 if any(not process.threads and process.state in ("R", "S") for process in processes) else 0)
 
 
@@ -200,6 +202,11 @@ def other_threads(members, ranks):
                 places.setdefault(in_words(thread), set()).add(process.rank)
     of = {words: "" if found == ranks else f" of rank {ranges(found)}" for words, found in places.items()}
     return [f"    another thread{of[words]}: {words}" for words in sorted(places)]
+
+
+def printable(text):
+    """Return text with control characters as ^[ and the like, as a terminal obeys them; tabs and line ends stay."""
+    return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
 
 
 def is_own(frame):

@@ -44,6 +44,9 @@ class NotStaged(Exception):
 
 def main():
     """Copy, mount and run; or remove."""
+    if len(sys.argv) < 5 or not os.path.isfile(sys.argv[3]) or not {"--", "--remove"}.intersection(sys.argv[4:]):
+        sys.stderr.write("launch/stage/enter.py: set STAGE=1, and call the submit script, which starts this file\n")
+        sys.exit(2)
     folder, packs_file = sys.argv[1], sys.argv[3]
     with open(packs_file, encoding="utf-8", errors="surrogateescape") as lines:
         packs = [Pack(*line.rstrip("\n").split("\t")) for line in lines]

@@ -50,6 +50,8 @@ def main():
     parser.add_argument("--environment", default="", help="a virtual environment or a conda environment")
     parser.add_argument("--data", default="", help="a file or a folder")
     args = parser.parse_args()
+    if not (args.environment or args.data):
+        parser.exit(2, "launch/stage/pack.py: set STAGE=1 or STAGE_DATA, and call the submit script\n")
     try:
         make_own_folder(args.folder)
         packs = pack_environment(os.path.realpath(args.environment), args.folder) if args.environment else []

@@ -3,8 +3,8 @@
     python3 slurm/notebook/connect.py JOBID HOST FOLDER
 
 FOLDER: the job's log folder, which has the token. The script prints how to open the notebook, and carries connections
-until Ctrl-C or until the job ends. Exit code 1: the job has ended, or its node does not answer. PYTHONPATH has to name
-slurm/watch. Python 3.6, standard library only.
+until Ctrl-C or until the job ends. Exit code 1: the job has ended, or its node does not answer.
+Python 3.6, standard library only.
 """
 
 import getpass
@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import suppress
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "watch"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
 from job import facts_of
@@ -29,6 +30,9 @@ PATIENCE = 60  # seconds in which relay.py must print its first line
 
 def main():
     """Connect to the node, and again after each cut."""
+    if len(sys.argv) != 4:
+        sys.stderr.write("slurm/notebook/connect.py: call bash slurm/notebook.sh JOBID, which starts this file\n")
+        sys.exit(2)
     job, host, folder = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))

@@ -16,6 +16,9 @@ import tempfile
 
 def main() -> None:
     """Run JupyterLab until the job ends."""
+    if len(sys.argv) != 3:
+        sys.stderr.write("slurm/notebook/lab.py: call bash slurm/notebook.sh, whose job starts this file\n")
+        sys.exit(2)
     folder, root = sys.argv[1:]
     try:
         from jupyterlab.labapp import LabApp

@@ -164,6 +164,9 @@ def connect():
 
 def main():
     """Wait for the socket, then carry connections until the other end goes."""
+    if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
+        sys.stderr.write("slurm/notebook/relay.py: call bash slurm/notebook.sh JOBID, which starts this file\n")
+        sys.exit(2)
     os.chdir(sys.argv[1])
     relay = Relay(sys.stdin.buffer, sys.stdout.buffer, connect)
     while True:

@@ -3,6 +3,10 @@
 # The job of slurm/notebook.sh: runs JupyterLab on its node, in the software of env.sh.
 # Argument: the project's folder, as Slurm runs a copy of this file.
 
+if [[ ! -f ${1:-}/slurm/lib.sh || -z ${SLURM_JOB_ID:-} ]]; then
+    echo "slurm/notebook/serve.sh: call bash slurm/notebook.sh, which submits this file" >&2
+    exit 2
+fi
 PROJECT_DIR=$1
 export PROJECT_DIR
 # shellcheck source=/dev/null

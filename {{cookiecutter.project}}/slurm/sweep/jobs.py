@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "watch"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
 from words import ranges
@@ -21,6 +22,8 @@ from words import ranges
 
 def main():
     """Write a file for each job."""
+    if len(sys.argv) < 4 or not os.path.isdir(sys.argv[2]):
+        refuse("call bash slurm/sweep.sh LINES -- PROGRAM, which starts slurm/sweep/jobs.py")
     file, folder, *command = sys.argv[1:]
     try:
         with open(file, encoding="utf-8-sig") as lines:

@@ -3,7 +3,7 @@
     python3 slurm/sweep/table.py FOLDER
 
 A row for each job: its line, its state, how long it ran, and its losses, from metrics.jsonl in the folder of --out.
-The causes of failures follow the rows. PYTHONPATH has to name slurm/watch. Python 3.6, standard library only.
+The causes of failures follow the rows. Python 3.6, standard library only.
 """
 
 import json
@@ -11,12 +11,13 @@ import os
 import re
 import sys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "watch"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
 from job import output_of
-from jobs import out_of
+from jobs import out_of, refuse
 from progress import Training
-from words import duration
+from words import duration, printable
 
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED")
@@ -25,7 +26,9 @@ TITLES = ("line", "state", "time", "step", "loss", "validation", "arguments")
 
 def main():
     """Print the table, then the causes of failures."""
-    folder = sys.argv[1]
+    folder = sys.argv[1] if len(sys.argv) == 2 else ""
+    if not os.path.isfile(os.path.join(folder, "sweep.json")):
+        refuse("call bash slurm/sweep.sh JOBID, with the number of a sweep, which starts slurm/sweep/table.py")
     with open(os.path.join(folder, "sweep.json")) as file:
         sweep = json.load(file)
     number = os.path.basename(folder)
@@ -47,7 +50,7 @@ def main():
         counts[row[1]] = counts.get(row[1], 0) + 1
     print("\n" + ", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
     for cause in causes:
-        print(cause)
+        print(printable(cause))
 
 
 def end_of(folder, line):
@@ -95,7 +98,7 @@ def results(sweep, line, words):
             cells += ["" if loss is None else f"{loss:.4f}" for loss in losses]
         except OSError:
             pass  # the program has not begun, or writes no metrics.jsonl
-    return [*cells, " ".join(words).replace("%a", str(line))]
+    return [*cells, printable(" ".join(words).replace("%a", str(line)))]
 
 
 def cause_of(job):

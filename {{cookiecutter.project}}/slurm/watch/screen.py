@@ -21,7 +21,7 @@ from job import facts_of
 from progress import Training
 from samples import remarks
 from sampling import Sampling
-from words import duration, ranges, shortened
+from words import duration, printable, ranges, shortened
 
 ONCE_WITHIN = 40  # seconds after which --once prints what it knows
 GIB = 1024  # MiB
@@ -54,7 +54,7 @@ def main():
         has_ended = not sampling.steps
         sampling.stop()
     if not once:
-        print("\n" + last_words(args.job, sampling.last_error() if has_ended else ""))
+        print("\n" + printable(last_words(args.job, sampling.last_error() if has_ended else "")))
     sys.exit(1 if any(node.heard is None for node in sampling.nodes.values()) else 0)
 
 
@@ -69,7 +69,7 @@ def screen(job, sampling, width, height):
     lines = [header(job, facts, nodes), *training_lines(nodes, facts, now, unusual)]
     lines += ["! " + line for line in unusual] + [""]
     lines += table(nodes, unusual, None if height is None else height - len(lines))
-    return [line if width is None else line[:width] for line in lines[:height]]
+    return [printable(line)[:width] for line in lines[:height]]
 
 
 def header(job, facts, nodes):
