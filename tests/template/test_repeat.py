@@ -97,6 +97,15 @@ def test_an_odd_run_json_is_refused(repeat, values):
     assert done.stderr.count(b"\n") == 1 and b"run.json cannot be read" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "values", [{"submitted": ["sbatch", "job.sh", "--token=***"]}, {"changed_settings": {"PROXY": "http://***@proxy"}}]
+)
+def test_a_key_that_the_record_lacks_is_to_be_typed(repeat, values):
+    done = repeat(**values)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"with them: cd -- " in done.stderr and b"sbatch" in done.stderr and b"***" in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_another_users_run_json_is_shown_when_asked_for(repeat, bash, tmp_path):
     done = repeat(uid=1002)

@@ -23,6 +23,7 @@ import sys
 
 # Variables that are no settings of env.sh, and change what a job does.
 VARIABLES = ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU", "STAGE_FORMAT")
+MASK = "***"  # in place of what looked like a key
 PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
 
@@ -46,6 +47,8 @@ def main():
         lines = ["# " + printable(line) for line in describe(run, folder)]
         submit = " ".join([*settings(run), *map(quoted, command(run))])
         lines.append("cd -- {} && {}".format(quoted(run["folder"]), submit))
+        if MASK in submit:
+            die(f"run.json has no keys, and *** in their place. Type the command with them: {lines[-1]}")
         text = "".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape")
     except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         die(f"{folder}/run.json cannot be read ({error!r}): launch/code/record.py has not written it, or is at work")
@@ -115,6 +118,8 @@ def describe_code(run, folder):
         yield "commit {} of {}{}".format(git["commit"], git["branch"], with_changes)
         if git.get("changed_submodules"):
             yield "changed since, and not in changes.diff: the submodules " + ", ".join(git["changed_submodules"])
+        if git.get("left_out"):
+            yield "not in changes.diff, as they may hold keys: " + ", ".join(git["left_out"])
     if code["snapshots"] and not removed:
         return  # the command below runs the copies
     if removed:
