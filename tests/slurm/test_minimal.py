@@ -193,7 +193,9 @@ def test_nodes_without_gpus(cluster, tmp_path):
     project = bake(tmp_path / "project", site="slurm", gpus_per_node="2", nodes="2")
     script = project / "slurm/minimal.sbatch"
     script.write_text(re.sub(r"(?m)^#SBATCH --gpus-per-node=.*\n", "", script.read_text()))
-    (tmp_path / "own.py").write_text("import os; print('RANK', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    # One write: print writes in pieces, which those of other ranks may part.
+    own = "import os, sys; sys.stdout.write('RANK {RANK} of {WORLD_SIZE}\\n'.format(**os.environ))"
+    (tmp_path / "own.py").write_text(own)
     environment = {"PATH": f"{Path(sys.executable).parent}:{PATH}", "SLURM_GPUS_ON_NODE": "4"}
     job = cluster.submit(script, "own.py", cwd=tmp_path, env=environment)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
