@@ -56,7 +56,7 @@ while IFS= read -r snapshot; do
 done < <(find "$PROJECT_DIR/logs/snapshots" "${find_own[@]}" -type d \( \
     -regex '.*/[0-9a-f]{12}' -mtime +29 -o -regex '.*/\.unfinished-[^/]*' -mmin +60 \) 2>/dev/null)
 
-# Until version 1.2.1 of the template, packs were in logs/staged.
+# Before version 1.2.1 of the template, packs were in logs/staged.
 while IFS= read -r pack; do
     remove "$pack"
 done < <(find "$PROJECT_DIR"/logs/staged{,-"$UID"} "${find_own[@]}" -type f -mtime +13 \
