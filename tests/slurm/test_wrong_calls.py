@@ -14,10 +14,14 @@ from baking import bake
 from two_nodes import ANSWERS
 from waiting import PATIENCE
 
-# Commands that a refused call must not reach: they would start something.
-STARTING = ("sbatch", "salloc", "srun", "scancel")
+# Commands that a refused call must not reach, as they would start something.
+STARTING = ("sbatch", "salloc", "srun", "scancel", "podman-hpc")
 STAND_INS = dict.fromkeys(STARTING, 'echo "$0 was called" >&2; exit 7')
+STAND_INS["srun"] = """\
+echo "$0 was called" >&2
+echo "srun: error: Unable to create step for job 4711: Access/permission denied" >&2; exit 1"""
 STAND_INS["scontrol"] = """\
+echo "$*" >>"$0.calls"
 case "$*" in
     *" job 4711") echo "JobId=4711 JobName=theirs
    UserId=anna(54321) JobState=RUNNING Reason=None
@@ -170,7 +174,10 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def call(project, tmp_path_factory):
-    """Returns call(command, *words) -> the finished process. The current folder has lines of a sweep."""
+    """Returns call(command, *words) -> the finished process, which has written nothing.
+
+    The current folder has lines of a sweep.
+    """
     tools, here = tmp_path_factory.mktemp("bin"), tmp_path_factory.mktemp("here")
     for name, text in STAND_INS.items():
         (tools / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -179,7 +186,7 @@ def call(project, tmp_path_factory):
     (here / "empty.txt").touch()
     (here / "README.md").write_text("# Not a program, and 'no line of a sweep\n")
 
-    def run(command, *words):
+    def run(command, *words, project=project):
         environment = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(here), "LANG": "C.UTF-8"}
         environment |= {"PYTHON": sys.executable, "RUNTIME": "none", "PYTHONDONTWRITEBYTECODE": "1"}
         before = files(project), files(here)
@@ -196,11 +203,11 @@ def call(project, tmp_path_factory):
             check=False,
         )
         assert (files(project), files(here)) == before
-        said = done.stdout + done.stderr
-        for fault in ("Traceback", "unbound variable", "syntax error", "command not found", "was called", ": line "):
-            assert fault not in said, said
+        for fault in ("Traceback", "unbound variable", "syntax error", "command not found", ": line "):
+            assert fault not in done.stdout + done.stderr, done
         return done
 
+    run.tools = tools
     return run
 
 
@@ -211,9 +218,13 @@ def files(folder):
 
 @pytest.mark.parametrize(("command", "words"), calls())
 def test_a_wrong_call_is_refused_in_a_sentence(call, command, words):
-    done = call(command, *words)
-    assert done.returncode == 2, done
+    assert_refused(call(command, *words), command, words)
+
+
+def assert_refused(done, command, words):
+    """Assert that a call was refused, before one of Slurm's commands was called that starts something."""
     said = done.stderr
+    assert done.returncode == 2 and "was called" not in said, done
     for word in filter(str.strip, words):
         said = said.replace(word, "WORD")  # it may have line ends
     assert said.strip() and (said.count("\n") == 1 or "sage:" in said or said.count(command) > 1), said
@@ -224,3 +235,38 @@ def test_a_wrong_call_is_refused_in_a_sentence(call, command, words):
 def test_help(call, command, word):
     done = call(command, word)
     assert (done.returncode, done.stderr) == (0, "") and command.rpartition("/")[2] in done.stdout, done
+
+
+def test_an_unknown_job_is_asked_for_once(call):
+    """A busy controller is asked three times."""
+    asked = call.tools / "scontrol.calls"
+    asked.unlink(missing_ok=True)
+    assert_refused(call("slurm/stacks.sh", "99999999"), "slurm/stacks.sh", ["99999999"])
+    assert asked.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["slurm/stacks.sh", "4711"], ["slurm/watch.sh", "4711", "--once"]])
+def test_what_slurm_says_of_another_users_job_is_shown(call, words):
+    done = call(*words)
+    assert done.returncode == 1 and "Access/permission denied" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["slurm/interactive.sh", "slurm/build_venv.sh", "slurm/notebook.sh"])
+@pytest.mark.parametrize("words", [["--time=1"], ["--time", "1"], ["-t", "1", "-vN1", "--exclusive"]])
+def test_options_of_slurm_reach_it(call, command, words):
+    """A word after an option without = may be its value."""
+    done = call(command, *words)
+    assert "was called" in done.stderr or "has no JupyterLab" in done.stderr, done
+
+
+@pytest.mark.parametrize(
+    "answers", [{"runtime": "apptainer"}, {"site": "perlmutter", "runtime": "podman-hpc", "account": "m1234"}]
+)
+def test_build_container(call, answers, tmp_path):
+    """Where it submits a job, and where it builds on the login node."""
+    project, command = bake(tmp_path, **{**ANSWERS, **answers}), "slurm/build_container.sh"
+    for word in HELP:
+        done = call(command, word, project=project)
+        assert (done.returncode, done.stderr) == (0, "") and command in done.stdout
+    for words in (["x"], [""], ["--time=1", "x"], *([["--time=1"]] if "site" in answers else [])):
+        assert_refused(call(command, *words, project=project), command, words)
