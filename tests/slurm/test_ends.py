@@ -9,9 +9,10 @@ from launching import salloc
 from submitting import apptainer_project, cluster, project, python_environment
 from waiting import FOREVER, wait_for
 
-# Each saves on USR1, as Lightning does, and has a child that the signal would end, as a worker of a DataLoader.
+# Each saves on USR1, as Lightning does, and has two children that the signal would end, as a worker of a DataLoader:
+# one that it has forked, and one that runs a program.
 SAVER = """\
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 rank, folder = os.environ["RANK"], Path(sys.argv[1])
 if os.environ["RESTART_COUNT"] != "0":
@@ -24,12 +25,14 @@ if worker == 0:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     time.sleep(600)
     os._exit(0)
+other = subprocess.Popen(["sleep", "600"])
 (folder / f"ready-{rank}").touch()
 while not saves and not (folder / "give up").exists():
     time.sleep(0.05)
 time.sleep(2)  # a second signal would be counted
-alive = os.waitpid(worker, os.WNOHANG) == (0, 0)
+alive = os.waitpid(worker, os.WNOHANG) == (0, 0) and other.poll() is None
 os.kill(worker, signal.SIGKILL)
+other.kill()
 (folder / f"saved-{rank}-{len(saves)}-{'alive' if alive else 'dead'}").touch()
 if rank == "0":
     Path(os.environ["REQUEUE_FILE"]).touch()

@@ -44,7 +44,7 @@ COMMON = {
     *(f"training/{name}.py" for name in ("arguments", "control", "distributed", "evaluation", "memory", "metrics")),
     *(
         f"training/{name}.py"
-        for name in ("optimizer", "precision", "resume", "sample", "schedule", "tracing", "trackers")
+        for name in ("optimizer", "precision", "resume", "sample", "schedule", "shards", "tracing", "trackers")
     ),
     *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
     "tests/test_project.py",

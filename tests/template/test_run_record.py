@@ -96,18 +96,18 @@ def test_no_key_gets_into_the_record(record, project, tmp_path):
     """Of env.sh only the project's settings count, whatever a user has added; and words may have keys, too."""
     own = "".join(f'export {name}="${{{name}:-}}"\n' for name in KEYS)
     write(project, {"env.sh": SETTINGS + own})
-    words = ["p.py", "--hub-token", "hidden4", "--api_key=hidden5", "WANDB_API_KEY=hidden6", "ftp://u:hidden7@h/x"]
+    words = ["p.py", "--hub-token", "hidden4", "--api_key=hidden5,hidden5", "hub.token=hidden6", "ftp://u:hidden7@h/x"]
     kept = ["--max-tokens", "512", "--tokenizer=gpt2", "--token", "--lr=1"]
-    submitted = " ".join(["sbatch", "--comment=x", *words, *kept])
-    write(tmp_path, {"job.sh": "#SBATCH --comment=http://u:hidden8@h\n"})
+    submitted = " ".join(["sbatch", "--export=ALL,HF_TOKEN=hidden9,A=1", *words, *kept])
+    write(tmp_path, {"job.sh": "#SBATCH --comment=http://u:hidden8@h --export=ALL,A_KEY=hidden10\n"})
     run = record(f"--script={tmp_path}/job.sh", "--", *words, *kept, SLURM_JOB_ID="1", SUBMITTED=submitted, **KEYS)
     written = (project / "logs/7.0/run.json").read_text()
     assert "hidden" not in written and "hf_1234" not in written
     assert {"HF_TOKEN", "OTHER"}.isdisjoint(run["settings"])
     assert run["changed_settings"] == {"TORCHRUN_OPTIONS": "--proxy=http://***@proxy:80"}
-    masked = ["p.py", "--hub-token", "***", "--api_key=***", "WANDB_API_KEY=***", "ftp://***@h/x", *kept]
+    masked = ["p.py", "--hub-token", "***", "--api_key=***", "hub.token=***", "ftp://***@h/x", *kept]
     assert run["program"] == masked
-    assert run["submitted"] == ["sbatch", "--comment=x", *masked]
+    assert run["submitted"] == ["sbatch", "--export=ALL,HF_TOKEN=***,A=1", *masked]
     assert run["environment"] == {"NCCL_API_KEY": "***"}
 
 

@@ -80,6 +80,7 @@ make_own_folder() {
     [[ -d $1 && -O $1 && ! -L $1 ]] ||
         die "$1, where jobs lock the image, could not be made, or is not a folder of yours:" \
             "see ls -ld $1, and have its owner or your site remove it"
+    chmod 700 "$1"
 }
 
 # unpack_if_needed MARK creates the file MARK last. A cancelled job leaves a container without its

@@ -115,11 +115,11 @@ find_this_node() {
 }
 
 # Prints a port of this machine at which nobody listens: MASTER_PORT, which the submit script chooses
-# for its job. Where that is in use, or no port, one below 32768, from where on the kernel takes ports
-# of outgoing connections.
+# for its job. If that is in use, or no port, it is a random one from 10000 to 29999. The kernel takes
+# ports of outgoing connections from 32768 on.
 free_port() {
     local try=$port
-    while [[ ! $try =~ ^[1-9][0-9]{3,4}$ ]] || (: </dev/tcp/127.0.0.1/"$try") 2>/dev/null; do
+    while [[ ! $try =~ ^[1-5][0-9]{3,4}$ ]] || (: </dev/tcp/127.0.0.1/"$try") 2>/dev/null; do
         try=$((10000 + RANDOM % 20000))
     done
     echo "$try"

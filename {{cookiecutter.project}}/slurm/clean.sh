@@ -4,8 +4,8 @@
 #   bash slurm/clean.sh              removes the copies, and lists them
 #   bash slurm/clean.sh --dry-run    only lists the copies that it would remove
 #
-# - Copies of sources (SNAPSHOT=1) from which no job was submitted for 30 days, unless such a job still
-#   waits or runs. This script asks Slurm for the commands of all jobs. But Slurm tells nothing of jobs
+# - Copies of sources (SNAPSHOT=1) from which no job was submitted for 30 days, and that no job which
+#   waits or runs was started from. This script asks Slurm for the commands of all jobs. But Slurm tells nothing of jobs
 #   on other clusters (sbatch -M), and may hide those of a colleague who has repeated your job. To keep
 #   a copy for such a job: touch logs/snapshots/HASH
 # - Packed environments and data (STAGE=1) with which no job was submitted for two weeks. A job that

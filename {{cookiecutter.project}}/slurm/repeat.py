@@ -4,7 +4,8 @@
   python3 slurm/repeat.py 123          the newest attempt of a job
   python3 slurm/repeat.py logs/123.0   one attempt
   python3 slurm/repeat.py --foreign logs/123.0
-                                       one that another user has started: read the command before you run it
+                                       one of another user, who has made its run.json readable: read the
+                                       command before you run it
 
 The job wrote run.json into the folder of the attempt when it started (launch/code/record.py), and this script reads it.
 The first lines of what it prints begin with # and say which code, software and nodes the job had. The last line is the
@@ -21,7 +22,7 @@ import re
 import shlex
 import sys
 
-# Variables that are no settings of env.sh, and change what a job does.
+# Variables that one may set beside the settings of env.sh, and that change what a job does.
 VARIABLES = ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU", "STAGE_FORMAT")
 MASK = "***"  # in place of what looked like a key
 PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -39,10 +40,10 @@ def main():
         print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)  # bash <(…) would run what stands in stdout
         sys.exit(0 if asked else 2)
     folder = folder_of(words[0])
-    if not is_foreign:
-        refuse_foreign(folder)
     try:
         with open(os.path.join(folder, "run.json")) as file:
+            if not is_foreign:
+                refuse_foreign(file)
             run = json.load(file)
         lines = ["# " + printable(line) for line in describe(run, folder)]
         submit = " ".join([*settings(run), *map(quoted, command(run))])
@@ -55,11 +56,11 @@ def main():
     sys.stdout.buffer.write(text)
 
 
-def refuse_foreign(folder):
-    """Refuse a run.json that another user has written: bash <(…) would run its command under this user's name."""
-    owner = os.stat(os.path.join(folder, "run.json")).st_uid
+def refuse_foreign(file):
+    """Refuse an open run.json that another user has written: bash <(…) would run its command under this user's name."""
+    owner = os.fstat(file.fileno()).st_uid
     if owner != os.getuid():
-        die(f"the user with number {owner} has written {folder}/run.json: --foreign prints its command, to be read")
+        die(f"the user with number {owner} has written {file.name}: --foreign prints its command, to be read")
 
 
 def die(message):

@@ -7,8 +7,9 @@
 # slurm/submit_multinode.sh calls this on each node, in a step outside of the ranks' container, when
 # STOP_SIGNAL (env.sh) is set and the walltime is nearly over.
 #
-# A rank is a process that was started with the variable RANK by one that was not: what the rank
-# starts has its RANK, too. launch/spawn.py forks its ranks, and passes each signal on to them.
+# A rank is a process that was started with the variable RANK, and whose parent has another RANK or
+# none: what a rank starts has its RANK, too. launch/spawn.py is another matter: /proc shows no RANK of
+# the ranks that it forks. It gets the signal itself, and passes it on to them.
 set -uo pipefail
 
 main() {
@@ -24,22 +25,21 @@ main() {
             continue
         fi
         rank=$(rank_of "$pid")
-        parent=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null)
-        [[ -z $rank || $rank == "$(rank_of "$parent")" ]] || kill -"$2" "$pid"
+        parent=$(parent_of "$pid")
+        [[ -z $rank || $rank == "$(rank_of "$parent")" ]] || is_of_spawn "$parent" || kill -"$2" "$pid"
+        # The files that have exactly this variable among those that end with a byte 0.
     done < <(grep -lzxF "SLURM_JOB_ID=$1" /proc/[0-9]*/environ 2>/dev/null)
 }
 
-# Prints RANK of the environment with which a process was started; nothing if it has none.
+# Prints RANK=N of the environment with which a process was started; nothing if it has none.
 rank_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | grep -m 1 -xE 'RANK=[0-9]+'; }
 
-# Whether a process is launch/spawn.py itself, and not one of the ranks that it has forked.
-is_spawner() {
-    local parent
-    [[ $(words_of "$1") == *"/launch/spawn.py "* ]] || return
-    parent=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null)
-    [[ $(words_of "$parent") != *"/launch/spawn.py "* ]]
-}
+parent_of() { sed -n 's/^PPid:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null; }
 
-words_of() { tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline"; }
+# Whether a process is launch/spawn.py itself, and not one of the ranks that it has forked.
+is_spawner() { is_of_spawn "$1" && ! is_of_spawn "$(parent_of "$1")"; }
+
+# Whether a process is launch/spawn.py, or a rank that it has forked.
+is_of_spawn() { [[ $(tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline") == *"/launch/spawn.py "* ]]; }
 
 main "$@"

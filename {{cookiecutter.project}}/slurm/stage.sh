@@ -115,8 +115,8 @@ send_packs() {
         --packs "$STAGED" --)
 }
 
-# Sends the packs of which the first node has no copy (KEEP_STAGE=1). Nodes that lack another one read
-# the pack.
+# Sends the packs of which the first node has no copy. With KEEP_STAGE=1 it may have one that another
+# node lacks: that node reads the pack from the shared file system.
 send_missing_packs() {
     local kind key pack path folder=$STAGE_DIR/staged-$UID
     local -A missing=()
@@ -135,9 +135,9 @@ send_missing_packs() {
 }
 
 # Makes a folder that other users cannot enter, as own_folder in launch/stage/enter.py does. sbcast
-# gives a file the mode of the original, so that all users of the node could read it elsewhere.
+# gives a file the mode of the original, so that only the folder keeps other users out.
 # shellcheck disable=SC2016 # the shell on the node expands $1
-MAKE_OWN_FOLDER='mkdir -m 700 "$1"; [[ -d $1 && -O $1 && ! -L $1 ]]'
+MAKE_OWN_FOLDER='mkdir -m 700 "$1"; [[ -d $1 && -O $1 && ! -L $1 ]] && chmod 700 "$1"'
 
 # Runs a command once on each node of the job.
 on_all_nodes() {

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
 PATIENCE = (1, 10)  # seconds between the attempts to read a checkpoint, if the file system fails
-# Of a checkpoint that was removed in part, or that is of the other kind.
+# No faults of the file system: a part of a checkpoint is missing, or it is of the other kind, a file or a folder.
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 RUN_FILES = (
     "latest",
@@ -131,7 +131,7 @@ class Checkpoints:
     def newest_settings(self) -> dict[str, Any]:
         """Return the settings of the newest checkpoint of either kind, without reading its weights; {} if none is good.
 
-        Passes over what cannot be read without a word: load() warns of it.
+        Silently passes over what cannot be read: load() warns of it.
         """
         for path in self.existing():
             with suppress(Exception):  # a torn one fails in many ways

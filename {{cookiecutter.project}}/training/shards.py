@@ -2,8 +2,8 @@
 
 torch.distributed.checkpoint (DCP) reads pickles: `.metadata` of the folder, and each value that is no tensor (torch
 2.13, filesystem.py and default_planner.py). A pickle names functions that are called as it is read. So a colleague's
-folder could run any command. Here `.metadata` may name the classes of DCP alone, and values are read as torch.load does
-with weights_only.
+folder could run any command. Here `.metadata` may name the classes of DCP alone, and DCP gets a value only after
+torch.load has read it with weights_only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-# What DCP writes into .metadata (torch 2.6 to 2.14), beside types such as torch.float32.
-CLASSES = {
+# What DCP writes into .metadata (torch 2.13), beside types such as torch.float32.
+ALLOWED = {
     "torch.distributed.checkpoint.metadata": (
         *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
         *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
@@ -33,26 +33,26 @@ CLASSES = {
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads `.metadata`. Raises UnpicklingError if it names anything else than CLASSES."""
+    """Reads `.metadata`. Raises UnpicklingError if it names anything but ALLOWED and types of tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a pickle names."""
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        if name in CLASSES.get(module, ()):
+        if name in ALLOWED.get(module, ()):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f".metadata names {module}.{name}, which could run code")
 
 
 class Reader(dcp.FileSystemReader):
-    """Reads the files of a folder. Raises what is wrong with `.metadata` at once, and not in the midst of a load."""
+    """Reads the files of a folder. What is wrong with `.metadata` is raised here: DCP would try other files first."""
 
     def __init__(self, path: Path) -> None:
         """Take a folder that is a checkpoint."""
         super().__init__(path)
         with (path / ".metadata").open("rb") as file:
             self.metadata = Unpickler(file).load()
-        self.metadata.storage_meta.load_id = self.load_id
+        self.metadata.storage_meta.load_id = self.load_id  # as FileSystemReader does
 
     def read_metadata(self, *_: Any, **__: Any) -> dcp.Metadata:
         """Return what `.metadata` has."""
@@ -60,11 +60,11 @@ class Reader(dcp.FileSystemReader):
 
 
 class Planner(dcp.DefaultLoadPlanner):
-    """Chooses what each rank reads."""
+    """DCP's own, which says what each rank reads, with a check of values that are no tensors."""
 
     def load_bytes(self, read_item: Any, value: BytesIO) -> None:
         """Take a value that is no tensor. Raises UnpicklingError if it could run code."""
-        torch.load(value, weights_only=True)
+        torch.load(value, weights_only=True)  # raises; DCP reads the same bytes without this check
         value.seek(0)
         super().load_bytes(read_item, value)
 
@@ -75,7 +75,7 @@ def load(state: dict[str, Any], path: Path, group: dist.ProcessGroup | None = No
 
 
 def empty_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Return a tensor for each whole weight of the model in a folder, of its shape and type, to be filled by load()."""
+    """Return a tensor for each weight of the model in a folder, of its full shape and its type, for load() to fill."""
     contents = Reader(path).metadata.state_dict_metadata
     return {
         name[len("model.") :]: torch.empty(entry.size, dtype=entry.properties.dtype)

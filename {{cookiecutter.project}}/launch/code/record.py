@@ -6,7 +6,7 @@ The script that starts the ranks calls this one in the background, so that they 
 with what it knows, and writes it anew when it knows more: git's state, then the image's checksum, last the packages,
 which rank 0 lists (launch/stacks/python/rank_packages.py). changes.diff beside run.json has what was not committed.
 Nobody but you can read these files. Of env.sh they have the project's settings, and not your own variables, which may
-be keys. A value that looks like a key is written as ***.
+be keys. The value of a name such as WANDB_API_KEY or --hub-token is written as ***.
 
 Read from the environment: RUN_DIR (the folder of logs), PROJECT_DIR, SNAPSHOTS (see snapshot.py), and variables of the
 scheduler.
@@ -54,8 +54,11 @@ SETTINGS = {
     *("RDMA_RESOURCES", "RDZV_TIMEOUT", "REQUIRE_RDMA", "RETRIES", "RUNAI_CLI", "RUNAI_OPTIONS", "RUNAI_PROJECT"),
     *("RUN_AS_GID", "RUN_AS_UID", "SECRETS", "VOLUMES"),
 }
-# Names of variables and options whose values are keys, such as WANDB_API_KEY or --hub-token; not --max-tokens.
-KEY = re.compile(r"(^|[-_])(api-?key|key|token|secret|password|passwd|passphrase|credentials?)$", re.IGNORECASE)
+# The end of a variable's or an option's name whose value is a key: WANDB_API_KEY, --hub-token; not --max-tokens.
+KEY = r"((?:^|[-_.,=:\s])(?:api-?key|key|token|secret|password|passwd|passphrase|credentials?))"
+IS_KEY = re.compile(KEY + "$", re.IGNORECASE)
+HAS_KEY = re.compile(KEY + r"=[^,\s]+", re.IGNORECASE)  # NAME=VALUE in a text
+PASSWORD = re.compile(r"(://)[^/\s@]+@")  # of a URL, http://user:password@host
 MASK = "***"
 # run.json takes variables that begin with one of these: they change how a run communicates and computes.
 TAKEN = (
@@ -148,7 +151,7 @@ def masked(variables):
         if isinstance(value, list):
             found[name] = masked_words(value)
         else:
-            found[name] = MASK if value and KEY.search(name) else without_password(value)
+            found[name] = MASK if value and IS_KEY.search(name) else masked_text(value)
     return found
 
 
@@ -156,20 +159,18 @@ def masked_words(words):
     """Return the words of a command without keys: of NAME=key, --name=key, or --name and the word after it."""
     found, before = [], ""
     for word in words:
-        name, equals, value = word.partition("=")
-        if value and KEY.search(name):
-            found.append(name + equals + MASK)
-        elif before.startswith("-") and not word.startswith("-") and KEY.search(before):
-            found.append(MASK)
-        else:
-            found.append(without_password(word))
+        is_key = before.startswith("-") and not word.startswith("-") and IS_KEY.search(before)
+        found.append(MASK if is_key else masked_text(word))
         before = word
     return found
 
 
-def without_password(text):
-    """Return a text in which a URL has no user and password, as in http://user:password@host."""
-    return re.sub(r"(://)[^/\s@]+@", r"\1" + MASK + "@", text)
+def masked_text(text):
+    """Return a text without the values of NAME=key, also in --export=ALL,NAME=key, and without passwords of URLs."""
+    name, equals, value = text.partition("=")
+    if value and IS_KEY.search(name):
+        return name + equals + MASK  # all of it: a comma may be part of the key
+    return PASSWORD.sub(r"\1" + MASK + "@", HAS_KEY.sub(r"\1=" + MASK, text))
 
 
 def facts_of_slurm(args):
@@ -199,11 +200,12 @@ def submitted(args):
     job = os.environ.get("SLURM_JOB_ID", "")
     line = output_of("sacct", "--noheader", "--parsable2", "--allocations", "--format=SubmitLine", "--jobs=" + job)
     words = words_of(line.split("\n")[0])
-    return words if words and os.path.basename(words[0]) == "sbatch" else None
+    is_whole = words[len(words) - len(args.program) :] == args.program  # the accounting keeps no quotes
+    return words if words and is_whole and os.path.basename(words[0]) == "sbatch" else None
 
 
 def words_of(line):
-    """Return the words of a command; [] if they cannot be told apart: Slurm's accounting keeps no quotes."""
+    """Return the words of a command; [] if a quote is not closed."""
     try:
         return shlex.split(line)
     except ValueError:
@@ -233,7 +235,7 @@ def header(script):
 def settings_of(file):
     """Return the settings of env.sh as this run has them, and those of them that were set for this run alone.
 
-    The site's variables, which env.sh sets too, are among those that begin with one of TAKEN.
+    Other variables that env.sh exports, such as NCCL_NET, are recorded by their names (TAKEN).
     """
     with open(file, encoding="utf-8", errors="replace") as lines:
         assigned = re.findall(r"^(?:export )?\"?([A-Z][A-Z0-9_]*)=(.*)", lines.read(), re.MULTILINE)
@@ -307,8 +309,11 @@ def code(project, folder):
     if copies:  # as the sources were when the job was submitted
         with open(os.path.join(copies[0], "git.json")) as file:
             state = json.load(file)
-        with open(os.path.join(copies[0], "changes.diff"), "rb") as file:
-            diff = file.read()
+        diff = b""
+        changes = os.path.join(copies[0], "changes.diff")
+        if os.access(changes, os.R_OK):  # pods may run as another user than the one who submits
+            with open(changes, "rb") as file:
+                diff = file.read()
     else:
         try:
             state, diff = state_of(project)

@@ -31,7 +31,15 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
-from git_state import LARGEST_NEW_FILE, GitError, git, names, private, repository_of, state_of
+from git_state import (
+    LARGEST_NEW_FILE,
+    GitError,
+    git,
+    names,
+    private,
+    repository_of,
+    state_of,
+)
 
 # Without git: what counts as a source. Files without a suffix count if they can be executed.
 SOURCES = {
@@ -337,7 +345,7 @@ def is_linked(name):
 def write_git_state(root, folder):
     """Write git.json and changes.diff, which say what the copy is a copy of; return commit and branch as bytes."""
     state, diff = state_of(root)
-    with open(os.path.join(folder, "git.json"), "w", opener=private) as file:
+    with open(os.path.join(folder, "git.json"), "w") as file:
         json.dump(state, file, indent=1)
     with open(os.path.join(folder, "changes.diff"), "wb", opener=private) as file:
         file.write(diff)
