@@ -44,6 +44,14 @@ def found(tmp_path):
     return call
 
 
+def test_a_program_that_is_not_there_is_no_launch_command(found):
+    """Its arguments may be Python files that are there. A variable may have a path for its value."""
+    code, told = found("tran.py", "--config", "pi/pi.py")
+    assert code == 2 and "no program 'tran.py' in" in told and "not needed" not in told
+    code, told = found("HF_HOME=/scratch/me", "pi/pi.py")
+    assert code == 2 and "put variables before this command" in told
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

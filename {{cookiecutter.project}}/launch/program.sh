@@ -48,7 +48,7 @@ start_in_known_state
 # character at the end of each line for a part of the last word.
 refuse_windows_line_ends() {
     ! grep -q $'\r$' "$1" ||
-        die "$1 has the line ends of Windows, which bash cannot read: sed -i 's/\r\$//' '$1'"
+        die "$1 has the line ends of Windows, which bash cannot read: perl -pi -e 's/\r\$//' '$1'"
 }
 
 die() {
@@ -86,13 +86,13 @@ refuse_launch_command() {
     (($#)) || return 0 # the default program
     command=${1##*/}
     program=$(program_among "$@")
-    if [[ $command =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; then
+    if [[ $1 =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; then
         die "no program '$1': put variables before this command, as in $1 bash $script …"
     elif [[ $command =~ ^python[0-9.]*$ ]]; then
         reason="$command is started by the launcher"
     elif [[ $command =~ ^(torchrun|accelerate|deepspeed|horovodrun|srun|mpirun|mpiexec)$ ]]; then
         reason="$command is not needed: the submit script starts the ranks"
-    elif [[ ! -e $1 && ! -e $PROJECT_DIR/$1 && -n $program && $1 != -* ]]; then
+    elif [[ ! -e $1 && ! -e $PROJECT_DIR/$1 && -n $program && $1 != *.py ]]; then
         reason="$command is not needed: env.sh names the environment or the container (RUNTIME, VENV)"
     elif [[ $command =~ ^(ba|z|k|c|)sh$ ]]; then
         reason="$command runs no Python; put what the script sets into env.sh"
@@ -249,7 +249,7 @@ starts_its_own_ranks() {
 
 # Whether each call of init_process_group in a program names an address of its own, as in
 # init_method="tcp://node1:29500". Under torchrun all ranks are then clients of a store that no rank
-# opens, for the reason above, and wait until the walltime is over.
+# opens, for the reason above, and wait for as long.
 has_own_endpoint() {
     local file=$1 calls addresses
     [[ -f $file ]] && ! grep -q TORCHELASTIC_USE_AGENT_STORE "$file" || return
@@ -258,8 +258,8 @@ has_own_endpoint() {
     ((calls > 0 && calls == addresses))
 }
 
-# Copies the sources of the project, and those of the program. Sets copy to the project's folder in
-# the copy. words, the program and its arguments as they were typed, then name the program in the
+# Copies the sources of the project, and those of the program. Sets the variable copy: the project's
+# folder in the copy. words, the program and its arguments as they were typed, then name the program in the
 # copy. Exports SNAPSHOTS, the folders of the copies with ":" between them. Argument: the program as
 # find_program has printed it; none for the programs that a script runs by itself.
 take_snapshot() {

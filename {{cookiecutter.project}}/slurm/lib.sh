@@ -37,8 +37,8 @@ options_of_jobs() {
     done
 }
 
-# Prints the usage of a script if it is asked for. Refuses words that are no options: sbatch would take
-# one for its script, and salloc for its command. Arguments: the script, and its words.
+# Prints the usage of a script if it is asked for. Refuses words that are neither options nor follow one:
+# sbatch would take one for its script, and salloc for its command. Arguments: the script, and its words.
 expect_options() {
     local word before=''
     for word in "${@:2}"; do
@@ -102,6 +102,9 @@ unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}"
     [[ -z ${SLURM_JOB_ID:-} ]] || unset_options_of_srun # sbatch reads some, on a login node
+    #? if not cores
+    unset SLURM_CPUS_PER_TASK # the #SBATCH lines ask for none, so Slurm does not set it anew
+    #? endif
     runs_from_snapshot || unset SNAPSHOTS
     #? if mpi
     # In a step, mpirun would take itself for one of the step's tasks. PMIX_MCA_* are settings.
@@ -120,7 +123,8 @@ unset_options_of_srun() {
     unset "${!SRUN_@}" "${!SLURM_CPU_@}" "${!SLURM_GPU_@}" "${!SLURM_GPUS_PER_@}" "${!SLURM_GRES@}" \
         "${!SLURM_MEM_@}" "${!SLURM_NTASKS@}" "${!SLURM_STD@}" "${!SLURM_TRES_@}"
     unset SLURM_{ACCOUNT,ACCTG_FREQ,ARBITRARY_NODELIST,BCAST,BCAST_EXCLUDE,BURST_BUFFER,CLUSTERS} \
-        SLURM_{CLUSTER_CONSTRAINT,COMPRESS,CONSOLIDATE_SEGMENTS,CONSTRAINT,CORE_SPEC,CPUS_PER_GPU} \
+        SLURM_{CLUSTER_CONSTRAINT,COMPRESS,CONSOLIDATE_SEGMENTS,CONSTRAINT,CONTAINER,CONTAINER_ID} \
+        SLURM_{CORE_SPEC,CPUS_PER_GPU} \
         SLURM_{DEBUG,DEBUG_FLAGS,DELAY_BOOT,DEPENDENCY,DISABLE_STATUS,DISTRIBUTION,DIST_PLANESIZE} \
         SLURM_{EPILOG,EXACT,EXCLUSIVE,EXIT_ERROR,EXIT_IMMEDIATE,EXPORT_ENV,EXTERNAL_LAUNCHER,GPUS} \
         SLURM_{HINT,HOSTFILE,IMMEDIATE,KILL_BAD_EXIT,LABELIO,MPI_TYPE,NCORES_PER_SOCKET,NETWORK} \
@@ -481,8 +485,8 @@ explain_refusal() {
 #   batch    in a batch job its number for scontrol, N or ARRAY_TASK; '' in a shell of salloc
 #   nodes    its nodes; choose_nodes sets hosts, those on which the ranks run
 #   cores    of each node
-#   gpus     of each node; '' if it has none, "unknown" if Slurm does not answer. Refuses a shell
-#            whose job has ended
+#   gpus     of each node; '' if it has none, "unknown" if Slurm does not answer
+# Refuses a shell whose job has ended.
 look_at_allocation() {
     local record
     end_if_taken_over
@@ -756,8 +760,8 @@ on_warning() {
     fi
 }
 
-# Sends STOP_SIGNAL to the ranks alone, in a step that ends at once. A code above 128 is a signal that
-# has ended the step: a rank may requeue the job as soon as it has saved.
+# Sends STOP_SIGNAL to the ranks alone, in a step that ends at once. A code above 128 says that a signal
+# has ended the step. That is no fault: a rank may have saved and requeued the job by then.
 # shellcheck disable=SC2329 # called by the trap
 signal_ranks() {
     local code=0
@@ -874,15 +878,15 @@ build_step_of_mpirun() {
 
 #? endif
 # Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
-# 1. Refuses a step with fewer GPUs than the job has.
+# 1. Refuses a step with fewer GPUs than the job has. Sets counted_ranks if the user has set no number.
 set_ranks_per_node() {
     if [[ -z ${NPROC_PER_NODE:-} && -n $gpus ]]; then
         NPROC_PER_NODE=$(gpus_of_a_step) || exit
         counted_ranks=1
         [[ $gpus == unknown ]] || ((NPROC_PER_NODE >= gpus)) ||
             die "each node of this job has $gpus GPU(s), and srun gives a step $NPROC_PER_NODE:" \
-                "ask for them with --gpus-per-node=$gpus, or leave the others idle with" \
-                "NPROC_PER_NODE=$NPROC_PER_NODE"
+                "ask for them with --gpus-per-node=$gpus, or name the number of ranks," \
+                "NPROC_PER_NODE=$((NPROC_PER_NODE ? NPROC_PER_NODE : 1))"
     fi
     if [[ ${NPROC_PER_NODE:-0} == 0 ]]; then
         counted_ranks=1
