@@ -125,14 +125,6 @@ def test_options_of_srun_that_another_shell_left(usual_slurm, project, program, 
     assert ranks(job.output) == RIGHT, job.output
 
 
-def test_cores_that_another_shell_was_given(cluster, project, program):
-    """Slurm sets this variable anew only in jobs that ask for it; here they ask for whole nodes."""
-    assert "--cpus-per-task" not in (project / "slurm/submit_multinode.sh").read_text()
-    job = submit(cluster, project, program, SLURM_CPUS_PER_TASK="999")
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert ranks(job.output) == RIGHT, job.output
-
-
 @pytest.mark.parametrize("source", ["env.sh", "module", "site"])
 def test_options_of_srun_that_the_project_sets(cluster, tmp_path, program, source):
     """They reach srun: ranks are dealt out between the nodes, as SLURM_DISTRIBUTION says."""

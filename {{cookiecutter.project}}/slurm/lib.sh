@@ -102,9 +102,6 @@ unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}"
     [[ -z ${SLURM_JOB_ID:-} ]] || unset_options_of_srun # sbatch reads some, on a login node
-    #? if not cores
-    unset SLURM_CPUS_PER_TASK # the #SBATCH lines ask for none, so Slurm does not set it anew
-    #? endif
     runs_from_snapshot || unset SNAPSHOTS
     #? if mpi
     # In a step, mpirun would take itself for one of the step's tasks. PMIX_MCA_* are settings.
