@@ -145,12 +145,14 @@ def describe_machine() -> dict[str, Any]:
     gpus = []
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(number)
-        gpus.append({"name": properties.name, "memory_mib": properties.total_memory >> 20})
+        facts = {"memory_mib": properties.total_memory >> 20, "capability": [properties.major, properties.minor]}
+        gpus.append({"name": properties.name, **facts})
     return {
         "gpus": gpus,
         "driver": driver_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or torch.version.hip,
+        "is_nvidia": not torch.version.hip,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
         "python": sys.version.split()[0],
         "cpus": len(os.sched_getaffinity(0)),
@@ -158,10 +160,12 @@ def describe_machine() -> dict[str, Any]:
 
 
 def driver_version() -> str | None:
-    """Return the version of the GPU driver that is loaded."""
-    for vendor in ("nvidia", "amdgpu"):
-        with contextlib.suppress(OSError):
-            return Path(f"/sys/module/{vendor}/version").read_text().strip()
+    """Return the version of the GPU driver that is loaded, as the vendor's command or the kernel says."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
+        return subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()[0]
+    with contextlib.suppress(OSError):
+        return Path("/sys/module/amdgpu/version").read_text().strip()
     return None
 
 

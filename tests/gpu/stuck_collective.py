@@ -4,6 +4,7 @@ With several ranks, rank 1 stays away from it. A rank alone has nobody to wait f
 long stands before the all-reduce in the queue. So the all-reduce is under way, and does not begin.
 """
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -12,8 +13,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-TIMEOUT = 15  # seconds; the harness asks for stacks before it
+TIMEOUT = 20  # seconds; the harness asks for stacks before it
 FOREVER = 150  # seconds: longer than timeout and dump take
+# Seconds that a kernel keeps the GPU busy. The end of the process may have to wait for it.
+BUSY = 60
 CLOCK_RATE = 2e9  # cycles per second; GPUs have about as many
 
 
@@ -21,8 +24,6 @@ def main() -> None:
     """Enter the all-reduce, or stay away from it."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        import os
-
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=TIMEOUT))
@@ -30,7 +31,7 @@ def main() -> None:
     dist.all_reduce(numbers)
     numbers.sum().item()  # waits for the first one
     if dist.get_world_size() == 1:
-        torch.cuda._sleep(int(FOREVER * CLOCK_RATE))
+        torch.cuda._sleep(int(BUSY * CLOCK_RATE))
     leave_mark()
     if dist.get_rank() == 1:
         stay_away()
