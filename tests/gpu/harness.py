@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import statistics
@@ -32,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 LEAST_TORCH = (2, 6)
 # Each process of a step has this variable, with a value that no other step has.
 MARK = "GPU_STEP"
+REASON_WIDTH = 100  # in the table; results.json has it all
 DESCRIPTION_LIMIT = 120  # seconds in which torch has to be imported and to find the GPUs
 # A scheduler, or a launcher, may have started this command. The programs of a step shall not take themselves for its
 # ranks. CUDA_VISIBLE_DEVICES stays: it says which GPUs are ours.
@@ -88,7 +90,7 @@ def require_gpu(machine: Machine) -> None:
 def run(command: list[object], machine: Machine, exit_code: int = 0, **environment: str) -> str:
     """Run a command in the step's folder; return what it prints. It fails if its exit code is another one."""
     words = [str(word) for word in command]
-    print("$", " ".join(f"{name}={value}" for name, value in environment.items()), *words, flush=True)
+    print("$", shlex.join([*(f"{name}={value}" for name, value in environment.items()), *words]), flush=True)
     done = subprocess.run(
         words,
         cwd=machine.folder,
@@ -101,7 +103,7 @@ def run(command: list[object], machine: Machine, exit_code: int = 0, **environme
         check=False,
     )
     print(done.stdout, flush=True)  # into the step's log, which a failure shows
-    require(done.returncode == exit_code, f"{words} ended with exit code {done.returncode}, not {exit_code}")
+    require(done.returncode == exit_code, f"exit code {done.returncode}, not {exit_code}, of {shlex.join(words)}")
     return done.stdout
 
 
@@ -292,7 +294,7 @@ def table(results: list[dict[str, Any]]) -> str:
     width = max(len(row["name"]) for row in results)
     lines = []
     for row in results:
-        said = in_words(row["figures"]) if row["verdict"] == "ok" else row["reason"]
+        said = in_words(row["figures"]) if row["verdict"] == "ok" else row["reason"][:REASON_WIDTH]
         lines.append(f"{row['verdict']:<8} {row['seconds']:6.1f} s  {row['name']:<{width}}  {said}".rstrip())
     return "\n".join(lines)
 
@@ -311,8 +313,11 @@ def in_words(figures: dict[str, Any]) -> str:
 def heading(facts: dict[str, Any], date: str) -> str:
     """Return the line above the table: what ran on what, and when."""
     names = [gpu["name"] for gpu in facts["gpus"]]
-    gpus = f"{len(names)} x {names[0]}, driver {facts['driver']}" if names else "REHEARSAL on CPUs: no GPU has run"
-    return f"{gpus}, torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}, {date}"
+    if not names:
+        return f"REHEARSAL on CPUs: no GPU has run, torch {facts['torch']}, {date}"
+    gpus = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    versions = f"driver {facts['driver']}, torch {facts['torch']}, CUDA {facts['cuda']}, NCCL {facts['nccl']}"
+    return f"{gpus}, {versions}, {date}"
 
 
 def main(steps: tuple[Step, ...]) -> NoReturn:

@@ -173,7 +173,7 @@ def has_ended(pid):
 
 def test_the_text_of_a_failure_is_whole(fates):
     text = fates.rows["fails"]["failure"]
-    for words in ("Traceback", "ended with exit code 3, not 0", "the last words of a program", "printed"):
+    for words in ("Traceback", "exit code 3, not 0, of bash -c", "the last words of a program", "printed"):
         assert words in text and words in fates.output, text
     assert fates.rows["dies"]["reason"] == "its process ended with exit code 7"
     assert "about to die" in fates.rows["dies"]["failure"]
@@ -302,7 +302,7 @@ def test_parts_of_a_split_gpu_are_listed_by_their_uuid(tmp_path, monkeypatch):
             "",
             "no cause, the error is quoted",
         ),
-        ("raise RuntimeError('CUDA out of memory')", "", "ended with exit code 0, not 1"),
+        ("raise RuntimeError('CUDA out of memory')", "", "exit code 0, not 1, of "),
         ("pass", "module", "nothing failed"),
     ],
 )
