@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -128,7 +129,9 @@ def train(machine: Machine, name: str, out: str, *flags: object, **environment: 
     count = 1 if name == "single" else machine.ranks
     program = machine.project / f"training/train_{name}.py"
     shape = () if machine.device == "cuda" else TINY
-    arguments = ["--out", out, "--json", f"{out}.json", "--steps", STEPS_OF_TRAINING, *shape, *flags]
+    batch = math.ceil(32 / machine.ranks) * machine.ranks  # for single, too: the same losses need the same batch
+    arguments = ["--out", out, "--json", f"{out}.json", "--steps", STEPS_OF_TRAINING, "--global-batch", batch]
+    arguments += [*shape, *flags]
     run_ranks(machine, count, program, *arguments, **environment)
     figures = json.loads((machine.folder / f"{out}.json").read_text())
     require(figures["device"] == machine.device, f"it ran on {figures['device']}, not on {machine.device}")
