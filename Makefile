@@ -3,6 +3,7 @@ PYTHON ?= python3
 # Options for pip. Unless you give them: PyTorch's index of CPU wheels, if there is no GPU here and that index answers.
 PIP_ARGS ?= $(shell $(PYTHON) tests/torch_index.py)
 PYTEST_ARGS ?=
+GPU_ARGS ?=
 # Files in the order of tests/conftest.py, the longest first.
 PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
@@ -38,6 +39,12 @@ test-all: PACKAGES += $(DRILL_PACKAGES)
 test-all: TOOLS += cmake g++ mpi.h node chromium sshd ssh
 test-all: .venv/ready packages ## every test, drills included
 	$(PYTEST) -m "drill or not drill" $(PYTEST_ARGS)
+
+test-gpu: .venv/ready ## on a machine with a GPU: everything that needs one, then a table (GPU_ARGS="--only doctor")
+	PYTHON="$(CURDIR)/$(BIN)/python" bash tests/gpu/run.sh $(GPU_ARGS)
+
+gpu-bundle: .venv/ready ## write build/gpu-bundle: copy it to a machine with GPU and torch, and type bash gpu-bundle/run.sh
+	PYTHON="$(CURDIR)/$(BIN)/python" bash tests/gpu/run.sh --write-bundle build/gpu-bundle
 
 lint: .venv/ready ## ruff, shellcheck, actionlint: the template is clean as it stands
 	$(BIN)/ruff check --quiet .
@@ -120,4 +127,4 @@ packages:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
 	    echo "missing, and not to be installed without root and apt:$$missing"
 
-.PHONY: help demo test test-all lint bakes dates perf sites drills pictures clean packages
+.PHONY: help demo test test-all test-gpu gpu-bundle lint bakes dates perf sites drills pictures clean packages

@@ -90,7 +90,7 @@ def test_the_template_s_documents_name_what_it_has(document):
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
     sources = "\n".join(path.read_text() for path in Path(TEMPLATE).rglob("*.sh"))
-    assert {name for name in variables_of(text) if name not in sources} - {"PIP_ARGS"} == set()
+    assert {name for name in variables_of(text) if name not in sources} - {"PIP_ARGS", "GPU_ARGS"} == set()
 
 
 # A placeholder, and a file that CONTRIBUTING.md adds.
