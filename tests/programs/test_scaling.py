@@ -202,7 +202,7 @@ def test_on_slurm_behind_a_job_that_waits(slurm):
         assert f"nodes 2: job {waiting} waits or runs" in submit(slurm, "--name", "behind", "2", *TINY).stdout
         (project / "benchmark/results/behind/nodes-1.job").write_text("99999\n")  # which Slurm does not know
         again = re.search(r"nodes 1: job (\d+)", submit(slurm, "--name", "behind", "1", *TINY).stdout)[1]
-        assert dependency(cluster, again).startswith(f"afterany:{waiting}") and again > last
+        assert dependency(cluster, again).startswith(f"afterany:{waiting}") and int(again) > int(last)
         free = re.search(r"nodes 1: job (\d+)", submit(slurm, "--parallel", "--name", "free", "2", "1", *TINY).stdout)[
             1
         ]

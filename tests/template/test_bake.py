@@ -692,8 +692,9 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
     named = {}
     for path in project.rglob("*"):
         if path.is_file() and path.suffix not in (".py", ".png"):
-            # The example of a secret, and the reason for WANDB_MODE at a site, do not ask for the package.
-            text = re.sub("wandb,key|secret `wandb`|generic wandb|upload later with wandb sync", "", path.read_text())
+            # Examples of keys, and the reason for WANDB_MODE at a site, do not ask for the package.
+            others = "wandb,key|secret `wandb`|generic wandb|wandb login|upload later with wandb sync"
+            text = re.sub(others, "", path.read_text())
             if path.name not in ("offline-trackers.md", "sync_trackers.sh"):  # of programs of one's own, too
                 named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
     expected = {"training/README.md": ["matplotlib", "tensorboard", "wandb"]}
