@@ -19,6 +19,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -172,10 +173,11 @@ def compiled(machine: Machine) -> dict:
         raise Skipped("torch.compile needs a C compiler")
     flags = ("--steps", "40", "--log-every", "5", "--dtype", "float32")
     plain = train(machine, "single", "plain", *flags)["losses"]
-    # A new cache: it is empty unless something is compiled, and no earlier run has filled it.
-    cache = machine.folder / "inductor"
-    losses = train(machine, "single", "compiled", *flags, "--compile", TORCHINDUCTOR_CACHE_DIR=str(cache))["losses"]
-    require(list(cache.glob("*/*.py")), f"nothing was compiled: {cache} has no kernel")
+    # A new cache: it is empty unless something is compiled, and no earlier run has filled it. torch hands its path to
+    # the compiler without quotes, so it may have no space.
+    with tempfile.TemporaryDirectory() as cache:
+        losses = train(machine, "single", "compiled", *flags, "--compile", TORCHINDUCTOR_CACHE_DIR=cache)["losses"]
+        require(list(Path(cache).glob("*/*.py")), "nothing was compiled: torch's cache has no kernel")
     difference = max(abs(a - b) for a, b in zip(plain, losses))
     require(difference < 0.05, f"the losses differ by {difference}: {plain} and {losses}")
     speeds = [logged_speeds(machine.folder / out) for out in ("plain", "compiled")]
@@ -258,7 +260,7 @@ def listed_uuids() -> list[str]:
 
 def visible_devices(machine: Machine) -> dict:
     """launch/count_gpus.sh counts as torch does, for CUDA_VISIBLE_DEVICES by index, by UUID, empty."""
-    count_gpus = f"source {machine.project}/launch/count_gpus.sh; count_gpus"
+    count_gpus = ["bash", "-c", 'source "$1"; count_gpus', "bash", machine.project / "launch/count_gpus.sh"]
     count_in_torch = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     values = {"empty": ""}
     if machine.device == "cuda":
@@ -267,7 +269,7 @@ def visible_devices(machine: Machine) -> dict:
     counts = {}
     for name, value in values.items():
         environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-        ours = run(["bash", "-c", count_gpus], machine, **environment).split()[-1]
+        ours = run(count_gpus, machine, **environment).split()[-1]
         torch = run([sys.executable, "-c", count_in_torch], machine, **environment).split()[-1]
         require(ours == torch, f"CUDA_VISIBLE_DEVICES {name} ({value!r}): count_gpus says {ours}, torch {torch}")
         counts[name] = int(ours)
