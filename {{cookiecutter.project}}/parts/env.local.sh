@@ -1,7 +1,7 @@
 # The settings of this project, and the one file that you edit. local/submit.sh reads it.
 #
-# To change a setting for one run: NAME=value bash local/submit.sh … Keys do not belong here:
-# wandb login and hf auth login keep them in files that nobody else reads.
+# To change a setting for one run: NAME=value bash local/submit.sh …
+# Keys do not belong here: wandb login and hf auth login keep them in files that nobody else reads.
 # shellcheck disable=SC2034  # the scripts that read this file use its variables
 
 # Number of "nodes": local/submit.sh starts one torchrun for each, all on this machine.

@@ -79,9 +79,12 @@ def has_no_commit(top):
 def state_of(folder):
     """Return the state of the repository around `folder`, and the diff since its commit as bytes; (None, b"") without.
 
-    The state: "repository", "commit" (None before the first), "branch", "clean", "untracked" (names of new files),
-    "left_out" (those of them that may hold keys, see may_hold_keys), and "changed_submodules" (names of submodules in
-    which something is not committed; the diff names a submodule that is at another commit).
+    The state has these keys:
+        repository, branch, clean
+        commit                None before the first
+        untracked             the names of new files
+        left_out              those of them that may hold keys: may_hold_keys() tells
+        changed_submodules    submodules in which something is not committed. One at another commit is in the diff
     The diff holds changed files, and new ones up to 1 MiB that git does not ignore and that hold no keys: after
     `git checkout COMMIT && git apply DIFF` the sources are the same, but for those in changed submodules.
     """

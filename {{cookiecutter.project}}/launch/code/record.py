@@ -3,8 +3,10 @@
     python3 launch/code/record.py [OPTIONS] -- [PROGRAM ARGUMENTS]     --help names the options
 
 The script that starts the ranks calls this one in the background, so that they do not wait for it. It writes run.json
-with what it knows, and writes it anew when it knows more: git's state, then the image's checksum, last the packages,
-which rank 0 lists (launch/stacks/python/rank_packages.py). changes.diff beside run.json has what was not committed.
+with what it knows, and writes it anew when it knows more. First comes git's state, then the image's checksum. Last come
+the packages, which rank 0 lists (launch/stacks/python/rank_packages.py). changes.diff beside run.json has what was not
+committed.
+
 Nobody but you can read these files. Of env.sh they have the project's settings, and not your own variables, which may
 be keys. The value of a name such as WANDB_API_KEY or --hub-token is written as ***.
 
