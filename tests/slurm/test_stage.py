@@ -371,7 +371,7 @@ def test_what_sbcast_sends_is_closed_to_other_users(jobs, tmp_path):
     (private / "data").chmod(0o644)
     tools = tmp_path / "tools"
     tools.mkdir()
-    look = f"setpriv --reuid={NEIGHBOUR} --clear-groups find /dev/shm -type f -readable 2>/dev/null"
+    look = f"setpriv --reuid={NEIGHBOUR} --clear-groups find {OWN} -type f -readable 2>/dev/null"
     sent = f'ls -d "$3" >>"{tmp_path}/sent"; {look} >>"{tmp_path}/read"'
     (tools / "sbcast").write_text(f'#!/bin/sh\n{shutil.which("sbcast", path=PATH)} "$@" && {{ {sent}; true; }}\n')
     (tools / "sbcast").chmod(0o755)
