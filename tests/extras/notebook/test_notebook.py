@@ -1,4 +1,4 @@
-"""JupyterLab on a compute node, by slurm/notebook.sh on a real Slurm.
+"""JupyterLab on a compute node, by extras/notebook/notebook.sh on a real Slurm.
 
 Cells run as a browser runs them: over the server's web socket, through the socket on the login node. Among the drills,
 Chromium does so through ssh -L. They need jupyterlab, and the drill Chromium and an ssh server.
@@ -42,12 +42,12 @@ print(subprocess.run(["bash", "launch/torchrun.sh", "check/hello.py"], env={**os
 
 
 class Notebook:
-    """slurm/notebook.sh as it runs on the login node."""
+    """extras/notebook/notebook.sh as it runs on the login node."""
 
     def __init__(self, cluster, project, *words, **environment):
         self.cluster, self.project, self.words = cluster, project, words
         self.said = project.parent / f"said-{uuid.uuid4().hex[:8]}"
-        script = shlex.join(["bash", str(project / "slurm/notebook.sh"), *map(str, words)])
+        script = shlex.join(["bash", str(project / "extras/notebook/notebook.sh"), *map(str, words)])
         # A command in the background ignores SIGINT, and hands that on. env resets it.
         command = f"setsid env --default-signal=INT {script} >{shlex.quote(str(self.said))} 2>&1 </dev/null & echo $!"
         done = cluster.run("bash", "-c", command, cwd=project, env={**SETTINGS, **environment})
@@ -201,7 +201,7 @@ def test_the_notebook_outlives_its_connection(cluster, project, notebook):
     kernel = server.kernel()
     server.run(kernel, "kept = 42")
     book.signal("INT")
-    assert f"the notebook goes on: bash slurm/notebook.sh {book.job} connects again" in book.output()
+    assert f"the notebook goes on: bash extras/notebook/notebook.sh {book.job} connects again" in book.output()
     assert not Path(book.path).exists() and "error" not in book.output().lower(), book.output()
     again = notebook(book.job)
     assert again.token == book.token
@@ -281,7 +281,7 @@ def test_in_a_browser(cluster, project, notebook, tmp_path):
         said = cluster.run(sys.executable, "-B", BROWSE, address, cell, picture, env=home).stdout
         assert said.startswith("node1\n") and "rank 1 of 2 on node1" in said and "the sum of all ranks is 1" in said
         assert picture.stat().st_size > 10_000
-        # The next lines are what the page tells of: the port of the laptop is taken, and slurm/notebook.sh has ended.
+        # What the page tells of: the port of the laptop is taken, and notebook.sh has ended.
         done = cluster.run("bash", "-c", f"timeout 10 ssh -o ExitOnForwardFailure=yes -F {config} {line}", check=False)
         assert "bind [127.0.0.1]:8888: Address already in use" in done.stderr, done
         book.signal("INT")
@@ -309,7 +309,7 @@ def ssh_server(cluster, folder):
 def test_the_time_limit_is_over(cluster, project, notebook):
     book = notebook("--time=1")
     said = book.find(rf"(job {book.job} has ended: TIMEOUT\. .*)")
-    assert said.endswith("Its time limit is over: bash slurm/notebook.sh --time=HH:MM:SS asks for more")
+    assert said.endswith("Its time limit is over: bash extras/notebook/notebook.sh --time=HH:MM:SS asks for more")
 
 
 @pytest.mark.drill
@@ -320,7 +320,9 @@ def test_a_node_that_does_not_answer(project, tmp_path):
         first.signal("INT")
         cluster.crash("node1")
         second = Notebook(cluster, project, first.job)
-        second.find(r"(node1 does not answer: bash slurm/notebook.sh \d+ tries again, scancel \d+ ends the job)")
+        second.find(
+            r"(node1 does not answer: bash extras/notebook/notebook.sh \d+ tries again, scancel \d+ ends the job)"
+        )
 
 
 @pytest.mark.drill
@@ -361,7 +363,7 @@ def test_in_a_container(containers, everywhere, runtime, surroundings, tmp_path)
 
 def test_wrong_use_is_refused(cluster, project, tmp_path):
     def refused(*words, **environment):
-        script = project / "slurm/notebook.sh"
+        script = project / "extras/notebook/notebook.sh"
         done = cluster.run("bash", script, *words, cwd=tmp_path, env={**SETTINGS, **environment}, check=False)
         assert done.returncode == 2, done
         return done.stderr

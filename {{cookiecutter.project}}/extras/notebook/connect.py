@@ -1,6 +1,6 @@
-"""Connects a socket on this login node to the JupyterLab of a job. slurm/notebook.sh calls it.
+"""Connects a socket on this login node to the JupyterLab of a job. extras/notebook/notebook.sh calls it.
 
-    python3 slurm/notebook/connect.py JOBID HOST FOLDER
+    python3 extras/notebook/connect.py JOBID HOST FOLDER
 
 FOLDER: the job's log folder, which has the token. The script prints how to open the notebook, and carries connections
 until Ctrl-C or until the job ends. Exit code 1: the job has ended, or its node does not answer.
@@ -9,6 +9,7 @@ Python 3.6, standard library only.
 
 import getpass
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,11 +18,10 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from datetime import datetime
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "watch"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
-from job import facts_of
 from relay import Relay
 
 RELAY = os.path.join(os.path.dirname(os.path.realpath(__file__)), "relay.py")
@@ -31,7 +31,7 @@ PATIENCE = 60  # seconds in which relay.py must print its first line
 def main():
     """Connect to the node, and again after each cut."""
     if len(sys.argv) != 4:
-        sys.stderr.write("slurm/notebook/connect.py: call bash slurm/notebook.sh JOBID, which starts this file\n")
+        sys.stderr.write("extras/notebook/connect.py: call bash extras/notebook/notebook.sh JOBID, which starts this file\n")
         sys.exit(2)
     job, host, folder = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -46,7 +46,7 @@ def main():
             connection.run(lambda: print(instructions(job, host, folder, path), flush=True))
         sys.exit(1)
     except KeyboardInterrupt:
-        print(f"\nthe notebook goes on: bash slurm/notebook.sh {job} connects again, scancel {job} ends it")
+        print(f"\nthe notebook goes on: bash extras/notebook/notebook.sh {job} connects again, scancel {job} ends it")
         sys.exit(130)
     finally:
         if identity and identity_of(path) == identity:  # a later call of the script may have replaced the socket
@@ -111,14 +111,14 @@ class Connection:
             state = state_at_end(self.job)
             if state in ("gone", "COMPLETING", "SUSPENDED"):
                 said = "Slurm does not answer" if state == "gone" else f"job {self.job} is {state}"
-                print(f"{said}. Later, run: bash slurm/notebook.sh {self.job}", file=sys.stderr)
+                print(f"{said}. Later, run: bash extras/notebook/notebook.sh {self.job}", file=sys.stderr)
                 return
             if state != "RUNNING":
                 print(f"job {self.job} has ended: {state}. {why(state, self.job)}", file=sys.stderr)
                 return
             if not was_ready:
                 print(
-                    f"{self.host} does not answer: bash slurm/notebook.sh {self.job} tries again,"
+                    f"{self.host} does not answer: bash extras/notebook/notebook.sh {self.job} tries again,"
                     f" scancel {self.job} ends the job",
                     file=sys.stderr,
                 )
@@ -197,6 +197,35 @@ Leave this script running. Ctrl-C ends it, and the notebook goes on.
 """
 
 
+def facts_of(job):
+    """Return state, end and output of a job.
+
+    state: "gone" if Slurm does not know the job, or does not answer. end: [s since 1970; None if there is none].
+    output: the path of the job's standard output; "" if not known.
+    """
+    record = record_of(job)
+    facts = dict(reversed(re.findall(r"(\w+)=(.*?)(?= +\w+=|\s*$)", record)))  # the first value counts
+    end = None
+    with suppress(KeyError, ValueError):  # Unknown, or without a time limit
+        end = datetime.strptime(facts["EndTime"], "%Y-%m-%dT%H:%M:%S").timestamp()
+    if facts.get("TimeLimit") == "UNLIMITED":
+        end = None
+    return {"state": facts.get("JobState", "gone"), "end": end, "output": facts.get("StdOut", "")}
+
+
+def record_of(job):
+    """Return Slurm's record of a job; "" if Slurm does not know it, or does not answer for 60 s."""
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
 def state_at_end(job):
     """Return the state of a job whose step has ended, as RUNNING or TIMEOUT. Slurm may need a moment to know it."""
     for _ in range(30):
@@ -210,7 +239,7 @@ def state_at_end(job):
 def why(state, job):
     """Return what to do about a job that has ended."""
     if state == "TIMEOUT":
-        return "Its time limit is over: bash slurm/notebook.sh --time=HH:MM:SS asks for more"
+        return "Its time limit is over: bash extras/notebook/notebook.sh --time=HH:MM:SS asks for more"
     return f"See its output, {facts_of(job)['output'] or f'notebook-{job}.out'}"
 
 

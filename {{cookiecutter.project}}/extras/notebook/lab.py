@@ -1,6 +1,6 @@
-"""Runs JupyterLab on a UNIX socket that no other user can open. slurm/notebook/serve.sh starts it on a compute node.
+"""Runs JupyterLab on a UNIX socket that no other user can open. extras/notebook/serve.sh starts it on a compute node.
 
-    python slurm/notebook/lab.py FOLDER ROOT
+    python extras/notebook/lab.py FOLDER ROOT
 
 FOLDER gets the files jupyter.sock and token, and has to be readable by you alone. ROOT is the folder that the notebook
 shows. JupyterLab does not listen on a network port, to which other users of the node could connect. Its kernels use
@@ -17,7 +17,7 @@ import tempfile
 def main() -> None:
     """Run JupyterLab until the job ends."""
     if len(sys.argv) != 3:
-        sys.stderr.write("slurm/notebook/lab.py: call bash slurm/notebook.sh, whose job starts this file\n")
+        sys.stderr.write("extras/notebook/lab.py: call bash extras/notebook/notebook.sh, whose job starts this file\n")
         sys.exit(2)
     folder, root = sys.argv[1:]
     try:

@@ -4,9 +4,9 @@
 #? set own_queue = "partition" in site.interactive or "qos" in site.interactive or has_own_queue(job, cookiecutter)
 # Opens JupyterLab on a compute node, inside the software environment of env.sh: {{ site.title }}.
 #
-#   bash slurm/notebook.sh                     submits a job of one node, and connects to it
-#   bash slurm/notebook.sh --time=00:10:00     options of sbatch replace the defaults of this script
-#   bash slurm/notebook.sh JOBID               connects to the notebook of job JOBID
+#   bash extras/notebook/notebook.sh                     submits a job of one node, and connects to it
+#   bash extras/notebook/notebook.sh --time=00:10:00     options of sbatch replace the defaults of this script
+#   bash extras/notebook/notebook.sh JOBID               connects to the notebook of job JOBID
 #
 # Once the job runs, this script prints a command for your own machine, and an address for its
 # browser. Ctrl-C, or the end of your login, ends this script alone. The notebook goes on until its
@@ -17,13 +17,13 @@
 #? else
 # Account and queue are those of slurm/submit_multinode.sh.
 #? endif
-# slurm/docs/notebook.md says how it works, and what to do if it does not.
+# extras/notebook/README.md says how it works, and what to do if it does not.
 
 # shellcheck disable=SC2154 # find_running_job sets number and hosts
-PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/notebook.sh
+source "$PROJECT_DIR/slurm/lib.sh" extras/notebook/notebook.sh
 
 # Submits the job, and sets number.
 submit_notebook() {
@@ -42,7 +42,7 @@ submit_notebook() {
     )
     unset_stale_variables
     check_software || exit # now, and not after hours in the queue
-    number=$(sbatch --parsable "${options[@]}" "$@" "$PROJECT_DIR/slurm/notebook/serve.sh" "$PROJECT_DIR") ||
+    number=$(sbatch --parsable "${options[@]}" "$@" "$PROJECT_DIR/extras/notebook/serve.sh" "$PROJECT_DIR") ||
         die "sbatch refused the job, see above"
     number=${number%%;*} # on a federation of clusters the cluster's name follows
     echo "job $number is submitted"
@@ -67,7 +67,7 @@ check_software() (
 # Says what Ctrl-C leaves in the queue.
 interrupted() {
     echo "job $number stays in the queue: scancel $number removes it." \
-        "When it runs, bash slurm/notebook.sh $number connects to it"
+        "When it runs, bash extras/notebook/notebook.sh $number connects to it"
     exit 130
 }
 
@@ -76,7 +76,7 @@ wait_for_start() {
     local state='' last='' record output=''
     while [[ $state != RUNNING ]]; do
         [[ -z $last ]] || sleep 2
-        record=$(job_record "$number") || die "Slurm does not answer. Later, run: bash slurm/notebook.sh $number"
+        record=$(job_record "$number") || die "Slurm does not answer. Later, run: bash extras/notebook/notebook.sh $number"
         [[ $record =~ JobState=([A-Z_]+)\ Reason=([^[:space:]]+) ]]
         state="${BASH_REMATCH[1]} (${BASH_REMATCH[2]})"
         [[ ! $record =~ StdOut=([^=]+)\ [A-Za-z]+= ]] || output=${BASH_REMATCH[1]}
@@ -98,7 +98,7 @@ elif (($# > 1)); then
 fi
 unset_options_of_srun
 find_running_job "${number:-$1}" # number, hosts
-[[ $(job_record "$number") == *Command=*/slurm/notebook/serve.sh* ]] ||
-    die "slurm/notebook.sh did not start job $number"
-exec python3 -B "$PROJECT_DIR/slurm/notebook/connect.py" \
+[[ $(job_record "$number") == *Command=*/extras/notebook/serve.sh* ]] ||
+    die "extras/notebook/notebook.sh did not start job $number"
+exec python3 -B "$PROJECT_DIR/extras/notebook/connect.py" \
     "$number" "${hosts[0]}" "$PROJECT_DIR/logs/$number.0"

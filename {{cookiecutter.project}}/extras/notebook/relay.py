@@ -2,7 +2,7 @@
 
 connect.py listens on the login node and starts this file on the compute node, as a step of the notebook's job:
 
-    python3 slurm/notebook/relay.py FOLDER      connects to FOLDER/jupyter.sock
+    python3 extras/notebook/relay.py FOLDER      connects to FOLDER/jupyter.sock
 
 So it needs neither ssh to compute nodes nor an open port. The two ends exchange these lines:
 
@@ -165,7 +165,7 @@ def connect():
 def main():
     """Wait for the socket, then carry connections until the other end goes."""
     if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
-        sys.stderr.write("slurm/notebook/relay.py: call bash slurm/notebook.sh JOBID, which starts this file\n")
+        sys.stderr.write("extras/notebook/relay.py: call bash extras/notebook/notebook.sh JOBID, which starts this file\n")
         sys.exit(2)
     os.chdir(sys.argv[1])
     relay = Relay(sys.stdin.buffer, sys.stdout.buffer, connect)

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-# The job of slurm/notebook.sh: runs JupyterLab on its node, in the software of env.sh.
+# The job of extras/notebook/notebook.sh: runs JupyterLab on its node, in the software of env.sh.
 # Argument: the project's folder, as Slurm runs a copy of this file.
 
 if [[ ! -f ${1:-}/slurm/lib.sh || -z ${SLURM_JOB_ID:-} ]]; then
-    echo "slurm/notebook/serve.sh: call bash slurm/notebook.sh, which submits this file" >&2
+    echo "extras/notebook/serve.sh: call bash extras/notebook/notebook.sh, which submits this file" >&2
     exit 2
 fi
 PROJECT_DIR=$1
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/notebook.sh
+source "$PROJECT_DIR/slurm/lib.sh" extras/notebook/notebook.sh
 unset_stale_variables
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
@@ -32,4 +32,4 @@ step=(--ntasks=1 --export=ALL --input=none)
 step+=("{{ option.option }}") # {{ option.why }}
 #? endfor
 exec srun "${step[@]}" "${CONTAINER_SRUN_ARGS[@]}" "${CONTAINER_EXEC[@]}" \
-    "$PYTHON" -B "$PROJECT_DIR/slurm/notebook/lab.py" "$folder" "$PWD"
+    "$PYTHON" -B "$PROJECT_DIR/extras/notebook/lab.py" "$folder" "$PWD"

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Sends what trackers have written on compute nodes without internet: runs of W&B and of MLflow.
 #
-#   bash slurm/sync_trackers.sh             sends the runs in the current folder and below
-#   bash slurm/sync_trackers.sh runs logs   sends the runs in these folders
-#   bash slurm/sync_trackers.sh --dry-run   only lists the runs
+#   bash extras/trackers/sync_trackers.sh             sends the runs in the current folder and below
+#   bash extras/trackers/sync_trackers.sh runs logs   sends the runs in these folders
+#   bash extras/trackers/sync_trackers.sh --dry-run   only lists the runs
 #
 # Call it on a machine that reaches the trackers' servers. It sends a run once, and only your own: other
 # users' runs would go to your account. It leaves out runs that have changed within the last ten minutes,
 # as their jobs may still run.
 #
 # It needs the command wandb, or export-experiments of the package mlflow-export-import, and for MLflow
-# the variable MLFLOW_TRACKING_URI. slurm/docs/offline-trackers.md says how programs write such runs.
+# the variable MLFLOW_TRACKING_URI. extras/trackers/README.md says how programs write such runs.
 
-PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/sync_trackers.sh
+source "$PROJECT_DIR/slurm/lib.sh" extras/trackers/sync_trackers.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 PATH=$PATH:$VENV/bin # where slurm/build_venv.sh installs the trackers' commands
@@ -100,4 +100,4 @@ for file in "${files[@]}"; do
 done
 
 ((sent)) || echo "nothing to send in ${folders[*]#./}"
-((failed == 0)) || die "some runs were not sent, see above: call slurm/sync_trackers.sh again"
+((failed == 0)) || die "some runs were not sent, see above: call extras/trackers/sync_trackers.sh again"
