@@ -1,10 +1,14 @@
-"""extras/scaling/scaling.sh: a measurement for each number of nodes, locally, on a real Slurm, and in pods."""
+"""extras/scaling/scaling.sh: a measurement for each number of nodes, locally, on a real Slurm, and in pods.
+
+The projects have this extra alone, and lie in folders with a space in their names.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -25,9 +29,9 @@ SITES = {"local": "", "mn5": "abc", "rcp": "mlo-jdoe"}
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory):
-    """One of each kind, in folders with a space in their names."""
+    """One of each kind."""
     folder = tmp_path_factory.mktemp("a b")
-    return {site: bake(folder / site, site=site, account=account) for site, account in SITES.items()}
+    return {site: bake(folder / site, site=site, account=account, extras="scaling") for site, account in SITES.items()}
 
 
 def scaling(project: Path, *arguments, code=0, **environment):
@@ -43,6 +47,15 @@ def scaling(project: Path, *arguments, code=0, **environment):
 def measured(folder: Path) -> dict[str, int]:
     """The JSON files of a run, and how many ranks each is of."""
     return {file.stem: json.loads(file.read_text())["world_size"] for file in folder.glob("*.json")}
+
+
+def report(project: Path, run: str) -> list[tuple[str, str]]:
+    """Have report.py read a run of scaling.sh; return nodes and ranks of each row of its table."""
+    command = [sys.executable, "extras/scaling/report.py", f"logs/scaling/{run}"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"### {run}: all_reduce of float32, in place, 4 KiB\n")
+    return re.findall(r"^\| +(\d) +\| +(\d) +\|", done.stdout, re.MULTILINE)
 
 
 def lines(said: str) -> list[str]:
@@ -67,11 +80,8 @@ def test_locally_one_after_the_other(projects):
         f"report, in {project}: python3 extras/scaling/report.py logs/scaling/tiny",
     ]
     assert measured(folder) == {"nodes-1": 1, "nodes-2": 2} and (folder / "nodes-2.json").stat().st_mtime_ns == kept
-    command = [sys.executable, "extras/scaling/report.py", "logs/scaling/tiny"]
-    report = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
-    assert report.returncode == 0, report.stdout + report.stderr
-    assert report.stdout.startswith("### tiny: all_reduce of float32, in place, 4 KiB\n")
-    assert re.findall(r"^\| +(\d) +\| +(\d) +\|", report.stdout, re.MULTILINE) == [("1", "1"), ("2", "2")]
+    assert report(project, "tiny") == [("1", "1"), ("2", "2")]
+    assert (project / "logs/.gitignore").read_text() == "*\n"
 
 
 @pytest.mark.drill
@@ -137,7 +147,7 @@ def test_help_is_the_head_of_the_file(projects):
 def slurm(cluster, tmp_path_factory):
     """The cluster and a project on it."""
     needs_namespaces(cluster)
-    return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+    return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", extras="scaling", **ANSWERS)
 
 
 def submit(slurm, *arguments, check=True, **more):
@@ -189,6 +199,24 @@ def test_on_slurm_in_a_chain(slurm):
     ]
     assert cluster.wait(int(third)).state == "COMPLETED"
     assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
+    assert report(project, "chain") == [("1", "1"), ("2", "2")]
+    assert (project / "logs/.gitignore").read_text() == "*\n"
+
+
+def test_on_slurm_without_the_folder_of_the_extra(slurm, tmp_path):
+    """Deleted by hand: jobs run as before, and the results stay."""
+    cluster, project = slurm
+    copy = tmp_path / "with out"
+    shutil.copytree(project, copy)
+    results = copy / "logs/scaling/kept/nodes-1.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("{}\n")
+    shutil.rmtree(copy / "extras/scaling")
+    environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1"}
+    words = ["bash", copy / "slurm/submit_multinode.sh", "--parsable", "--nodes=2", "--", "check/hello.py"]
+    job = cluster.wait(int(cluster.run(*words, cwd=copy, env=environment).stdout))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0) and "rank 1 of 2" in job.output, job.output
+    assert results.exists()
 
 
 def test_on_slurm_behind_a_job_that_waits(slurm):
@@ -239,7 +267,7 @@ def test_on_slurm_no_more_jobs_than_the_queue_takes(slurm, tmp_path):
     site = tmp_path / "few.yaml"
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
     site.write_text(text + "partitions: {main: {max_jobs: 2, default: true}}\n")
-    slurm = cluster, bake(tmp_path, **{**ANSWERS, "site": site, "partition": "main"})
+    slurm = cluster, bake(tmp_path, **{**ANSWERS, "site": site, "partition": "main", "extras": "scaling"})
     try:
         with occupied(cluster):
             first = submit(slurm, "--name", "few", "1", "2", "3", "4", *TINY, check=False)

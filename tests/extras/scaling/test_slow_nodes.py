@@ -438,7 +438,9 @@ def tc(cluster):
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b") / "slow_nodes", site="slurm", nodes="4", gpus_per_node="0")
+    return bake(
+        tmp_path_factory.mktemp("a b") / "slow_nodes", site="slurm", nodes="4", gpus_per_node="0", extras="scaling"
+    )
 
 
 @pytest.mark.drill
