@@ -269,7 +269,7 @@ SPECIFIC = [
     ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
-    ("mn5", {}, "benchmark/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
+    ("mn5", {}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
     ("mn5", {}, "README.md", "\nssh USER@alogin1.bsc.es\n"),
     ("slurm", {}, "README.md", "\nssh USER@HOST\n"),
     ("clariden", {}, "README.md", "\nssh -J USER@ela.cscs.ch USER@clariden.alps.cscs.ch\n"),

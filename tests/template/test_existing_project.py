@@ -24,7 +24,7 @@ THEIRS = {
     "container/Dockerfile": "FROM mine\n",
     "runai/lib.sh": "echo mine\n",
     "slurm/old_job.sh": "#!/bin/bash\nsrun python train.py\n",
-    "benchmark/scaling.sh": "echo not executable\n",
+    "extras/scaling/scaling.sh": "echo not executable\n",
     "train.py": """\
 import sys
 import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""benchmark/report.py on invented runs and on the published figures of the sites."""
+"""extras/scaling/report.py on invented runs and on the published figures of the sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baking import TEMPLATE, account, bake
 
 from cluster_options.sites import site_facts, site_names
 
-REPORT = TEMPLATE / "benchmark/report.py"
+REPORT = TEMPLATE / "extras/scaling/report.py"
 PUBLISHING = [site for site in site_names() if site_facts(site)["all_reduce"]]
 MN5 = """\
 | Nodes | Ranks |       Bus bandwidth        |    Algorithm bandwidth     |
@@ -100,7 +100,7 @@ def sweep(folder: Path, scale=1.0, counts=(1, 2, 4), sizes=(K, M, 64 * M), **cha
 
 
 def test_the_two_tables_of_the_seeds(projects):
-    said = {site: report(projects[site] / "benchmark/published.csv") for site in ("mn5", "rcp")}
+    said = {site: report(projects[site] / "extras/scaling/published.csv") for site in ("mn5", "rcp")}
     assert said["mn5"] == (
         "### published 1: 4.0 GB payload, mean of 20 repetitions, 4 x H100 64 GB per node, in NVIDIA's image "
         "pytorch:24.04-py3, 2024-05\n\nSource: https://github.com/TJ-Solergibert/MN5-Distributed-PyTorch\n\n"
@@ -116,7 +116,7 @@ def test_the_two_tables_of_the_seeds(projects):
 
 @pytest.mark.parametrize("site", PUBLISHING)
 def test_published_csv_has_the_rows_of_the_site(site, projects):
-    with open(projects[site] / "benchmark/published.csv", newline="") as file:
+    with open(projects[site] / "extras/scaling/published.csv", newline="") as file:
         found = list(csv.DictReader(file))
     tables = site_facts(site)["all_reduce"]
     wanted = [(table, figures) for table in tables for figures in table["rows"]]
@@ -134,7 +134,7 @@ def test_published_csv_has_the_rows_of_the_site(site, projects):
 def test_the_one_published_row_whose_figures_do_not_fit(projects):
     """Of all sites; LUMI's are what a test there expects, 125 and 70 GB/s, each rounded, not a measurement."""
     for site in PUBLISHING:
-        flags = re.findall("^FLAG: .*", report(projects[site] / "benchmark/published.csv"), re.MULTILINE)
+        flags = re.findall("^FLAG: .*", report(projects[site] / "extras/scaling/published.csv"), re.MULTILINE)
         assert flags == (
             [
                 "FLAG: published 1, 1 node (8 ranks): busbw 1000.0 is not algbw 560.0 x 1.75 = 980.0 Gbit/s, +2.04%; "
@@ -146,7 +146,7 @@ def test_the_one_published_row_whose_figures_do_not_fit(projects):
 
 
 def test_a_site_without_figures(projects):
-    assert not (projects["local"] / "benchmark/published.csv").exists()
+    assert not (projects["local"] / "extras/scaling/published.csv").exists()
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -262,21 +262,21 @@ def test_a_size_that_one_of_two_runs_lacks_fails_the_tolerance(tmp_path):
 
 def test_a_run_against_the_published_figures(projects):
     """Of the table's size, with the first table. What others published does not make the exit code 1."""
-    benchmark = projects["rcp"] / "benchmark"
+    project = projects["rcp"]
     for nodes in (2, 16):  # pods of 8 GPUs
         results = [row(M, 18, 8 * nodes), row(64 * M, 120, 8 * nodes)]
-        write(benchmark / f"results/new/nodes-{nodes}.json", nodes, results, ranks=8 * nodes)
-    named = ["published.csv", "results/new"]
-    said = report(*named, cwd=benchmark)
+        write(project / f"logs/scaling/new/nodes-{nodes}.json", nodes, results, ranks=8 * nodes)
+    named = ["extras/scaling/published.csv", "logs/scaling/new"]
+    said = report(*named, cwd=project)
     titles = [title.split(":")[0] for title in re.findall("^### (.*)", said, re.MULTILINE)]
     assert titles == ["published 1", "published 2", "new", "Bus bandwidth of new / published 1"]
     (cells,) = ratios(said).values()
     assert cells[1] == "2 nodes (16 ranks)" and cells[4:] == ["64 MiB", "0.98"]
-    report(*named, "--tolerance", "0.1", cwd=benchmark)
-    said = report(*named, "--tolerance", "0.01", cwd=benchmark, code=1)
+    report(*named, "--tolerance", "0.1", cwd=project)
+    said = report(*named, "--tolerance", "0.01", cwd=project, code=1)
     assert "FLAG: new, 2 nodes (16 ranks), 64 MiB: 120.0 Gbit/s, 0.98 of 122.3 in published 1\n" in said
-    gathered = write(benchmark / "g.json", 1, [row(M, 30, 8, factor=7 / 8)], ranks=8, operation="all_gather")
-    assert "compare like with like" in report("published.csv", gathered, cwd=benchmark, code=2)
+    gathered = write(project / "g.json", 1, [row(M, 30, 8, factor=7 / 8)], ranks=8, operation="all_gather")
+    assert "compare like with like" in report(named[0], gathered, cwd=project, code=2)
 
 
 # ---- rows that cannot be ---------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_a_picture_of_what_there_is(tmp_path, projects):
     report("a", "--plot", "size", cwd=tmp_path)
     text = (tmp_path / "size.svg").read_text()
     assert ">message size<" in text and ">nodes<" not in text and "line rate" not in text
-    report(projects["mn5"] / "benchmark/published.csv", "--plot", tmp_path / "new/mn5")
+    report(projects["mn5"] / "extras/scaling/published.csv", "--plot", tmp_path / "new/mn5")
     text = (tmp_path / "new/mn5.svg").read_text()
     assert ">message size<" not in text and ">nodes<" in text and ">64<" in text
 
@@ -399,7 +399,7 @@ LONELY = {"nodes-2.json": (2, [row(M, 1, 8)], {})}
 REFUSED = {  # name -> arguments, files (nodes, results, changes), what is said
     "no run": ([], LONELY, "the following arguments are required: RUN"),
     "no such run": (["r/none"], LONELY, "r/none is neither what all_reduce.py --json writes nor"),
-    "empty folder": (["e"], LONELY, "no JSON file in e: benchmark/scaling.sh collects them there"),
+    "empty folder": (["e"], LONELY, "no JSON file in e: extras/scaling/scaling.sh collects them there"),
     "no JSON": (["r"], {"a.json": "# no"}, "a.json is neither what all_reduce.py --json writes nor"),
     "a list": (["r"], {"a.json": "[1]"}, "(TypeError('list indices"),
     "binary": (["r"], {"a.json": b"\x80\xff"}, "(UnicodeDecodeError("),
@@ -427,7 +427,7 @@ REFUSED = {  # name -> arguments, files (nodes, results, changes), what is said
         ["r/nodes-2.json", "r/b.json"], {**LONELY, "b.json": (2, [row(M, 1, 8, in_place=False)], {})},
         "float32, in place, r/b.json: all_reduce of float32, out of place; compare like with like",
     ),
-    "a table of another kind": (["r/a.csv"], {"a.csv": "x,y\n1,2\n"}, "nor a table like benchmark/published.csv"),
+    "a table of another kind": (["r/a.csv"], {"a.csv": "x,y\n1,2\n"}, "nor a table like extras/scaling/published.csv"),
     "nothing to draw": (["r", "--plot", "x"], LONELY, "nothing to draw: this is one message size on one number of"),
     "no reference": (["r", "--tolerance", "0.1"], LONELY, "--tolerance takes two runs, the reference first"),
     "percent": (["r", "r", "--tolerance", "10"], LONELY, "a share from 0 to below 1: 0.1 for 10 %"),

@@ -1,10 +1,14 @@
-"""benchmark/scaling.sh: a measurement for each number of nodes, locally, on a real Slurm, and in pods."""
+"""extras/scaling/scaling.sh: a measurement for each number of nodes, locally, on a real Slurm, and in pods.
+
+The projects have this extra alone, and lie in folders with a space in their names.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -25,14 +29,14 @@ SITES = {"local": "", "mn5": "abc", "rcp": "mlo-jdoe"}
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory):
-    """One of each kind, in folders with a space in their names."""
+    """One of each kind."""
     folder = tmp_path_factory.mktemp("a b")
-    return {site: bake(folder / site, site=site, account=account) for site, account in SITES.items()}
+    return {site: bake(folder / site, site=site, account=account, extras="scaling") for site, account in SITES.items()}
 
 
 def scaling(project: Path, *arguments, code=0, **environment):
     done = subprocess.run(
-        ["bash", project / "benchmark/scaling.sh", *map(str, arguments)], cwd="/", timeout=PATIENCE,
+        ["bash", project / "extras/scaling/scaling.sh", *map(str, arguments)], cwd="/", timeout=PATIENCE,
         env={"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHON": sys.executable, **environment},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -43,6 +47,15 @@ def scaling(project: Path, *arguments, code=0, **environment):
 def measured(folder: Path) -> dict[str, int]:
     """The JSON files of a run, and how many ranks each is of."""
     return {file.stem: json.loads(file.read_text())["world_size"] for file in folder.glob("*.json")}
+
+
+def report(project: Path, run: str) -> list[tuple[str, str]]:
+    """Have report.py read a run of scaling.sh; return nodes and ranks of each row of its table."""
+    command = [sys.executable, "extras/scaling/report.py", f"logs/scaling/{run}"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"### {run}: all_reduce of float32, in place, 4 KiB\n")
+    return re.findall(r"^\| +(\d) +\| +(\d) +\|", done.stdout, re.MULTILINE)
 
 
 def lines(said: str) -> list[str]:
@@ -57,21 +70,18 @@ def test_locally_one_after_the_other(projects):
     project = projects["local"]
     settings = {"NPROC_PER_NODE": "1", "CUDA_VISIBLE_DEVICES": "", "LAUNCHER": "spawn"}  # imports torch once per node
     scaling(project, "2", "1", "--name", "tiny", *TINY, **settings)
-    folder = project / "benchmark/results/tiny"
+    folder = project / "logs/scaling/tiny"
     assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
     kept = (folder / "nodes-2.json").stat().st_mtime_ns
     (folder / "nodes-1.json").unlink()
     said = scaling(project, "1", "2", "--name", "tiny", *TINY, **settings)
     assert lines(said) == [
-        "nodes 2: benchmark/results/tiny/nodes-2.json is there",
-        f"report, in {project}: python3 benchmark/report.py benchmark/results/tiny",
+        "nodes 2: logs/scaling/tiny/nodes-2.json is there",
+        f"report, in {project}: python3 extras/scaling/report.py logs/scaling/tiny",
     ]
     assert measured(folder) == {"nodes-1": 1, "nodes-2": 2} and (folder / "nodes-2.json").stat().st_mtime_ns == kept
-    command = [sys.executable, "benchmark/report.py", "benchmark/results/tiny"]
-    report = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
-    assert report.returncode == 0, report.stdout + report.stderr
-    assert report.stdout.startswith("### tiny: all_reduce of float32, in place, 4 KiB\n")
-    assert re.findall(r"^\| +(\d) +\| +(\d) +\|", report.stdout, re.MULTILINE) == [("1", "1"), ("2", "2")]
+    assert report(project, "tiny") == [("1", "1"), ("2", "2")]
+    assert (project / "logs/.gitignore").read_text() == "*\n"
 
 
 @pytest.mark.drill
@@ -86,13 +96,13 @@ def test_a_failure_is_named_and_does_not_stop_the_others(projects):
     finally:
         program.write_text(text)
     end = "failed with these numbers of nodes: 2. See above, then call it again with --name bad"
-    assert said.splitlines()[-1] == f"benchmark/scaling.sh: {end}"
+    assert said.splitlines()[-1] == f"extras/scaling/scaling.sh: {end}"
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 REFUSED = [
-    ([], "no number of nodes: write for example bash benchmark/scaling.sh 1 2 4 8"),
+    ([], "no number of nodes: write for example bash extras/scaling/scaling.sh 1 2 4 8"),
     (["0"], "'0' is no number of nodes: write 1 2 4 8"),
     (["2", "four"], "'four' is no number of nodes"),
     (["1-4"], "'1-4' is no number of nodes"),
@@ -124,7 +134,7 @@ def test_help_is_the_head_of_the_file(projects):
             "Settings: env.sh.\n"
         )
         assert ("--parallel" in said) == (site == "mn5") and ("Run:ai" in said) == (site == "rcp")
-        script = (project / "benchmark/scaling.sh").read_text()
+        script = (project / "extras/scaling/scaling.sh").read_text()
         assert ("squeue" in script, "runai" in script, "local/submit.sh" in script) == (
             site == "mn5", site == "rcp", site == "local"
         )  # fmt: skip
@@ -137,13 +147,13 @@ def test_help_is_the_head_of_the_file(projects):
 def slurm(cluster, tmp_path_factory):
     """The cluster and a project on it."""
     needs_namespaces(cluster)
-    return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+    return cluster, bake(tmp_path_factory.mktemp("a b") / "slurm", extras="scaling", **ANSWERS)
 
 
 def submit(slurm, *arguments, check=True, **more):
     cluster, project = slurm
     environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1", "LAUNCHER": "spawn", **more}
-    command = ["bash", project / "benchmark/scaling.sh", *arguments]
+    command = ["bash", project / "extras/scaling/scaling.sh", *arguments]
     return cluster.run(*command, cwd=cluster.home, env=environment, check=check)
 
 
@@ -167,7 +177,7 @@ def occupied(cluster):
 
 def test_on_slurm_in_a_chain(slurm):
     cluster, project = slurm
-    folder = project / "benchmark/results/chain"
+    folder = project / "logs/scaling/chain"
     with occupied(cluster):
         said = lines(submit(slurm, "--name", "chain", "1", "2", *TINY).stdout)
         first, second = (re.fullmatch(rf"nodes {nodes}: job (\d+)", line)[1] for nodes, line in zip("12", said))
@@ -184,11 +194,29 @@ def test_on_slurm_in_a_chain(slurm):
     third = re.fullmatch(r"nodes 1: job (\d+)", said[0])[1]
     assert int(third) > int(second) and dependency(cluster, third) == "(null)"
     assert said[1:] == [
-        "nodes 2: benchmark/results/chain/nodes-2.json is there",
-        f"report, in {project}: python3 benchmark/report.py benchmark/results/chain",
+        "nodes 2: logs/scaling/chain/nodes-2.json is there",
+        f"report, in {project}: python3 extras/scaling/report.py logs/scaling/chain",
     ]
     assert cluster.wait(int(third)).state == "COMPLETED"
     assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
+    assert report(project, "chain") == [("1", "1"), ("2", "2")]
+    assert (project / "logs/.gitignore").read_text() == "*\n"
+
+
+def test_on_slurm_without_the_folder_of_the_extra(slurm, tmp_path):
+    """Deleted by hand: jobs run as before, and the results stay."""
+    cluster, project = slurm
+    copy = tmp_path / "with out"
+    shutil.copytree(project, copy)
+    results = copy / "logs/scaling/kept/nodes-1.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("{}\n")
+    shutil.rmtree(copy / "extras/scaling")
+    environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1"}
+    words = ["bash", copy / "slurm/submit_multinode.sh", "--parsable", "--nodes=2", "--", "check/hello.py"]
+    job = cluster.wait(int(cluster.run(*words, cwd=copy, env=environment).stdout))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0) and "rank 1 of 2" in job.output, job.output
+    assert results.exists()
 
 
 def test_on_slurm_behind_a_job_that_waits(slurm):
@@ -200,7 +228,7 @@ def test_on_slurm_behind_a_job_that_waits(slurm):
         last = re.search(r"nodes 1: job (\d+)", said)[1]
         assert dependency(cluster, last).startswith(f"afterany:{waiting}")
         assert f"nodes 2: job {waiting} waits or runs" in submit(slurm, "--name", "behind", "2", *TINY).stdout
-        (project / "benchmark/results/behind/nodes-1.job").write_text("99999\n")  # which Slurm does not know
+        (project / "logs/scaling/behind/nodes-1.job").write_text("99999\n")  # which Slurm does not know
         again = re.search(r"nodes 1: job (\d+)", submit(slurm, "--name", "behind", "1", *TINY).stdout)[1]
         assert dependency(cluster, again).startswith(f"afterany:{waiting}") and int(again) > int(last)
         free = re.search(r"nodes 1: job (\d+)", submit(slurm, "--parallel", "--name", "free", "2", "1", *TINY).stdout)[
@@ -213,7 +241,7 @@ def test_on_slurm_behind_a_job_that_waits(slurm):
 def test_on_slurm_nothing_is_submitted_while_squeue_does_not_answer(slurm, tmp_path):
     """The job may still run, and a second one would write the same file."""
     project = slurm[1]
-    job = project / "benchmark/results/silent/nodes-1.job"
+    job = project / "logs/scaling/silent/nodes-1.job"
     job.parent.mkdir(parents=True)
     job.write_text("5\n")
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2\nexit 1\n")
@@ -239,7 +267,7 @@ def test_on_slurm_no_more_jobs_than_the_queue_takes(slurm, tmp_path):
     site = tmp_path / "few.yaml"
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
     site.write_text(text + "partitions: {main: {max_jobs: 2, default: true}}\n")
-    slurm = cluster, bake(tmp_path, **{**ANSWERS, "site": site, "partition": "main"})
+    slurm = cluster, bake(tmp_path, **{**ANSWERS, "site": site, "partition": "main", "extras": "scaling"})
     try:
         with occupied(cluster):
             first = submit(slurm, "--name", "few", "1", "2", "3", "4", *TINY, check=False)
@@ -262,12 +290,12 @@ def test_on_slurm_no_more_jobs_than_the_queue_takes(slurm, tmp_path):
 @pytest.mark.parametrize("generation", ["v1", "v2"])
 def test_in_pods(generation, tmp_path):
     with Site(tmp_path, generation) as site:
-        folder = site.project / "benchmark/results/pods"
+        folder = site.project / "logs/scaling/pods"
         folder.mkdir(parents=True)
         site.own()
 
         def call(*counts):
-            done = site.script(*counts, "--name", "pods", *TINY, name="../benchmark/scaling.sh")
+            done = site.script(*counts, "--name", "pods", *TINY, name="../extras/scaling/scaling.sh")
             assert done.returncode == 0, done.stdout + done.stderr
             return lines(done.stdout)
 
@@ -279,7 +307,7 @@ def test_in_pods(generation, tmp_path):
         assert measured(folder) == {"nodes-1": 1, "nodes-2": 2}
         (folder / "nodes-2.json").unlink()
         said = call("1", "2")
-        assert said[0] == "nodes 1: benchmark/results/pods/nodes-1.json is there"
+        assert said[0] == "nodes 1: logs/scaling/pods/nodes-1.json is there"
         again = re.fullmatch(r"nodes 2: job (\S+)", said[1])[1]
         assert again not in jobs and call("2")[0] == f"nodes 2: job {again} waits or runs"
         assert site.cluster.wait(again).state == "Succeeded"

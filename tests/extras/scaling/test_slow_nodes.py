@@ -1,4 +1,4 @@
-"""benchmark/slow_nodes.py: the schedule, the verdicts on invented figures, real runs, also on a network slowed by tc.
+"""extras/scaling/slow_nodes.py: the schedule, verdicts on invented figures, real runs, also where tc slows the network.
 
 An import of torch takes a second or more, so what can be tested without starting ranks is tested in this process.
 """
@@ -23,12 +23,10 @@ from test_programs import forked, meeting_point
 from two_nodes import PYTHON_ON_CPUS
 from waiting import FOREVER
 
-PROGRAM = TEMPLATE / "benchmark/slow_nodes.py"
+PROGRAM = TEMPLATE / "extras/scaling/slow_nodes.py"
 SPEC = importlib.util.spec_from_file_location("slow_nodes", PROGRAM)
 slow_nodes = importlib.util.module_from_spec(SPEC)
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(PROGRAM.parent)  # as Python does it for a program: all_reduce.py lies beside it
-    SPEC.loader.exec_module(slow_nodes)
+SPEC.loader.exec_module(slow_nodes)
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
@@ -203,10 +201,13 @@ def test_what_few_nodes_can_tell():
 BAD = [
     *((["--size", value], f"--size: '{value}' is not a size in bytes") for value in ("0", "1P", "1.5M", "x", "")),
     (["--size=-1"], "--size: '-1' is not a size in bytes; write for example 4K or 256M"),
-    *((["--rounds", value], f"--rounds: {value} is not a number from 3 to 1e6") for value in ("0", "2", "-3")),
-    (["--rounds", "3.5"], "argument --rounds: invalid number value: '3.5'"),
-    *((["--timeout", value], f"--timeout: {value} is not a number from 1 to") for value in ("0", "-1", "nan", "inf")),
-    (["--timeout", "soon"], "argument --timeout: invalid number value: 'soon'"),
+    *((["--rounds", value], f"--rounds {value}: with fewer than 3 rounds, no other") for value in ("0", "2", "-3")),
+    (["--rounds", "3.5"], "argument --rounds: invalid int value: '3.5'"),
+    *(
+        (["--timeout", value], f"--timeout {value}: expected a number of seconds from 1")
+        for value in ("0", "-1", "nan", "inf")
+    ),
+    (["--timeout", "soon"], "argument --timeout: invalid float value: 'soon'"),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 
@@ -224,11 +225,55 @@ def test_bad_values_are_refused(monkeypatch, capsys):
         slow_nodes.main()
     assert (end.value.code, naps, capsys.readouterr().err) == (2, [5], "")
     monkeypatch.setattr(sys, "argv", ["slow_nodes.py"])
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    monkeypatch.setattr(slow_nodes, "join", lambda timeout, **facts: sys.exit(f"{timeout:g} s, {facts['bytes']} bytes"))
-    with pytest.raises(SystemExit, match=r"^305 s, 67108864 bytes$"):
+    monkeypatch.setattr(slow_nodes, "join", lambda timeout: sys.exit(f"{timeout:g} s"))
+    with pytest.raises(SystemExit, match=r"^305 s$"):
         slow_nodes.main()
+
+
+def test_how_the_ranks_meet(monkeypatch):
+    """A GPU each; the watchdog of NCCL does not end a rank before it has said with which node it was paired."""
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit, match="RANK is not set, so this process is alone: start it through the submit"):
+        slow_nodes.join(305)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")  # as torchrun does
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, timeout: chosen.append(backend))
+    monkeypatch.setattr(torch.distributed, "all_reduce", chosen.append)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda size, device: zeros(size))
+    for gpus, device in ((4, "cuda:1"), (1, "cuda:0")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert slow_nodes.join(305) == torch.device(device)
+        assert chosen[:2] == [torch.device(device), "cpu:gloo,cuda:nccl"] and len(chosen) == 3
+        chosen.clear()
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_the_clock_on_a_gpu(monkeypatch):
+    """The first event comes after the warm-up, the second after the exchanges, and the CPU waits for it alone."""
+    calls = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            calls.append("record")
+
+        def synchronize(self):
+            calls.append("wait")
+
+        def elapsed_time(self, end):
+            return 2500.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    warm_up, run = (lambda name=name: calls.append(name) for name in ("warm up", "run"))
+    assert slow_nodes.seconds_of(torch.device("cuda"), warm_up, run) == 2.5
+    assert calls == ["warm up", "record", "run", "record", "wait"]
 
 
 # ---- ranks of this machine that give out names of different hosts ----------------------------------------------------
@@ -292,7 +337,7 @@ def test_each_rank_meets_those_of_its_place(tmp_path):
     assert sorted(pair[:2] for pair in found["pairs_GBps"]) == [["a", "b"], ["a", "c"], ["b", "c"]]
     assert all(0 < pair[2] < 1000 for pair in found["pairs_GBps"])
     assert done[0][0] == int(bool(found["slow_nodes"]))
-    assert "# hosts: a x 2, b x 2, c x 2\n# ranks_per_node: 2\n# devices: cpu x 6\n# backend: gloo\n" in done[0][1]
+    assert "# ranks_per_node: 2\n# hosts: a x 2, b x 2, c x 2\n# device: cpu\n" in done[0][1]
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -393,7 +438,9 @@ def tc(cluster):
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b") / "slow_nodes", site="slurm", nodes="4", gpus_per_node="0")
+    return bake(
+        tmp_path_factory.mktemp("a b") / "slow_nodes", site="slurm", nodes="4", gpus_per_node="0", extras="scaling"
+    )
 
 
 @pytest.mark.drill
@@ -402,7 +449,7 @@ def test_the_slow_node_of_a_cluster_is_named(cluster, tc, project, tmp_path):
     environment = {**PYTHON_ON_CPUS, "NPROC_PER_NODE": "1", "LAUNCHER": "srun"}
 
     def measured(name):
-        arguments = ["benchmark/slow_nodes.py", "--size", "1M", "--json", tmp_path / name]
+        arguments = ["extras/scaling/slow_nodes.py", "--size", "1M", "--json", tmp_path / name]
         job = cluster.submit("--nodes=4", "slurm/submit_multinode.sh", *arguments, cwd=project, env=environment)
         return job, json.loads((tmp_path / name).read_text())
 

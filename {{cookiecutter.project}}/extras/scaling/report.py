@@ -1,8 +1,8 @@
 """What runs of benchmark/all_reduce.py have measured: tables in Markdown, ratios between runs, a picture.
 
-    python3 benchmark/report.py benchmark/published.csv benchmark/results/before      a run beside what others published
-    python3 benchmark/report.py benchmark/results/before benchmark/results/after --plot picture
-    python3 benchmark/report.py FIRST LATER --tolerance 0.1       exit code 1 if LATER is more than 10 % below FIRST
+    python3 extras/scaling/report.py extras/scaling/published.csv logs/scaling/before   a run beside published ones
+    python3 extras/scaling/report.py logs/scaling/before logs/scaling/after --plot picture
+    python3 extras/scaling/report.py FIRST LATER --tolerance 0.1    exit code 1 if LATER is more than 10 % below FIRST
 
 A run is a folder of JSON files, one per number of nodes, or a single such file. Each table of published.csv is a run,
 too. The first run is the reference.
@@ -108,7 +108,7 @@ class Plot(NamedTuple):
 
 def tell(message: str) -> None:
     """Print a message on standard error."""
-    print(f"benchmark/report.py: {message}", file=sys.stderr)
+    print(f"extras/scaling/report.py: {message}", file=sys.stderr)
 
 
 def fail(message: str) -> None:
@@ -222,13 +222,13 @@ def read(path: Path) -> list[Run]:
     """Return the tables of a CSV file, or the one run of a folder of JSON files or of such a file."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
-        fail(f"no JSON file in {path}: benchmark/scaling.sh collects them there while its jobs end")
+        fail(f"no JSON file in {path}: extras/scaling/scaling.sh collects them there while its jobs end")
     runs = []
     for file in files:
         try:
             runs += read_published(file) if file.suffix == ".csv" else [read_json(file)]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            expected = "neither what all_reduce.py --json writes nor a table like benchmark/published.csv"
+            expected = "neither what all_reduce.py --json writes nor a table like extras/scaling/published.csv"
             fail(f"{file} is {expected} ({error!r}); remove it, or name another")
     return runs if path.suffix == ".csv" else [merge(path, runs)]
 

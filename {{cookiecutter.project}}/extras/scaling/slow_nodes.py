@@ -1,7 +1,7 @@
 """Finds slow nodes: every node exchanges data with every other, and the nodes that stand out are named.
 
-    sbatch --nodes 8 slurm/submit_multinode.sh benchmark/slow_nodes.py
-    sbatch --nodes 128 slurm/submit_multinode.sh benchmark/slow_nodes.py --rounds 32        of many nodes, a sample
+Submit it as any program, on 3 nodes or more: README.md beside this file has the command. On more than a hundred nodes,
+--rounds 32 takes a sample of the pairs.
 
 The nodes play a round-robin tournament. In each round disjoint pairs of nodes exchange data, all pairs at once and both
 ways at once. After n - 1 rounds (n if n is odd) every node has met every other.
@@ -19,7 +19,7 @@ A node is slow if its bandwidth is below both of these:
 So at most a quarter of the nodes can be named. Three nodes are too few for quartiles: there, the margin alone counts.
 Two nodes are one pair, with no other to compare it with. A slow node makes the exit code 1.
 
-It needs all_reduce.py in the same folder.
+The file needs no other.
 """
 
 from __future__ import annotations
@@ -28,31 +28,22 @@ import argparse
 import json
 import math
 import os
+import re
+import shlex
+import socket
 import statistics
 import sys
 import threading
-from functools import partial
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
-
-from all_reduce import (
-    at_least,
-    byte_count,
-    exit_silently,
-    gather,
-    join,
-    leave,
-    refuse_on_all_ranks,
-    refuse_unwritable_files,
-    time_batch,
-    write_file,
-)
 
 WARM_UP = 2  # exchanges of a pair before the clock starts; the first one connects the two nodes
 EXCHANGES = 10  # of a pair while the clock runs
@@ -69,6 +60,10 @@ FEW_NODES = 8
 # Least widths of the columns with names. With these, a line has at most 100 characters; longer names make it longer.
 NODE_WIDTH = 30
 PARTNER_WIDTH = 26
+SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+# The tensors of the last calls of gather(), so that Python is the last that releases them. Otherwise torch 2.4 and 2.6
+# may hang in destroy_process_group() (https://github.com/pytorch/pytorch/pull/154976).
+KEPT = deque(maxlen=8)
 
 
 class NodeResult(NamedTuple):
@@ -101,6 +96,83 @@ class Findings(NamedTuple):
             "said": self.sentences,
             "pairs_GBps": [[node, partner, bandwidth] for (node, partner), bandwidth in self.pairs.items()],
         }
+
+
+# ---- the process group -----------------------------------------------------------------------------------------------
+
+
+def join(timeout: float) -> torch.device:
+    """Join the process group of all ranks, and connect them; return this rank's device.
+
+    launch/ and torchrun set the variables that init_process_group() reads. A collective that another rank does not join
+    within `timeout` seconds fails.
+    """
+    if "RANK" not in os.environ:
+        sys.exit("slow_nodes.py: RANK is not set, so this process is alone: start it through the submit script")
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        # Where a rank sees a single GPU, the scheduler has given it that one.
+        device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    # Where a peer is gone, torch's watchdog would end this process before it can say with which node it was paired.
+    # torchrun sets 1 (https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html, 2026-11).
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    # The first operation of the group must be one of all ranks, for batch_isend_irecv() of NCCL to work.
+    dist.all_reduce(torch.zeros(1, device=device))
+    return device
+
+
+def gather(value: object) -> list:
+    """Return every rank's value, in the order of the ranks: anything that JSON can hold in 256 bytes.
+
+    It runs on the CPU. No rank returns before all ranks have called it, so it is a barrier, too. all_gather_object()
+    would do, but it needs NumPy.
+    """
+    own = torch.tensor(list(json.dumps(value).encode()[:256].ljust(256)), dtype=torch.uint8)
+    of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_ranks, own)
+    KEPT.append((own, of_ranks))
+    return [json.loads(bytes(text.tolist())) for text in of_ranks]
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Leave the process group, and end this process. All ranks call this.
+
+    The launcher ends all ranks when the first one fails. So no rank leaves before rank 0 has printed and written.
+    """
+    gather(None)
+    dist.destroy_process_group()
+    sys.exit(exit_code)
+
+
+def refuse_on_all_ranks(message: str) -> NoReturn:
+    """Print the message on rank 0 and end with exit code 2. All ranks call this."""
+    if dist.get_rank() == 0:
+        print(f"slow_nodes.py: {message}", file=sys.stderr, flush=True)
+    leave(2)
+
+
+def seconds_of(device: torch.device, warm_up: Callable, run: Callable) -> float:
+    """Return the seconds that run() takes on this rank after warm_up(). On a GPU, CUDA events take the time.
+
+    NCCL works in a stream of its own. Each operation makes the current stream wait for it, and the events are recorded
+    in the current stream.
+    """
+    if device.type == "cpu":
+        warm_up()
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    warm_up()
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000  # it is in milliseconds
 
 
 # ---- the tournament --------------------------------------------------------------------------------------------------
@@ -141,7 +213,7 @@ def give_up(sentence: str) -> None:
     os._exit(1)  # the main thread is inside NCCL or gloo, where it cannot be interrupted
 
 
-def exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, times: int = 1) -> None:
+def exchange(send: torch.Tensor, receive: torch.Tensor, partner: int, times: int) -> None:
     """Send one tensor to rank `partner` and receive the other from it, both at once, so many times.
 
     Unlike an all-reduce of two ranks, this adds nothing up: what takes the time is the link.
@@ -170,9 +242,11 @@ def time_exchanges(
     watch = threading.Timer(timeout, give_up, [sentence_if_lost])
     watch.start()
     try:
-        warm_up = partial(exchange, send, receive, partner, WARM_UP)
-        run = partial(exchange, send, receive, partner)
-        return sum(time_batch(send.device, warm_up, run, EXCHANGES))
+        return seconds_of(
+            send.device,
+            warm_up=lambda: exchange(send, receive, partner, WARM_UP),
+            run=lambda: exchange(send, receive, partner, EXCHANGES),
+        )
     except RuntimeError as error:
         raise RuntimeError(sentence_if_lost) from error
     finally:
@@ -204,10 +278,10 @@ def play(
                 " leave out one of these nodes, then the other"
             )
             seconds = time_exchanges(send, receive, partner, timeout, sentence_if_lost)
-        seconds_of = gather(seconds, len(hosts))  # is the barrier between two rounds, too
+        seconds_of_ranks = gather(seconds)  # is the barrier between two rounds, too
         for node, partner_node in enumerate(partner_of):
             if node < partner_node:  # each pair once
-                slowest = max(seconds_of[rank] for rank in ranks_of[node] + ranks_of[partner_node])
+                slowest = max(seconds_of_ranks[rank] for rank in ranks_of[node] + ranks_of[partner_node])
                 bytes_sent = len(ranks_of[node]) * size * EXCHANGES
                 pairs[nodes[node], nodes[partner_node]] = bytes_sent / slowest / 1e9
     return pairs
@@ -334,27 +408,48 @@ def table(findings: Findings) -> str:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
+def byte_count(text: str) -> int:
+    """Read a size in bytes: 4096, 4K, 256M, 4G; K, M, G and T are powers of 1024."""
+    match = re.fullmatch(r"([1-9]\d{0,14})([KMGT]?)", text.upper())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes; write for example 4K or 256M")
+    return int(match[1]) * SIZE_UNITS[match[2]]
+
+
+def exit_silently(_message: str) -> NoReturn:
+    """Exit because of a wrong flag, but leave the message to local rank 0 of this node.
+
+    The launcher ends all ranks when the first one exits. So this rank gives local rank 0 the time to print.
+    """
+    time.sleep(5)
+    sys.exit(2)
+
+
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--size", type=byte_count, default="64M", help="bytes that a rank sends at a time, as 4K or 1G (default: 64M)"
     )
-    # With fewer than 3 rounds, a slow node's partner has no other pairs to outvote that one.
     parser.add_argument(
-        "--rounds", type=at_least(3), default=10**6, metavar="N", help="play only N rounds (default: n - 1 for n nodes)"
+        "--rounds", type=int, default=10**6, metavar="N", help="play only N rounds (default: n - 1 for n nodes)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes header and results to FILE")
     parser.add_argument(
         "--timeout",
-        type=at_least(1.0),
+        type=float,
         default=300.0,
         metavar="SECONDS",
         help="seconds until a round counts as failed (default: 300)",
     )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         parser.error = exit_silently
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.rounds < 3:
+        parser.error(f"--rounds {args.rounds}: with fewer than 3 rounds, no other pair outvotes a slow one; raise it")
+    if not 1 <= args.timeout <= 1e6:
+        parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
+    return args
 
 
 def refuse_uneven_nodes(facts: dict) -> None:
@@ -367,16 +462,58 @@ def refuse_uneven_nodes(facts: dict) -> None:
     refuse_on_all_ranks(f"{found}: {expected}")
 
 
+def refuse_unwritable_file(path: Path | None) -> None:
+    """End all ranks if rank 0 cannot write this file. The other ranks may not see its file system."""
+    refused = path and (not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not path.is_file()))
+    if gather(bool(refused))[0]:
+        refuse_on_all_ranks(f"cannot write {path}: name a file in a folder that is there and yours")
+
+
+def describe_run(args: argparse.Namespace) -> dict:
+    """Return the facts that a reader needs to repeat the run; they are printed, and are in --json."""
+    hosts = gather(socket.gethostname())
+    return {
+        "program": "slow_nodes.py",
+        "arguments": shlex.join(sys.argv[1:]),
+        "bytes": args.size,
+        "exchanges": EXCHANGES,
+        "world_size": len(hosts),
+        "nodes": len(set(hosts)),
+        "ranks_per_node": max(Counter(hosts).values()),
+        "hosts": hosts,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "job": os.environ.get("SLURM_JOB_ID") or os.environ.get("RUNAI_JOB_NAME") or os.environ.get("JOB_NAME") or "",
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def print_header(facts: dict) -> None:
+    """Print the facts of a run as comments, each host once with its number of ranks."""
+    hosts = ", ".join(f"{host} x {ranks}" for host, ranks in Counter(facts["hosts"]).items())
+    for name, value in {**facts, "hosts": hosts}.items():
+        if value != "":
+            print(f"# {name}: {value}")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file under another name, and rename it once it is complete."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text + "\n")
+    part.replace(path)
+
+
 @record
 def main() -> None:
     """Join the process group, play the tournament, judge the nodes, report."""
     args = parse_arguments()
-    # Where a peer is gone, torch's watchdog would end this process before it can say with which node it was paired.
-    # torchrun sets 1 (https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html, 2026-11).
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     # Other ranks wait 5 seconds longer than a pair that hangs, so that the pair speaks first.
-    _, device, facts = join(args.timeout + 5, bytes=args.size, exchanges=EXCHANGES)
-    refuse_unwritable_files([args.json])
+    device = join(args.timeout + 5)
+    facts = describe_run(args)
+    if dist.get_rank() != 0:
+        sys.stdout = None  # print() does nothing then
+    print_header(facts)
+    refuse_unwritable_file(args.json)
     refuse_uneven_nodes(facts)
 
     rounds, all_rounds = choose_rounds(facts["nodes"], args.rounds)
@@ -384,8 +521,9 @@ def main() -> None:
     findings = judge(play(rounds, facts["hosts"], args.size, device, args.timeout))
     print(table(findings), flush=True)
 
-    # JSON on one line: 1024 nodes are half a million pairs.
-    write_file(args.json, json.dumps({**facts, "rounds": len(rounds), **findings.as_json()}))
+    if args.json and dist.get_rank() == 0:
+        # JSON on one line: 1024 nodes are half a million pairs.
+        write_file(args.json, json.dumps({**facts, "rounds": len(rounds), **findings.as_json()}))
     leave(1 if findings.slow_nodes else 0)
 
 
