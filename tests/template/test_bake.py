@@ -118,7 +118,7 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
 
 def kept(answers):
     """Return the files that the table of cluster_options/files.py keeps for the answers."""
-    answers = {"project": "demo", "examples": "yes", **answers}
+    answers = {"project": "demo", "examples": "yes", "extras": "all", **answers}
     answers.setdefault("image", suggest(answers["site"], "image", answers["runtime"]))
     return set(template_files(answers)) - set(unneeded(answers))
 
@@ -126,7 +126,7 @@ def kept(answers):
 def test_each_row_of_the_table_of_files_names_a_file():
     """A row whose file was renamed or removed would keep nothing, and drop nothing."""
     answers = {"project": "demo", "site": "slurm", "runtime": "edf", "launcher": "torchrun", "image": "x#y"}
-    answers["examples"] = "yes"
+    answers |= {"examples": "yes", "extras": "all"}
     assert set(needed(answers)) <= set(template_files(answers))
 
 
