@@ -276,7 +276,7 @@ SPECIFIC = [
     ("clariden", {}, "README.md", 'rsync -e "ssh -J USER@ela.cscs.ch" -a demo USER@clariden.alps.cscs.ch:/iopsstor/'),
     ("lumi", {}, "README.md", "\nLogging in needs a key that is registered in MyAccessID.\n"),
     ("alex", {}, "slurm/docs/slow-start.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
-    ("mn5", {}, "slurm/docs/notebook.md", "such as --time=02:00:00"),
+    ("mn5", {}, "extras/notebook/README.md", "such as --time=02:00:00"),
     ("mn5", {}, "slurm/docs/sweep.md", "--nodes=1 --qos=NAME -- training/"),
     ("mn5", {}, "README.md", "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"),
     (
@@ -616,7 +616,7 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
             # Examples of keys, and the reason for WANDB_MODE at a site, do not ask for the package.
             others = "wandb,key|secret `wandb`|generic wandb|wandb login|upload later with wandb sync"
             text = re.sub(others, "", path.read_text())
-            if path.name not in ("offline-trackers.md", "sync_trackers.sh"):  # of programs of one's own, too
+            if path.name not in ("sync_trackers.sh",) and "extras/trackers" not in str(path):  # of programs of one's own, too
                 named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
     expected = {"training/README.md": ["matplotlib", "tensorboard", "wandb"]}
     assert {name: extras for name, extras in named.items() if extras} == expected
