@@ -182,6 +182,14 @@ def test_long_names_and_large_figures_fit():
     describe({pair: 123456.789 for pair in figures(4)}, [f"node{number}.of.a.domain" for number in range(4)])
 
 
+@pytest.mark.parametrize("bandwidth", [1e-4, 0.00123456, 0.0123456, 0.123456, 1.23456, 1234.56])
+def test_columns_do_not_touch(bandwidth):
+    findings = slow_nodes.judge({pair: bandwidth for pair in itertools.combinations("abc", 2)})
+    rows = [line.split() for line in slow_nodes.table(findings).splitlines() if not line.startswith("#")]
+    assert [len(row) for row in rows] == [7] * 3
+    assert float(rows[0][1]) == pytest.approx(bandwidth, rel=0.01)
+
+
 def test_what_few_nodes_can_tell():
     found, rows, text = describe(figures(2, {0: 5}), ["a", "b"])
     assert (

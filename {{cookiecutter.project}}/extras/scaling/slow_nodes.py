@@ -382,7 +382,9 @@ def doubt(pairs: dict[tuple[str, str], float], medians: dict[str, float]) -> lis
 
 
 def bandwidth_cell(value: float) -> str:
-    """Return a bandwidth with four digits, or all those before its point, in 8 characters."""
+    """Return a bandwidth with four digits, all those before its point, or five after it, in 8 characters."""
+    if value < 0.01:
+        return f"{value:8.5f}"
     return f"{value:8.4g}" if value < 1000 else f"{value:8.0f}"
 
 
