@@ -616,7 +616,7 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
             # Examples of keys, and the reason for WANDB_MODE at a site, do not ask for the package.
             others = "wandb,key|secret `wandb`|generic wandb|wandb login|upload later with wandb sync"
             text = re.sub(others, "", path.read_text())
-            if path.name not in ("sync_trackers.sh",) and "extras/trackers" not in str(path):  # of programs of one's own, too
+            if "extras" not in path.relative_to(project).parts:  # whose pages name their own
                 named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
     expected = {"training/README.md": ["matplotlib", "tensorboard", "wandb"]}
     assert {name: extras for name, extras in named.items() if extras} == expected

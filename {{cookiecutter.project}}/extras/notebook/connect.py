@@ -31,7 +31,7 @@ PATIENCE = 60  # seconds in which relay.py must print its first line
 def main():
     """Connect to the node, and again after each cut."""
     if len(sys.argv) != 4:
-        sys.stderr.write("extras/notebook/connect.py: call bash extras/notebook/notebook.sh JOBID, which starts this file\n")
+        sys.stderr.write("extras/notebook/connect.py: call bash extras/notebook/notebook.sh JOBID instead\n")
         sys.exit(2)
     job, host, folder = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -165,7 +165,7 @@ def connect():
 def main():
     """Wait for the socket, then carry connections until the other end goes."""
     if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
-        sys.stderr.write("extras/notebook/relay.py: call bash extras/notebook/notebook.sh JOBID, which starts this file\n")
+        sys.stderr.write("extras/notebook/relay.py: call bash extras/notebook/notebook.sh JOBID instead\n")
         sys.exit(2)
     os.chdir(sys.argv[1])
     relay = Relay(sys.stdin.buffer, sys.stdout.buffer, connect)
