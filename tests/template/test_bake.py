@@ -118,7 +118,7 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
 
 def kept(answers):
     """Return the files that the table of cluster_options/files.py keeps for the answers."""
-    answers = {"project": "demo", "examples": "yes", **answers}
+    answers = {"project": "demo", "examples": "yes", "extras": "all", **answers}
     answers.setdefault("image", suggest(answers["site"], "image", answers["runtime"]))
     return set(template_files(answers)) - set(unneeded(answers))
 
@@ -126,7 +126,7 @@ def kept(answers):
 def test_each_row_of_the_table_of_files_names_a_file():
     """A row whose file was renamed or removed would keep nothing, and drop nothing."""
     answers = {"project": "demo", "site": "slurm", "runtime": "edf", "launcher": "torchrun", "image": "x#y"}
-    answers["examples"] = "yes"
+    answers |= {"examples": "yes", "extras": "all"}
     assert set(needed(answers)) <= set(template_files(answers))
 
 
@@ -608,15 +608,14 @@ def test_the_written_project_passes_its_own_tests(tmp_path):
 
 @pytest.mark.parametrize("site", ["local", "mn5", "slurm", "rcp"])
 def test_optional_packages_are_named_in_one_place(tmp_path, site):
-    """In training/README.md. A program may name one that it has not found."""
-    project = bake(tmp_path, site=site, account=account(site))
+    """In training/README.md, and on the pages of extras. A program may name one that it has not found."""
+    project = bake(tmp_path, site=site, account=account(site), extras="none")
     named = {}
     for path in project.rglob("*"):
         if path.is_file() and path.suffix not in (".py", ".png"):
             # Examples of keys, and the reason for WANDB_MODE at a site, do not ask for the package.
             others = "wandb,key|secret `wandb`|generic wandb|wandb login|upload later with wandb sync"
             text = re.sub(others, "", path.read_text())
-            if path.name not in ("sync_trackers.sh",) and "extras/trackers" not in str(path):  # of programs of one's own, too
-                named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
+            named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
     expected = {"training/README.md": ["matplotlib", "tensorboard", "wandb"]}
     assert {name: extras for name, extras in named.items() if extras} == expected
