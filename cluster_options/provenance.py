@@ -63,11 +63,11 @@ def given_answers(answers) -> dict:
 def bake_command(answers, options=(), newest=False, **others) -> str:
     """Return the command that writes the same project again, whatever cookiecutter's configuration says.
 
-    It is to be typed in the folder above the project, whose extras it reads there. options: more options of
-    cookiecutter. newest: write it by the newest commit of the template instead of the same. others: answers that
-    differ, as launcher="srun".
+    It is to be typed in the folder above the project, whose extras it reads there. Another project gets none. options:
+    more options of cookiecutter. newest: write it by the newest commit of the template instead of the same. others:
+    answers that differ, as launcher="srun".
     """
-    extras = f'extras="$(bash {answers["project"]}/launch/extras.sh)"'
+    extras = f'extras="$(bash {answers["project"]}/launch/extras.sh)"' if "project" not in others else "extras=none"
     return f"{_command(answers, options, newest, others)} {extras}"
 
 

@@ -162,7 +162,6 @@ QUESTIONS = (
         f"commas, of {', '.join(f'`{name}`' for name in EXTRAS)}. [What they are, and how to add one later](extras.md)",
         check=check_extras,
         default="all",
-        check_text=accept_anything,
     ),
 )
 QUESTION_NAMES = tuple(question.name for question in QUESTIONS)

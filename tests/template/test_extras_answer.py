@@ -186,5 +186,5 @@ def test_settings_are_read_from_the_extras_own_files(tmp_path, monkeypatch):
     monkeypatch.setattr(extras, "FOLDER", tmp_path)
     (tmp_path / "notebook").mkdir()
     (tmp_path / "notebook/settings.sh").write_text('# NOT=one\nLAB="${LAB:-1}"\nexport PORT="${PORT:-8888}"\n')
-    assert extras.extra_settings({"site": "slurm"}) == {"LAB": "notebook", "PORT": "notebook"}
-    assert extras.extra_settings({"site": "local"}) == {}
+    assert extras.extra_settings({"site": "slurm", "examples": "yes"}) == {"LAB": "notebook", "PORT": "notebook"}
+    assert extras.extra_settings({"site": "local", "examples": "yes"}) == {}
