@@ -92,46 +92,7 @@ make_results_folder() {
             "copy the project to a folder that is yours"
 }
 
-#? if kind == "slurm"
-# Sets before to :JOB:JOB, the jobs of earlier calls that have not ended: new jobs wait for them.
-find_earlier_jobs() {
-    local file job
-    before=''
-    for file in "$folder"/*.job; do
-        if [[ -n $chain && -f $file ]]; then
-            job=$(<"$file")
-            ! unfinished "$job" || before+=:$job
-        fi
-    done
-}
-
-# Whether a job waits or runs. Argument: its number.
-unfinished() {
-    local states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING said
-    said=$(squeue --noheader --format=%i --jobs="$1" --states=$states 2>&1) ||
-        [[ $said == *"Invalid job id"* ]] || # it ended a while ago
-        die "squeue does not say whether job $1 still waits or runs: $said"
-    grep -qx "$1" <<<"$said"
-}
-
-# Submits a job and prints its number. Argument: the number of nodes.
-submit() {
-    local results=$PROJECT_DIR/$folder/nodes-$1
-    bash slurm/submit_multinode.sh --parsable --nodes="$1" --output="$results-%j.out" \
-        ${before:+"--dependency=afterany$before"} -- \
-        benchmark/all_reduce.py "${flags[@]}" --json "$results.json" |
-        sed '$!d; s/;.*//' # NUMBER;CLUSTER
-}
-
-#? elif kind == "runai"
-# Sets jobs to runai's table of the project's jobs, if an earlier call has submitted some.
-find_earlier_jobs() {
-    jobs=''
-    if compgen -G "$folder/*.job" >/dev/null; then
-        jobs=$(list_jobs) || exit
-    fi
-}
-
+#? if kind == "runai"
 # Prints runai's table of the project's jobs. It runs in a shell of its own.
 list_jobs() {
     set +u # env.sh may read what is not set
@@ -148,36 +109,72 @@ list_jobs() {
     fi
 }
 
-# Whether a job waits or runs. Argument: its name.
+#? endif
+#? if kind != "local"
+#? if kind == "slurm"
+# Whether a job waits or runs. Argument: its number.
+#? else
+# Whether a job waits or runs, as jobs says. Argument: its name.
+#? endif
 unfinished() {
+    #? if kind == "slurm"
+    local states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING said
+    said=$(squeue --noheader --format=%i --jobs="$1" --states=$states 2>&1) ||
+        [[ $said == *"Invalid job id"* ]] || # it ended a while ago
+        die "squeue does not say whether job $1 still waits or runs: $said"
+    grep -qx "$1" <<<"$said"
+    #? else
     local row
     row=$(grep -wF -e "$1" <<<"$jobs") &&
         ! grep -qwiE 'completed|succeeded|failed|stopped|deleting|terminating' <<<"$row"
+    #? endif
 }
 
+#? if kind == "slurm"
+# Sets before to :JOB:JOB, the jobs of earlier calls that have not ended: new jobs wait for them.
+#? else
+# Sets jobs to runai's table of the project's jobs, if an earlier call has submitted some.
+#? endif
+find_earlier_jobs() {
+    #? if kind == "slurm"
+    local file job
+    before=''
+    for file in "$folder"/*.job; do
+        if [[ -n $chain && -f $file ]]; then
+            job=$(<"$file")
+            ! unfinished "$job" || before+=:$job
+        fi
+    done
+    #? else
+    jobs=''
+    if compgen -G "$folder/*.job" >/dev/null; then
+        jobs=$(list_jobs) || exit
+    fi
+    #? endif
+}
+
+#? if kind == "slurm"
+# Submits a job and prints its number. Argument: the number of nodes.
+#? else
 # Submits a job and prints its name. Argument: the number of nodes.
+#? endif
 submit() {
+    #? if kind == "slurm"
+    local results=$PROJECT_DIR/$folder/nodes-$1
+    bash slurm/submit_multinode.sh --parsable --nodes="$1" --output="$results-%j.out" \
+        ${before:+"--dependency=afterany$before"} -- \
+        benchmark/all_reduce.py "${flags[@]}" --json "$results.json" |
+        sed '$!d; s/;.*//' # NUMBER;CLUSTER
+    #? else
     local said
     # Pods start in the project's folder, whatever its name there.
     said=$(NNODES=$1 bash runai/submit_multinode.sh \
         benchmark/all_reduce.py ${flags[@]+"${flags[@]}"} --json "$folder/nodes-$1.json") || return
     sed -n 's|.*/logs/\(.*\)\.\*/$|\1|p' <<<"$said"
+    #? endif
 }
 
 #? endif
-#? if kind == "local"
-# Measures a number of nodes, unless its results are there. Argument: the number of nodes.
-measure() {
-    local results=$folder/nodes-$1.json
-    if [[ -f $results ]]; then
-        echo "nodes $1: $results is there"
-    else
-        NNODES=$1 bash local/submit.sh benchmark/all_reduce.py "${flags[@]}" --json "$results" ||
-            failed+=("$1")
-    fi
-}
-
-#? else
 #? if limit
 # Sets room to the number of jobs that the queue still takes.
 read_limit() {
@@ -190,9 +187,22 @@ read_limit() {
 }
 
 #? endif
+#? if kind == "local"
+# Measures a number of nodes, unless its results are there. Argument: the number of nodes.
+#? else
 # Submits the job for a number of nodes, unless its results are there, or a job is still to write
 # them. Argument: the number of nodes.
+#? endif
 measure() {
+    #? if kind == "local"
+    local nodes=$1 results=$folder/nodes-$1.json
+    if [[ -f $results ]]; then
+        echo "nodes $nodes: $results is there"
+    else
+        NNODES=$nodes bash local/submit.sh \
+            benchmark/all_reduce.py "${flags[@]}" --json "$results" || failed+=("$nodes")
+    fi
+    #? else
     local nodes=$1 job='' record=$folder/nodes-$1.job results=$folder/nodes-$1.json
     [[ ! -f $record ]] || job=$(<"$record")
     # The job is asked for before the file, as it may end in between.
@@ -219,9 +229,9 @@ measure() {
     else
         failed+=("$nodes")
     fi
+    #? endif
 }
 
-#? endif
 read_arguments "$@"
 #? if kind == "slurm"
 [[ -z ${SLURM_JOB_ID:-} ]] ||
