@@ -57,7 +57,7 @@ using world size: 4, data-parallel size: 2, context-parallel size: 1, tensor-mod
 > initializing torch distributed ...
 > compiling dataset index builder ...
 >>> done with dataset index builder. Compilation time: 0.062 seconds
- iteration      100/  500000 | consumed samples:        25600 | elapsed time per iteration (ms): 812.3 | loss scale: 1.0 \
+ iteration    100/  500000 | consumed samples:        25600 | elapsed time per iteration (ms): 812.3 | loss scale: 1.0 \
 | grad norm: 1.012 | number of skipped iterations:   0 | number of nan iterations:   0 |
 saving checkpoint at iteration     100 to /data/checkpoints in torch_dist format
 [exiting program at iteration 100]
