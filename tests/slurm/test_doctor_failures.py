@@ -99,6 +99,8 @@ FAILURES = [
     Failure("worker_is_killed", "error", 2, 1, "is killed by signal: Killed", "memory|DataLoader|worker|reads"),
     Failure("shared_memory_full", "error", 3, 1, "/torch_", "/dev/shm"),
     Failure("raises_in_training", "error", 2, 1, "FloatingPointError: loss is nan at step 5"),
+    Failure("models_differ", "error", ANY, 1, "DDP expects same model across all ranks"),
+    Failure("unused_parameters", "error", ANY, 1, "Expected to have finished reduction in the prior iteration"),
     Failure("port_taken", "error", 0, 1, "EADDRINUSE", "port"),
     Failure("initialised_twice", "error", ANY, 1, "trying to initialize the default process group twice"),
     Failure("wrong_interface", "error", ANY, 1, "Unable to find address for: ib9", "interface"),
