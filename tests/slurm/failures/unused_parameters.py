@@ -4,9 +4,17 @@ import startup
 import torch
 import torch.distributed as dist
 
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, batch):
+        return self.used(batch)
+
+
 dist.init_process_group("gloo")
-model = torch.nn.ModuleDict({"used": torch.nn.Linear(4, 1), "unused": torch.nn.Linear(4, 1)})
-model.forward = lambda batch: model["used"](batch)
-parallel = torch.nn.parallel.DistributedDataParallel(model)
+model = torch.nn.parallel.DistributedDataParallel(Model())
 for _ in range(3):
-    parallel(torch.ones(2, 4)).sum().backward()
+    model(torch.ones(2, 4)).sum().backward()
