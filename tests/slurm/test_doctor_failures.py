@@ -55,6 +55,7 @@ FAILURES = [
     Failure("healthy_rank_caught", "exited", 2, 3, "validation set is empty"),
     Failure("failing_rank_caught", "exited", 1, 3, "loss is not finite"),
     Failure("exits_at_once", "exited", 3, 7, "worker pool is gone"),
+    Failure("caught_by_all", "exited", 3, 1, "0 of 512 answers can be parsed"),
     Failure("coloured_log", "exited", 3, 5, "gradient norm is not finite"),
     Failure("fails_in_a_thread", "exited|error", 1, 1, "KeyError: 'input_ids'"),
     # Python raises.
@@ -65,6 +66,9 @@ FAILURES = [
     Failure("long_line", "error", 1, 1, "token 50256 at position 131071 is out of range"),
     Failure("recursion", "error", 3, 1, "maximum recursion depth exceeded"),
     Failure("progress_bar", "error", 1, 1, "index 10 is out of bounds for axis 0 with size 10"),
+    Failure("boxed_traceback", "error", 3, 1, "KeyError: 'depth'"),
+    Failure("words_after_the_error", "error", 2, 1, "ValueError: 3 labels for 4 images"),
+    Failure("command_fails", "error", 0, 1, "returned non-zero exit status 1"),
     Failure("syntax_error", "error", ANY, 1, "SyntaxError"),
     Failure("missing_module", "error", ANY, 1, "No module named 'transformer_engine_of_ours'", "module"),
     Failure("missing_file", "error", 1, 1, "data/openwebtext/train.bin", "not there|does not exist|no file|not found"),
@@ -79,6 +83,7 @@ FAILURES = [
     Failure("no_internet", "error", 2, 1, "urlopen error", "address|reach|internet|network|name"),
     # A signal.
     Failure("segmentation_fault", "crashed", 2, -11, "", "?compiled"),
+    Failure("fault_handler", "error|crashed", 0, -11, "in attention", "?compiled"),
     Failure("kills_itself", "killed", 3, -9, "", "?killed|memory"),
     Failure("bus_error", "crashed", 1, -7, "", "?compiled|shm|bus"),
     Failure("aborts", "crashed", 0, -6, "", "?compiled"),
@@ -88,13 +93,15 @@ FAILURES = [
     # What torch says.
     Failure("wrong_shapes", "error", ANY, 1, "mat1 and mat2 shapes cannot be multiplied"),
     Failure("state_dict", "error", ANY, 1, "size mismatch for 1.bias"),
-    Failure("torn_checkpoint", "error", 0, 1, "PytorchStreamReader failed", "?checkpoint|file|cut|torn"),
+    Failure("torn_checkpoint", "error", 0, 1, "OSError: [Errno 22] Invalid argument"),
     Failure("cpu_build", "error", ANY, 1, "Torch not compiled with CUDA enabled", "?CUDA|CPU|GPU"),
     Failure(
         "gpu_memory", "error", 3, 1, "CUDA out of memory. Tried to allocate 2.00 GiB", "memory of a GPU|GPU.*memory"
     ),
     Failure("busy_gpu", "error", 2, 1, "busy or unavailable", "another process|busy|uses the GPU"),
     Failure("illegal_memory", "error", 1, 1, "an illegal memory access was encountered", "?kernel|illegal|address"),
+    Failure("recorded_error", "error", 2, 1, "ValueError: dataset has 0 samples after the filter"),
+    Failure("frames_of_cpp", "error", 1, 1, "The size of tensor a (2) must match", NONE, ("torchrun", "srun")),
     Failure("worker_raises", "error", 1, 1, "ValueError: sample 17 has no label"),
     Failure("worker_is_killed", "error", 2, 1, "is killed by signal: Killed", "memory|DataLoader|worker|reads"),
     Failure("shared_memory_full", "error", 3, 1, "/torch_", "/dev/shm"),
