@@ -245,9 +245,19 @@ def test_a_failure(slurm, failing, submitted, failure, launcher):
     answer = ask(slurm, failing, job, folder)
     wrong = differences(answer, expected)
     assert not wrong, "\n".join([*wrong, json.dumps(answer, indent=1), job.output[-5000:]])
-    end = "\n".join(job.output.splitlines()[-45:])  # the job ends with it, too
-    assert failure.words in end and all(cause["says"] in end for cause in answer["causes"][:1]), end
-    assert "\033" not in end, end
+    assert_report(job.output, answer, failure.words)
+
+
+def assert_report(output, answer, words):
+    """The job ends with the report: the cause, then the words."""
+    report = re.search(r"(?ms)^\S+ \S+ (?:torchrun|srun|spawn) ended with exit code \d+\n(.*)", output)[1]
+    first = report.splitlines()[0]
+    if answer["causes"]:
+        assert first == f"cause: {answer['causes'][0]['says']}", report
+    else:
+        assert first.startswith("no cause known"), report
+    assert words in report and len(report.splitlines()) <= 40, report
+    assert "\033" not in report, report
 
 
 # ---- what Slurm knows ------------------------------------------------------------------------------------------------
