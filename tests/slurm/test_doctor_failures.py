@@ -112,7 +112,7 @@ FAILURES = [
     Failure("initialised_twice", "error", ANY, 1, "trying to initialize the default process group twice"),
     Failure("wrong_interface", "error", ANY, 1, "Unable to find address for: ib9", "interface"),
     Failure("wrong_address", "error|waited", ANY, 1, "gpu-login-7", "address|name|reach"),
-    Failure("spawns_itself", "error", 0, 1, "LookupError: no reference translation for sentence 204"),
+    Failure("starts_processes", "error", 0, 1, "LookupError: no reference translation for sentence 204"),
     Failure("mpi_without_pmi", "error|exited|crashed", ANY, ANY, "PMI", "PMI|MPI", ("srun",)),
     # Ranks that wait, or lose another one.
     Failure("hangs", "waited", ANY, ANY, "", "?rank 2|waited"),

@@ -4,7 +4,7 @@ import os
 import time
 
 import startup
-import torch.multiprocessing as mp
+from torch.multiprocessing import start_processes
 
 
 def evaluate(number):
@@ -15,5 +15,5 @@ def evaluate(number):
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "0":
-        mp.spawn(evaluate, nprocs=2)
+        start_processes(evaluate, nprocs=2)
     time.sleep(600)
