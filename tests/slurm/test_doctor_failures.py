@@ -116,8 +116,11 @@ FAILURES = [
     Failure("mpi_without_pmi", "error|exited|crashed", ANY, ANY, "PMI", "PMI|MPI", ("srun",)),
     # Ranks that wait, or lose another one.
     Failure("hangs", "waited", ANY, ANY, "", "?rank 2|waited"),
-    Failure("returns_early", "peer|waited", ANY, ANY, "", "?rank 1|lost another"),
-    Failure("other_size", "error|waited|peer|crashed", ANY, ANY, "", "?rank 1|shape|size|elements|numbers"),
+    # At its end the rank that is done may abort in gloo, too: the others have not closed the connection.
+    Failure("returns_early", "peer|waited|error|crashed", ANY, ANY, "", "?rank 1|lost another|compiled"),
+    Failure(
+        "other_size", "error|crashed", 1, -6, "Received data size doesn't match expected size", "?rank 1|size|differ"
+    ),
     Failure("other_collective", "waited|error|peer", ANY, ANY, "", "?rank 3|waited"),
     Failure("monitored_barrier", "waited", ANY, ANY, "monitoredBarrier", "?rank 3|waited"),
     Failure("rank_is_late", "waited", ANY, ANY, "", "?rank 1|rendezvous|in time|waited"),
