@@ -1,13 +1,15 @@
-"""Rank 2 raises; then W&B, which runs offline, prints how to send the run."""
+"""Rank 1 raises; then what was registered for the end of the program prints more."""
 
+import atexit
 import os
+import sys
 import time
 
 import startup
 
-if os.environ["RANK"] == "2":
-    import wandb
-
-    wandb.init(project="pretraining", mode="offline")
-    raise ValueError("3 labels for 4 images")
+WORDS = "tensorboard: 12 events were written\nprofiler: trace saved to /tmp/trace.json\nbye"
+atexit.register(lambda: print(WORDS, file=sys.stderr, flush=True))
+time.sleep(1)
+if os.environ["RANK"] == "1":
+    raise ZeroDivisionError("no tokens in this batch")
 time.sleep(600)
