@@ -3,8 +3,8 @@
 import os
 import time
 
-import startup
 import starts_processes_evaluate
+import startup
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "0":
