@@ -207,9 +207,9 @@ def keep(slurm, project, folder, job, name, **expected):
     (where / "README").write_text(source.read_text().split('"""')[1].splitlines()[0] + "\n" if source.exists() else "")
 
 
-def ask(slurm, project, job, folder):
-    """Return what the doctor says of a job as JSON."""
-    done = slurm.run("python3", project / "slurm/doctor.py", "--json", str(job.id), cwd=folder, check=False)
+def ask(slurm, project, what, folder):
+    """Return what the doctor says of a job, or of an output, as JSON."""
+    done = slurm.run("python3", project / "slurm/doctor.py", "--json", str(what), cwd=folder, check=False)
     assert not done.stderr and done.returncode in (0, 1), done
     return json.loads(done.stdout)
 
@@ -247,7 +247,7 @@ def test_a_failure(slurm, failing, submitted, failure, launcher):
     assert job.state == "FAILED", job.output
     if KEPT:
         return keep(slurm, failing, folder, job, f"{failure.program}-{launcher}", **expected)
-    answer = ask(slurm, failing, job, folder)
+    answer = ask(slurm, failing, job.id, folder)
     wrong = differences(answer, expected)
     assert not wrong, "\n".join([*wrong, json.dumps(answer, indent=1), job.output[-5000:]])
     assert_report(job.output, answer, failure.words)
@@ -263,6 +263,19 @@ def assert_report(output, answer, words):
         assert first.startswith("no cause known"), report
     assert words in report and len(report.splitlines()) <= 40, report
     assert "\033" not in report, report
+
+
+@pytest.mark.parametrize(
+    "launcher", ["srun", *(pytest.param(name, marks=pytest.mark.drill) for name in ("torchrun", "spawn"))]
+)
+def test_a_run_that_does_not_fail(slurm, failing, tmp_path, launcher):
+    folder = tmp_path / "run"
+    job = slurm.wait(submit(slurm, failing, folder, "runs_well", launcher))
+    assert job.state == "COMPLETED", job.output
+    shutil.copy(folder / f"demo-{job.id}.out", folder / "copy.out")
+    for what in (job.id, f"demo-{job.id}.out", "copy.out"):
+        answer = ask(slurm, failing, what, folder)
+        assert (answer["way"], answer["causes"], answer["rank"]) == ("none", [], None), answer
 
 
 # ---- what Slurm knows ------------------------------------------------------------------------------------------------
@@ -311,6 +324,6 @@ def test_ended_by_slurm(request, slurm, failing, tmp_path, state, options, end, 
     assert job.state == state, job.output
     if KEPT:
         return keep(slurm, failing, folder, job, f"{name}-{launcher}", **expected)
-    answer = ask(slurm, failing, job, folder)
+    answer = ask(slurm, failing, job.id, folder)
     wrong = differences(answer, expected)
     assert not wrong, "\n".join([*wrong, json.dumps(answer, indent=1), job.output[-5000:]])
