@@ -171,6 +171,7 @@ def submit(slurm, project, folder, program, launcher, *options):
         shutil.copy(path, folder)
     shutil.copy(PROGRAMS.parent / "doctor_noise.txt", folder / "noise.txt")
     environment = {**ENVIRONMENT, "LAUNCHER": launcher, "OMP_NUM_THREADS": "1"}
+    environment["TMPDIR"] = str(slurm.node_local)  # ranks that are killed leave files there; it ends with the cluster
     command = [*options, project / "slurm/submit_multinode.sh", f"{program}.py"]
     return slurm.sbatch(*command, cwd=folder, env=environment)
 
