@@ -273,6 +273,9 @@ def test_a_run_that_does_not_fail(slurm, failing, tmp_path, launcher):
     folder = tmp_path / "run"
     job = slurm.wait(submit(slurm, failing, folder, "runs_well", launcher))
     assert job.state == "COMPLETED", job.output
+    if KEPT:
+        expected = {"way": "none", "rank": None, "host": "", "exit_code": ANY, "cause": NONE, "words": ""}
+        return keep(slurm, failing, folder, job, f"runs_well-{launcher}", **expected)
     shutil.copy(folder / f"demo-{job.id}.out", folder / "copy.out")
     for what in (job.id, f"demo-{job.id}.out", "copy.out"):
         answer = ask(slurm, failing, what, folder)
