@@ -5,6 +5,8 @@
 #   source "$PROJECT_DIR/local/lib.sh" local/submit.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/program.sh" "$1"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Unsets variables of the calling shell, which the launcher would take for this run's.
 unset_stale_variables() {
@@ -21,6 +23,8 @@ check_settings() {
     [[ $SNAPSHOT == [01] ]] || die "SNAPSHOT='$SNAPSHOT': expected 1 or 0"
     [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
         die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
+    check_rank_prefix
+    call_extras check_settings
 }
 
 # Sets gpus to the GPUs that the run uses; none if there are too few for one per process. Exports
@@ -96,16 +100,22 @@ record_run() {
 # ---- launch -------------------------------------------------------------------------------------
 
 # Runs a program, with its arguments, on all nodes. The first node that fails ends the others, and
-# its exit code is returned.
+# its exit code is returned, or what an extra makes of it. RANK_PREFIX stands before what extras put
+# there: what they set for the ranks is not for a program of the user's.
+# shellcheck disable=SC2153 # env.sh sets RANK_PREFIX
 launch() {
-    local node port code=0 agents=()
+    local node port agents=()
+    code=0
     port=$(free_port) || exit
+    rank_prefix=("${RANK_PREFIX[@]}")
+    call_extras before_launch
     say "$* as $NNODES node(s) x $NPROC_PER_NODE process(es)"
     trap 'kill "${agents[@]}" 2>/dev/null; wait; exit 143' INT TERM
+    start_beside
     for ((node = 0; node < NNODES; node++)); do
         CUDA_VISIBLE_DEVICES=$(gpus_of_node "$node") \
             PET_NNODES=$NNODES PET_NODE_RANK=$node PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$port \
-            "$PROJECT_DIR/launch/torchrun.sh" "$@" &
+            "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" "$@" &
         agents+=($!)
     done
     for ((node = 0; node < NNODES && code == 0; node++)); do
@@ -113,9 +123,11 @@ launch() {
     done
     ((code == 0)) || kill "${agents[@]}" 2>/dev/null || true
     wait
+    end_beside
     trap - INT TERM
     await_record
-    return $code
+    call_after_launch
+    return "$code"
 }
 
 # Prints a node's part of gpus, separated by commas. Argument: the node, from 0.

@@ -28,8 +28,10 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 
 unset_stale_variables               # RANK, WORLD_SIZE … of the calling shell
+read_extras                         # extras/*/: call_extras calls their functions
 ranks_asked_for=${NPROC_PER_NODE:-} # for this run; env.sh may set it for all runs
 refuse_windows_line_ends "$PROJECT_DIR/env.sh"
+refuse_misplaced_settings # of extras
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 # shellcheck source=/dev/null
@@ -55,9 +57,11 @@ fi
 make_run_folder # logs/TIME.PROCESS
 record_run "$@" # logs/TIME.PROCESS/run.json: code, software
 
-launch "$program" "${@:2}"
+launch "$program" "${@:2}" || code=$?
 #? if cookiecutter.examples == "yes"
-if (($# == 0)); then # no program was named: after the check, a short training
-    launch "$PROJECT_DIR/training/train_ddp.py"
+if (($# == 0 && code == 0)); then # no program was named: after the check, a short training
+    launch "$PROJECT_DIR/training/train_ddp.py" || code=$?
 fi
 #? endif
+call_extras job_end
+exit "$code"

@@ -89,6 +89,10 @@ export RDZV_TIMEOUT="${RDZV_TIMEOUT:-1800}"
 # Processes (ranks) of each node without GPUs. With GPUs there is one per GPU.
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
+# A command that stands before the torchrun of each pod: RANK_PREFIX=(numactl --interleave=all), or
+# for a profile RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
+RANK_PREFIX=()
+
 # ---- network ------------------------------------------------------------------------------------
 # 1: ask for RDMA between pods, with RDMA_ANNOTATIONS and RDMA_RESOURCES, whose values depend on the
 # cluster; 0: use TCP.

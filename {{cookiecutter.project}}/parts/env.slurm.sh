@@ -85,6 +85,10 @@ export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 # {{ option.option }}: {{ option.why }}
 #? endfor
 export TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-{{ site.torchrun | map(attribute="option") | join(" ") }}}"
+# A command that stands before the launcher on each node, or before each rank if LAUNCHER starts them
+# one by one. It runs in the container, if there is one: RANK_PREFIX=(numactl --interleave=all), or
+# for profiles RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
+RANK_PREFIX=()
 # 1: check every node before launch (a second or less); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
 # 1: a job runs a copy of the sources as they are when you submit it; 0: the files as they are when

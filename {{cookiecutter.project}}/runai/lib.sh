@@ -10,9 +10,11 @@
 #
 # A script reads this file with its own name, which stands in front of its messages:
 #   source "$PROJECT_DIR/runai/lib.sh" runai/NAME.sh
-# shellcheck disable=SC2034,SC2153 # env.sh has the settings; the scripts use what functions set
+# shellcheck disable=SC2034,SC2153,SC2154 # env.sh has the settings; the scripts use what functions set
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/program.sh" "$1"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Words that need no quotes: they reach a pod unchanged through every client and shell.
 PLAIN='^[A-Za-z0-9._/:=@%+,-]+$'
@@ -22,17 +24,26 @@ KEY_NAMES='KEYS?(_|$)|TOKEN(_|$)|SECRET|PASSW|CREDENTIAL'
 
 # ---- read and check the settings ----------------------------------------------------------------
 
-# Reads env.sh. Sets pod_variables to NAME=VALUE for each variable of FORWARD that the
-# calling shell exports.
+# Reads env.sh. Sets pod_variables to NAME=VALUE for each variable of FORWARD, and each setting of an
+# extra, that the calling shell exports.
 read_settings() {
     local name given
     given=$(compgen -e) # the names of your environment, before env.sh adds its own
     refuse_windows_line_ends "$PROJECT_DIR/env.sh"
+    refuse_misplaced_settings
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     pod_variables=()
-    for name in "${FORWARD[@]}"; do
+    for name in "${FORWARD[@]}" $(settings_of_hooks); do
         ! grep -qx "$name" <<<"$given" || pod_variables+=("$name=${!name}")
+    done
+}
+
+# Prints the names of the settings of extras that take part in a job.
+settings_of_hooks() {
+    local extra
+    for extra in $extras; do
+        sed -nE 's/^(export )?([A-Z][A-Z0-9_]*)=.*/\2/p' "$PROJECT_DIR/extras/$extra/settings.sh"
     done
 }
 
@@ -66,6 +77,8 @@ check_settings() {
         [[ $volume =~ ^[^:,]+:/[^:,]*[^:,/]$ ]] ||
             die "VOLUMES in env.sh: '$volume' is not CLAIM:/FOLDER (no / at the end, no :ro)"
     done
+    check_rank_prefix
+    call_extras check_settings
 }
 
 # Refuses a job that no project is charged for.

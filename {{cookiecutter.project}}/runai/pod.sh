@@ -30,8 +30,13 @@ set_home        # for a user whom the image does not know
 start_log       # all further output also goes to logs/JOB.UUID/podN.log
 hand_on_signals # SIGTERM, which Kubernetes sends to this script alone, reaches the program too
 
+read_extras_of_pod    # extras/*/: call_extras calls their functions
+decode_arguments "$@" # sets arguments
+call_extras job_start # may change arguments
+
 rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
 cd "$(edited_project)" || exit # with SNAPSHOT=1 PROJECT_DIR is a copy
+refuse_misplaced_settings # of extras
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 # shellcheck source=/dev/null
@@ -39,16 +44,16 @@ source "$PROJECT_DIR/launch/software.sh"
 set_up_software || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
 
-decode_arguments "$@" # sets arguments
+call_extras check_settings
 find_program "${arguments[@]}" >/dev/null || exit # refuses what is no program of Python
 describe_pod
 require_torch
 record_run # logs/JOB.UUID/run.json: code, software, nodes
 set_up_rdma "$rdma_required" # refuses a pod without RDMA if the job has asked for it
 
-code=0
 launch "${arguments[@]}" || code=$?
 await_record
+call_extras job_end
 ((code == 0)) ||
     echo "runai/pod.sh in $HOSTNAME: ended with exit code $code; all that was printed: $log"
-exit $code
+exit "$code"

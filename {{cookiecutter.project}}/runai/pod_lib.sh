@@ -8,6 +8,8 @@ if [[ ! -f $PROJECT_DIR/launch/torchrun.sh ]]; then
 fi
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/program.sh" "runai/pod.sh in $HOSTNAME"
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # ---- look at the volume, keep a log -------------------------------------------------------------
 
@@ -52,6 +54,12 @@ start_log() {
     exec > >(trap '' INT TERM && exec tee -a "$log") 2>&1
     tee=$!
     trap finish_log EXIT
+}
+
+# Reads the extras. What they print when this script ends comes into the log, too.
+read_extras_of_pod() {
+    read_extras
+    trap 'leave_extras; finish_log' EXIT
 }
 
 # Waits until the log is written: when this script, process 1 of the pod, ends, the kernel kills
@@ -204,19 +212,27 @@ launch() {
     #? endif
 }
 
-# Runs a program with launch/torchrun.sh. Returns its exit code, also if a signal has interrupted
-# the wait for it.
+# Runs a program with launch/torchrun.sh. Sets code to its exit code, or to what an extra makes of it,
+# and returns it, also if a signal has interrupted the wait for it. RANK_PREFIX stands before what
+# extras put there: what they set for the ranks is not for a program of the user's.
+# shellcheck disable=SC2153 # env.sh sets RANK_PREFIX
 run_torchrun() {
-    local code=0
+    code=0
     [[ -z $signalled ]] || return 143
+    rank_prefix=("${RANK_PREFIX[@]}")
+    call_extras before_launch
     say "$*"
-    "$PROJECT_DIR/launch/torchrun.sh" "$@" &
+    "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" "$@" &
     child=$!
+    start_beside
     [[ -z $signalled ]] || kill -TERM "$child" # the signal came before child was set
     wait "$child" || code=$?
     while kill -0 "$child" 2>/dev/null; do # a signal has ended the wait, but not yet the program
         code=0
         wait "$child" || code=$?
     done
-    return $code
+    child=''
+    end_beside
+    call_after_launch
+    return "$code"
 }

@@ -37,6 +37,7 @@ case ${1:-} in
         ;;
 esac
 
+read_extras               # extras/*/: call_extras calls their functions
 read_settings             # env.sh, and which of its variables your shell exports
 check_settings            # refuses what would fail after the wait for nodes
 find_project_in_pods      # POD_PROJECT_DIR
@@ -45,6 +46,7 @@ find_client               # RUNAI_CLI: v1 or v2
 check_volumes             # asks the cluster for VOLUMES
 find_program_in_pods "$@" # program: its path in the pods, and its arguments
 choose_sources_of_pods "$@" # with SNAPSHOT=1 a copy
+call_extras before_submit # may change program, pod_variables, RUNAI_OPTIONS
 
 # Each pod runs runai/pod.sh, which starts the program.
 name=$(job_name "$JOB_PREFIX")

@@ -20,6 +20,8 @@ source "$PROJECT_DIR/launch/program.sh" "$1"
 source "$PROJECT_DIR/slurm/nodes.sh" # on which nodes the ranks run
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/stage.sh" # copies on the nodes' own disks; sets stage_exec
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # ---- all scripts ---------------------------------------------------------------------------------
 
@@ -156,8 +158,8 @@ unset_variables_of_another_job() {
 
 # ---- read the arguments --------------------------------------------------------------------------
 
-# Sets words (program and arguments), typed (words before %a is replaced), program (its path, or -m)
-# and sbatch_options (the words before "--").
+# Sets words (program and arguments), typed (words before %a is replaced), program (its path, or -m),
+# arguments and sbatch_options (the words before "--").
 read_arguments() {
     sbatch_options=()
     if [[ ${1:-} == -* && $1 != -m ]]; then
@@ -188,6 +190,8 @@ read_arguments() {
         words=("${words[@]//"%a"/$SLURM_ARRAY_TASK_ID}") # %a is the index of a job in its array
         ! in_sweep || typed=("${words[@]}")
     fi
+    # shellcheck disable=SC2034 # for slurm/submit_multinode.sh
+    arguments=("${words[@]:1}")
 }
 
 # Whether this is a job of slurm/sweep.sh, whose arguments are in a file of SWEEP_FOLDER.
@@ -209,6 +213,7 @@ note_end_of_sweep() {
 # check_settings sets.
 set_up_run() {
     refuse_windows_line_ends "$PROJECT_DIR/env.sh"
+    refuse_misplaced_settings
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     # shellcheck source=/dev/null
@@ -216,7 +221,9 @@ set_up_run() {
     #? if container
     local folders
     mapfile -t folders < <(edited_project && folders_of_snapshots)
-    set_up_software "${folders[@]}" "$PWD" "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
+    # shellcheck disable=SC2154 # launch/extras.sh sets container_folders
+    set_up_software "${folders[@]}" "${container_folders[@]}" "$PWD" \
+        "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
     #? else
     set_up_software || exit
     #? endif
@@ -238,14 +245,19 @@ folders_of_snapshots() {
 #? endif
 # Refuses settings that cannot work. Sets wrapper, the script that srun or mpirun starts on the
 # nodes and that becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the
-# word "ranks" for once per rank, as their number is not known yet.
+# word "ranks" for once per rank, as their number is not known yet. The word "own" stands for a
+# launcher of an extra, whose function build_step_of_NAME sets wrapper.
 check_settings() {
     type -P srun >/dev/null ||
         die "srun was not found after MODULES of env.sh were loaded: add the module of Slurm itself"
     case $LAUNCHER in
         "{{ once_per_node }}") tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
         "{{ once_per_rank }}") tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
-        *) die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}" ;;
+        *)
+            declare -F "build_step_of_$LAUNCHER" >/dev/null ||
+                die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}"
+            tasks=own wrapper=()
+            ;;
     esac
     #? if mpi
     if [[ $LAUNCHER == mpirun* ]]; then
@@ -287,7 +299,9 @@ check_settings() {
         echo "SNAPSHOT=1 has no effect here: bash slurm/submit_multinode.sh copies the sources, before" \
             "it submits a job. This one runs the files as they are"
     fi
+    check_rank_prefix
     check_stage_settings
+    call_extras check_settings
     refuse_program_with_own_ranks
     refuse_own_endpoint
     [[ -n ${SLURM_JOB_ID:-} ]] || require_torch
@@ -446,6 +460,7 @@ quoted() {
 # the script. Exports SUBMITTED, the command, for run.json.
 submit() {
     local code=0 setting job_script=$1 words_of_sbatch copy
+    words=("${typed[@]}") # an extra may have changed typed
     if [[ $(setting_of_env SNAPSHOT) == 1 ]]; then
         take_snapshot ${words[0]+"$program"}
         job_script=$copy/slurm/submit_multinode.sh
@@ -553,8 +568,9 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 # REQUEUE_FILE, TIMES_FILE, SAVED_FILE, HEARTBEAT_FILE, TIMEOUT_FILE. Argument: the number, if the
 # ranks have started before in this allocation.
 make_run_folder() {
-    RESTART_COUNT=${1:-$(count_attempts)}
+    RESTART_COUNT=${1:-${attempt:-$(count_attempts)}}
     export RESTART_COUNT
+    attempt=$RESTART_COUNT
     RUN_DIR="$(realpath "$PROJECT_DIR/logs")/$SLURM_JOB_ID.$RESTART_COUNT"
     export RUN_DIR
     export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
@@ -800,6 +816,10 @@ check_nodes() {
 build_step() {
     local per_node=1
     name_hosts
+    if [[ $tasks == own ]]; then
+        "build_step_of_$LAUNCHER"
+        return
+    fi
     if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
         say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs"
     fi
@@ -907,24 +927,37 @@ gpus_of_a_step() {
     sort -n <<<"$counts" | sed -n 1p
 }
 
-# Runs a program on all nodes. Arguments: the program and its arguments. Returns its exit code.
-# shellcheck disable=SC2154 # slurm/stage.sh sets stage_exec
+# Runs a program on all nodes. Arguments: the program and its arguments. Sets code to its exit code,
+# or to what an extra makes of it, and returns it.
+#
+# RANK_PREFIX stands before what extras put there: they are nearer to the ranks, so that what they set
+# for the ranks is not seen by a program of the user's, nor changed by it.
+# shellcheck disable=SC2153,SC2154 # env.sh sets RANK_PREFIX, slurm/stage.sh sets stage_exec
 launch() {
-    local code=0 watcher
+    local watcher command
     #? if mpi
     local sizes # of the job's output and error file, for mpirun_lost_a_node
     mapfile -t sizes < <(stat -L -c %s "/proc/$$/fd/1" "/proc/$$/fd/2")
     #? endif
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
-    stuck='' explained=''
+    stuck='' explained='' code=0 outcome='' ranks=''
+    rank_prefix=("${RANK_PREFIX[@]}") srun_options=()
+    call_extras before_launch
+    [[ ${step[0]} == srun ]] || srun_options=() # mpirun calls srun itself
+    command=("${step[@]}" "${srun_options[@]}" "${stage_exec[@]}" "${CONTAINER_EXEC[@]}"
+        "${rank_prefix[@]}" "${wrapper[@]}" "$@")
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     answer_timeout &
     watcher=$!
     disown "$watcher" # or bash would tell of its end
     start_measuring
-    ${batch:+wait_and_hear_signals} "${step[@]}" "${stage_exec[@]}" "${CONTAINER_EXEC[@]}" \
-        "${wrapper[@]}" "$@" ||
-        code=$?
+    if [[ -n $batch ]]; then
+        wait_and_hear_signals "${command[@]}" || code=$?
+    else
+        start_beside
+        "${command[@]}" || code=$?
+    fi
+    end_beside
     kill "$watcher" 2>/dev/null || true
     stop_measuring "$code"
     #? if mpi
@@ -932,6 +965,7 @@ launch() {
         code=1
     fi
     #? endif
+    call_after_launch
     return "$code"
 }
 
@@ -984,23 +1018,24 @@ mpirun_lost_a_node() {
 # Runs a command in the background, because bash handles no signal while it waits for a command in
 # the foreground. A signal ends `wait`, hence the loop. To look for the stop time or a stall, the
 # loop sleeps for a second at a time. Returns the command's exit code, or STUCK_CODE if end_if_stuck
-# has ended it.
+# has ended it. Sets ranks, the command's process.
 # shellcheck disable=SC2329 # called in batch jobs
 wait_and_hear_signals() {
     "$@" &
-    local command=$!
+    ranks=$!
+    start_beside
     stuck='' next_look=0
-    while kill -0 "$command" 2>/dev/null; do
+    while kill -0 "$ranks" 2>/dev/null; do
         if [[ $warning == early ]] || watches_for_stall; then
             sleep 1
             [[ $warning != early ]] || (($(date +%s) < STOP_TIME)) || on_warning
-            ! watches_for_stall || end_if_stuck "$command"
+            ! watches_for_stall || end_if_stuck "$ranks"
         else
-            wait "$command" || true
+            wait "$ranks" || true
         fi
     done
     [[ -z $stuck ]] || return "$STUCK_CODE"
-    wait "$command"
+    wait "$ranks"
 }
 
 # ---- where the ranks are -------------------------------------------------------------------------
@@ -1119,6 +1154,10 @@ last_output() {
 # the exit code.
 requeue_or_explain() {
     local code=$1 limit record=''
+    if [[ -n $outcome && -z $cancelled ]]; then
+        requeue_or_end_for_extra "$code"
+        return
+    fi
     if [[ -n ${stuck:-} && -z $cancelled ]]; then
         requeue_or_explain_stall
         return
@@ -1148,6 +1187,24 @@ requeue_or_explain() {
         tell_of_hold
         #? endif
     fi
+}
+
+# Does what an extra wants by outcome: requeues the job, or ends it. Explains a failure. Argument: the
+# exit code.
+requeue_or_end_for_extra() {
+    if [[ $outcome == requeue ]]; then
+        if [[ -z $batch ]]; then
+            say "an extra wants a requeue, but a run inside another job is not requeued"
+        elif ((${SLURM_RESTART_COUNT:-0} >= MAX_REQUEUES)); then
+            say "an extra wants a requeue, but MAX_REQUEUES=$MAX_REQUEUES is reached"
+        elif ask_for_requeue; then
+            say "back into the queue as attempt $((RESTART_COUNT + 1)), as an extra wants"
+            return
+        else
+            say "an extra wants a requeue, but Slurm has not requeued this job, see above"
+        fi
+    fi
+    (($1 == 0)) || explain_failure "$1"
 }
 
 # Requeues a job that was stuck, if STALL_ACTION says so, or says why the run ended.

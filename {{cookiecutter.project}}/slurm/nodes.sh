@@ -129,7 +129,9 @@ count_nodes() {
 }
 
 # Sets hosts, the nodes on which the ranks run: those of the job that are fit, without the spares.
-# Exports MASTER_ADDR and MASTER_PORT, where they meet. Ends this script if too few nodes are fit.
+# Exports MASTER_ADDR and MASTER_PORT, where they meet. Ends this script if too few nodes are fit. An
+# extra may define this function anew. It sets hosts, then calls set_rendezvous_endpoint, and
+# check_nodes, which returns 1 if the ranks would fail on one of them.
 choose_nodes() {
     local node ran=("${hosts[@]}")
     count_nodes
@@ -286,6 +288,29 @@ listed_hosts() {
 }
 
 # ---- after a failure -----------------------------------------------------------------------------
+
+# Whether the ranks are to start again on the nodes that this job has: an extra says so by outcome, or
+# leaves it open, and restart_may_help. Argument: the exit code of launch.
+wants_restart() {
+    case $outcome in
+        '') restart_may_help "$1" ;;
+        restart) restart_is_possible ;;
+        *) return 1 ;;
+    esac
+}
+
+# Whether the job has time and restarts left for the restart that an extra wants.
+restart_is_possible() {
+    if [[ -n $cancelled || $warning == passed-on ]]; then
+        say "an extra wants a restart, but the job is about to end"
+    elif ((RESTART_COUNT - ${SLURM_RESTART_COUNT:-0} >= MAX_RESTARTS)); then
+        say "an extra wants a restart, but MAX_RESTARTS=$MAX_RESTARTS is reached"
+    else
+        return 0
+    fi
+    outcome='' # the program may have asked for a requeue
+    return 1
+}
 
 # Whether the ranks are to start again on the nodes that this job has. They are not if the job was
 # cancelled, or has been asked to save. Argument: the exit code of launch.

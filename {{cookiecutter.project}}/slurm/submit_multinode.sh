@@ -85,13 +85,12 @@ find_project() {
 }
 
 # Runs a program, and sets code to its exit code. If a node fails, and the job has SPARES or
-# MIN_NODES (env.sh), the program starts again on the nodes that are left.
+# MIN_NODES (env.sh), the program starts again on the nodes that are left. It also does if an extra
+# says so.
 run() {
-    code=0
     launch "$@" || code=$?
-    while restart_may_help "$code"; do
+    while wants_restart "$code"; do
         begin_next_attempt # chooses the nodes anew
-        code=0
         launch "$@" || code=$?
     done
 }
@@ -107,14 +106,18 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit
 fi
 unset_stale_variables
+read_extras         # extras/*/: their functions take part at the moments that call_extras names
 program='' words=()
-read_arguments "$@" # program: what runs; words: as typed, with its arguments; the options of sbatch
+read_arguments "$@" # program, arguments; words: both, as typed; the options of sbatch
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
-    check_submission "${BASH_SOURCE[0]}" # refuses what would fail after hours in the queue
-    submit "${BASH_SOURCE[0]}"      # calls sbatch and ends: the job takes the steps below
+    job_script=${BASH_SOURCE[0]}
+    check_submission "$job_script" # refuses what would fail after hours in the queue
+    call_extras before_submit      # may change sbatch_options, job_script, typed
+    submit "$job_script"           # calls sbatch and ends: the job takes the steps below
 fi
 
+call_extras job_start    # may change arguments, container_folders, attempt
 set_up_run               # env.sh, {{ software }}
 set -euo pipefail        # only now: modules and environments read variables that are not set
 look_at_allocation       # nodes, cores, GPUs
@@ -134,15 +137,17 @@ stand_by                 # with SPARES or MIN_NODES: another node takes over if 
 # A step of your own goes here. It runs once, on the first node. If it fails, the job ends.
 
 #? endif
-run "$program" "${words[@]:1}"
+# shellcheck disable=SC2154 # read_arguments sets arguments
+run "$program" "${arguments[@]}"
 #? if cookiecutter.examples == "yes"
-if [[ ${#words[@]} == 0 && $code == 0 ]]; then # without a program: the check, then a training
-    set_rendezvous_endpoint                    # another port: the check may still hold the first
+if [[ ${#words[@]} == 0 && $code == 0 && -z $outcome ]]; then # no program: check, then training
+    set_rendezvous_endpoint # another port: the check may still hold the first
     run "$PROJECT_DIR/training/train_ddp.py"
 fi
 #? endif
 await_record
 remove_packs             # with STAGE=1: from the nodes' own disks
+call_extras job_end
 requeue_or_explain "$code"
 note_end_of_sweep "$code"  # for the table of slurm/sweep.sh
 exit "$code"
