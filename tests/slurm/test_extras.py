@@ -1,0 +1,331 @@
+"""The moments at which a job calls its extras, on a real Slurm: in which order, what they may change, what is refused.
+
+The extras are written by the tests. Those of the template have their own tests below tests/extras/.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from baking import REPOSITORY, bake
+from submitting import cluster, python_environment
+from two_nodes import ANSWERS, MPIRUN_AS_ROOT
+
+# One rank on each node, without torch, whose import would take most of the time.
+QUICK = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1", PREFLIGHT="0", MEASURE_EVERY="0")
+# Notes each call, and whether it comes from a job. What runs beside the ranks notes its end, too.
+NOTE = """\
+NAME_note() { printf '%s\\n' "NAME ${1}${SLURM_JOB_ID:+ in the job}${2:+: $2}" >>"$PROJECT_DIR/log"; }
+NAME_check_settings() { NAME_note check_settings "$NAME_WORD"; }
+NAME_before_submit() { NAME_note before_submit "${typed[*]}"; }
+NAME_job_start() { NAME_note job_start "${arguments[*]}"; }
+NAME_before_launch() { NAME_note before_launch "$RESTART_COUNT"; }
+NAME_beside_launch() {
+    trap 'NAME_note beside_launch ended; exit' TERM
+    NAME_note beside_launch started
+    while :; do sleep 1000 & wait; done
+}
+NAME_after_launch() { NAME_note after_launch "$code"; }
+NAME_job_end() { NAME_note job_end "$code $outcome"; }
+"""
+
+
+def add(project, name, hooks=None, settings=""):
+    """Write an extra into a project."""
+    folder = project / "extras" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    if settings is not None:
+        (folder / "settings.sh").write_text(settings)
+    if hooks is not None:
+        (folder / "hooks.sh").write_text(hooks)
+
+
+def program(project, text):
+    """Write a program into a project; return its name."""
+    (project / "program.py").write_text("import os, sys\n" + text)
+    return "program.py"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project without extras, in a folder with a space in its name."""
+    return bake(tmp_path / "a b", **ANSWERS, extras="none")
+
+
+@pytest.fixture
+def submit(cluster, project):
+    """Returns submit(*words, **environment): types the command on the login node, and returns the job at its end."""
+
+    def run(*words, **environment):
+        typed = ["bash", project / "slurm/submit_multinode.sh", *words]
+        done = cluster.run(*typed, cwd=project, env={**QUICK, **environment})
+        return cluster.wait(int(re.search(r"Submitted batch job (\d+)", done.stdout)[1]))
+
+    return run
+
+
+# ---- what a job calls ------------------------------------------------------------------------------------------------
+
+# Its first start fails, and an extra starts the ranks again. The second fails, and the job goes back into the queue.
+THRICE = "import time; time.sleep(0.5)\n"
+THRICE += "sys.exit({'0': 3, '1': 4, '2': 0}[os.environ['RESTART_COUNT']] if os.environ['RANK'] == '0' else 0)\n"
+
+
+def test_moments_of_a_job_that_restarts_and_is_requeued(submit, project):
+    for name in ("one", "two"):  # in the order of names
+        add(project, name, NOTE.replace("NAME", name), f'{name}_WORD="${{{name}_WORD:-default}}"\n')
+    decide = "three_after_launch() { case $RESTART_COUNT in 0) outcome=restart ;; 1) outcome=requeue ;; esac; }\n"
+    add(project, "three", decide)
+    add(project, "commands", None, None)  # a folder without hooks.sh
+    job = submit(program(project, THRICE), "a b", two_WORD="chosen")
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    log = (project / "log").read_text().splitlines()
+    of_one, of_two = ([line.partition(" ")[2] for line in log if line.startswith(name)] for name in ("one", "two"))
+    at_start = ["check_settings: default", "before_submit: program.py a b"]
+    in_job = ["job_start in the job: a b", "check_settings in the job: default"]
+
+    def launch(attempt, code):
+        beside = "beside_launch in the job"
+        before, after = f"before_launch in the job: {attempt}", f"after_launch in the job: {code}"
+        return [before, f"{beside}: started", f"{beside}: ended", after]
+
+    expected = [*at_start, *in_job, *launch(0, 3), *launch(1, 4), "job_end in the job: 4 requeue"]
+    expected += [*in_job, *launch(2, 0), "job_end in the job: 0 "]
+    assert of_one == expected, log
+    assert of_two == [line.replace("default", "chosen") for line in expected], log
+    order = [line.split(" ")[0] for line in log if "beside" not in line]  # those two run at the same time
+    assert order == ["one", "two"] * (len(order) // 2)
+    assert "back into the queue as attempt 2, as an extra wants" in job.output
+    assert sorted(path.name for path in project.glob(f"logs/{job.id}.*")) == [f"{job.id}.{n}" for n in range(3)]
+
+
+CHANGES = """\
+mine_before_submit() {
+    sbatch_options+=(--comment="$MINE_WORD")
+    typed+=("from before_submit")
+    export MINE_SUBMITTED=yes
+}
+mine_job_start() {
+    arguments+=("from job_start $MINE_SUBMITTED")
+    attempt=7
+}
+choose_nodes() {
+    hosts=("${nodes[-1]}")
+    set_rendezvous_endpoint
+    check_nodes
+}
+build_step_of_mine() {
+    wrapper=("$PROJECT_DIR/launch/rank.sh")
+    step=(srun --export=ALL "${on_hosts[@]}" --ntasks=2 --ntasks-per-node=2)
+    export NPROC_PER_NODE=2
+}
+mine_before_launch() {
+    srun_options+=(--label)
+    rank_prefix+=(env "FROM_PREFIX=${hosts[*]}")
+    export FROM_EXPORT=yes
+}
+mine_after_launch() { code=0 outcome=end; }
+"""
+SHOW = "words = [os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'FROM_PREFIX', 'FROM_EXPORT')]\n"
+SHOW += "sys.stdout.write('RESULT ' + '|'.join([*words, *sys.argv[1:]]) + '\\n')\nsys.exit(5)\n"
+
+
+def test_what_an_extra_may_change(submit, project, cluster):
+    add(project, "mine", CHANGES, 'MINE_WORD="${MINE_WORD:-settings}"\n')
+    job = submit(program(project, SHOW), LAUNCHER="mine")
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    words = f"|2|{job.nodes[-1]}|yes|from before_submit|from job_start yes"
+    assert sorted(re.findall(r"(?m)^\d: RESULT .*", job.output)) == [f"{r}: RESULT {r}{words}" for r in (0, 1)]
+    assert "Comment=settings" in cluster.run("scontrol", "show", "job", str(job.id)).stdout
+    assert (project / f"logs/{job.id}.7").is_dir()
+
+
+def test_an_extra_that_fails_after_a_good_program_changes_nothing(submit, project):
+    """Whether it returns a code, reads an unset variable, or fails beside the ranks; the rest of the job goes on."""
+    hooks = "bad_beside_launch() { return 5; }\nbad_after_launch() { return 6; }\n"
+    add(project, "bad", hooks + 'bad_job_end() { echo "$nosuch"; }\n')
+    add(project, "worse", "worse_after_launch() { code=x outcome=again; }\n")
+    job = submit(program(project, "import time; time.sleep(1)\n"))
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    for said in (
+        "extras/bad: bad_beside_launch failed with exit code 5; the job goes on",
+        "extras/bad: bad_after_launch failed with exit code 6; the job goes on",
+        "an extra has set code='x': expected an exit code",
+        "an extra has set outcome='again': expected restart, requeue or end",
+        "extras/bad: bad_job_end ended the script; the exit code of the job is that of the ranks, 0",
+    ):
+        assert said in job.output, job.output
+
+
+def test_an_extra_that_ends_the_script_leaves_the_exit_code_and_the_doctor(submit, project):
+    add(project, "bad", "bad_after_launch() { exit 0; }\n")
+    job = submit(program(project, "sys.exit(9)"))
+    assert (job.state, job.exit_code) == ("FAILED", 9), job.output
+    assert "srun ended with exit code 9" in job.output
+
+
+@pytest.mark.parametrize("moment", ["job_start", "before_launch"])
+def test_an_extra_that_fails_before_the_launch_ends_the_job(submit, project, moment):
+    add(project, "bad", f"bad_{moment}() {{ echo 'no such thing'; return 3; }}\n")
+    job = submit(program(project, "print('RESULT')"))
+    assert (job.state, job.exit_code) == ("FAILED", 2), job.output
+    assert f"slurm/submit_multinode.sh: extras/bad: bad_{moment} failed with exit code 3" in job.output
+    assert "no such thing" in job.output and "RESULT" not in job.output
+
+
+def test_without_extras_and_after_their_deletion(submit, project, cluster):
+    """The folder is deleted by hand while a job waits in the queue."""
+    add(project, "one", NOTE.replace("NAME", "one"), 'one_WORD=""\n')
+    name = program(project, "print('RESULT')")
+    typed = ["bash", project / "slurm/submit_multinode.sh", "--hold", "--", name]
+    number = re.search(r"Submitted batch job (\d+)", cluster.run(*typed, cwd=project, env=QUICK).stdout)[1]
+    shutil.rmtree(project / "extras")
+    cluster.run("scontrol", "release", number)
+    for job in (cluster.wait(int(number)), submit(name)):
+        assert (job.state, job.exit_code) == ("COMPLETED", 0) and job.output.count("RESULT") == 2, job.output
+    assert "in the job" not in (project / "log").read_text()
+
+
+def test_a_project_without_extras_starts_no_program_for_them(project):
+    """launch/extras.sh uses builtins alone: its functions work with an empty PATH."""
+    code = f"""PROJECT_DIR='{project}' PATH='' script=x
+    source "$PROJECT_DIR/launch/extras.sh"
+    read_extras; refuse_misplaced_settings
+    for moment in $all_moments; do call_extras "$moment"; done
+    start_beside; end_beside; call_after_launch; leave_extras"""
+    done = subprocess.run(["/bin/bash", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
+
+
+# ---- a command before each rank --------------------------------------------------------------------------------------
+
+PER_NODE = {"torchrun": 1, "spawn": 1, "mpirun": 1, "srun": 2, "mpirun-ranks": 2}
+WRAPPER = '#!/bin/sh\necho "PREFIX $1|$2 $(basename "$3")" >>"$PREFIXES"\nshift\nexec "$@"\n'
+
+
+def test_rank_prefix_with_every_launcher(cluster, tmp_path):
+    """The user's, then those of extras; torchrun and mpirun start it once per node, the others once per rank."""
+    site = tmp_path / "mpi.yaml"
+    launchers = f"launchers: [{', '.join(PER_NODE)}]"
+    site.write_text(re.sub("launchers: .*", launchers, (REPOSITORY / "sites/slurm.yaml").read_text()))
+    project = bake(tmp_path / "a b", **{**ANSWERS, "site": site}, extras="none")
+    for name in ("user's", "extra's"):
+        (project / name).write_text(WRAPPER)
+        (project / name).chmod(0o755)
+    settings = project / "env.sh"
+    own = """RANK_PREFIX=("$PROJECT_DIR/user's" "a b")"""
+    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", lambda _: own, settings.read_text()))
+    add(project, "one", """one_before_launch() { rank_prefix+=("$PROJECT_DIR/extra's" one); }\n""")
+    lines = []
+    for launcher in PER_NODE:
+        log = f"PREFIXES='{project}/{launcher}' LAUNCHER={launcher}"
+        lines.append(f"{log} bash slurm/submit_multinode.sh {program(project, 'pass')}")
+    allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8", "bash", "-ec", "\n".join(lines)]
+    environment = python_environment(**MPIRUN_AS_ROOT, PREFLIGHT="0", NPROC_PER_NODE="2")
+    cluster.run(*allocation, cwd=project, env=environment)
+    for launcher, count in PER_NODE.items():
+        wrapper = "rank.sh" if count == 2 else "torchrun.sh"
+        expected = [f"PREFIX a b|{project}/extra's one"] * 2 * count
+        expected += [f"PREFIX one|{project}/launch/{wrapper} program.py"] * 2 * count
+        assert sorted((project / launcher).read_text().splitlines()) == sorted(expected), launcher
+
+
+# ---- what is refused before the queue --------------------------------------------------------------------------------
+
+ENV_LINE = '\nWORDS="${WORDS:-2}"  # of an older version\n'
+GOOD = "one_job_end() { :; }\n"
+OF_ONE = 'settings_of_extras="WORDS=one COUNT=one"'
+
+
+@pytest.fixture(scope="module")
+def login_node(tmp_path_factory):
+    """A project whose settings WORDS and COUNT are of the extra one, and Slurm's commands; sbatch says Submitted."""
+    folder = tmp_path_factory.mktemp("refused")
+    project = bake(folder / "a b", **ANSWERS, extras="none")
+    script = project / "launch/extras.sh"
+    text, count = re.subn('(?m)^settings_of_extras=".*"$', OF_ONE, script.read_text())
+    assert count == 1
+    script.write_text(text)
+    (folder / "bin").mkdir()
+    for name in ("sbatch", "srun", "scontrol", "sinfo"):
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n[[ {name} != sbatch ]] || echo Submitted\n")
+        (folder / "bin" / name).chmod(0o755)
+    return project, folder / "bin"
+
+
+@pytest.fixture
+def refused(login_node):
+    """Returns refused(**environment) -> what the submit script says, in a project as the test has changed it."""
+    project, tools = login_node
+    before = (project / "env.sh").read_text()
+
+    def run(refused=True, **environment):
+        environment = {**QUICK, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(project), **environment}
+        command = ["bash", "slurm/submit_multinode.sh", "check/hello.py"]
+        done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, "Submitted" in done.stdout) == ((2, False) if refused else (0, True)), done
+        return done.stderr
+
+    run.project = project
+    yield run
+    (project / "env.sh").write_text(before)
+    shutil.rmtree(project / "extras", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "hooks", "settings", "said"),
+    [
+        ("one", GOOD, None, "extras/one has hooks.sh, but no settings.sh: write one, which may be empty"),
+        ("one", "one_job_end() {\n", "", "extras/one/hooks.sh ended with an error, see above"),
+        ("one", "one_job_end() { :; }\nfi\n", "", "extras/one/hooks.sh ended with an error, see above"),
+        ("one", GOOD, "A=$NOSUCH\n", "extras/one/settings.sh ended with an error, see above"),
+        ("one", GOOD, "A='\n", "extras/one/settings.sh ended with an error, see above"),
+        ("one", GOOD, "A=1\r\n", "extras/one/settings.sh has the line ends of Windows"),
+        ("one", "launch() { :; }\n", "", "extras/one/hooks.sh defines launch: the names of its functions begin with"),
+        ("my-own", GOOD, "", "extras/my-own: its functions begin with this name"),
+        ("one", "one_check_settings() { false; }\n", "", "extras/one: one_check_settings failed with exit code 1"),
+        ("one", "one_before_submit() { die 'not here'; }\n", "", "extras/one: one_before_submit ended the script"),
+        ("one", "one_before_submit() { return 4; }\n", "", "extras/one: one_before_submit failed with exit code 4"),
+    ],
+)
+def test_an_extra_that_cannot_work(refused, name, hooks, settings, said):
+    add(refused.project, name, hooks, settings)
+    assert said in refused()
+
+
+def test_a_setting_of_an_extra_that_is_not_here(refused):
+    said = refused(WORDS="2")
+    start = "slurm/submit_multinode.sh: WORDS: extras/one is not in this project. To add it: cookiecutter"
+    assert said.startswith(start)
+    assert " extras=+one (in the folder above the project). WORDS=2 comes from your shell" in said
+    for off in ("", "0", "no"):
+        refused(refused=False, WORDS=off)
+    add(refused.project, "one", GOOD)
+    refused(refused=False, WORDS="2")
+
+
+@pytest.mark.parametrize("line", [ENV_LINE, "\nWORDS=2\n", "\n  export WORDS='2'\n"])
+def test_a_setting_of_an_extra_in_env(refused, line):
+    settings = refused.project / "env.sh"
+    settings.write_text(settings.read_text() + line)
+    said = "WORDS in env.sh: it belongs in extras/one/settings.sh now"
+    assert f"{said}, and extras/one is not in this project. To add it: cookiecutter" in refused()
+    add(refused.project, "one", GOOD, 'WORDS="${WORDS:-0}"\n')
+    assert f"{said}, so move it there" in refused()
+    assert f"{said}, so move it there" in refused(WORDS="3")
+
+
+def test_a_setting_in_env_that_switches_the_extra_off(refused):
+    settings = refused.project / "env.sh"
+    settings.write_text(settings.read_text() + '\nWORDS="${WORDS:-0}"  # none\nCOUNT=""\n')
+    refused(refused=False)
+
+
+def test_a_rank_prefix_in_one_word(refused):
+    settings = refused.project / "env.sh"
+    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", "RANK_PREFIX='nsys profile'", settings.read_text()))
+    assert "RANK_PREFIX='nsys profile': expected a list of words, as in RANK_PREFIX=(numactl" in refused()
