@@ -147,7 +147,7 @@ def test_what_an_extra_may_change(submit, project, cluster):
 def test_an_extra_that_fails_after_a_good_program_changes_nothing(submit, project):
     """Whether it returns a code, reads an unset variable, or fails beside the ranks; the rest of the job goes on."""
     hooks = "bad_beside_launch() { return 5; }\nbad_after_launch() { return 6; }\n"
-    add(project, "bad", hooks + 'bad_job_end() { echo "$nosuch"; }\n')
+    add(project, "bad", hooks + 'bad_job_end() { echo "unset: $nosuch"; return 7; }\n')
     add(project, "worse", "worse_after_launch() { code=x outcome=again; }\n")
     job = submit(program(project, "import time; time.sleep(1)\n"))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
@@ -156,16 +156,18 @@ def test_an_extra_that_fails_after_a_good_program_changes_nothing(submit, projec
         "extras/bad: bad_after_launch failed with exit code 6; the job goes on",
         "an extra has set code='x': expected an exit code",
         "an extra has set outcome='again': expected restart, requeue or end",
-        "extras/bad: bad_job_end ended the script; the exit code of the job is that of the ranks, 0",
+        "unset: \n",
+        "extras/bad: bad_job_end failed with exit code 7; the job goes on",
     ):
         assert said in job.output, job.output
 
 
-def test_an_extra_that_ends_the_script_leaves_the_exit_code_and_the_doctor(submit, project):
-    add(project, "bad", "bad_after_launch() { exit 0; }\n")
-    job = submit(program(project, "sys.exit(9)"))
-    assert (job.state, job.exit_code) == ("FAILED", 9), job.output
-    assert "srun ended with exit code 9" in job.output
+@pytest.mark.parametrize(("program_s", "extra_s"), [(9, 0), (0, 9)])
+def test_an_extra_that_calls_exit_leaves_the_exit_code(submit, project, program_s, extra_s):
+    add(project, "bad", f"bad_after_launch() {{ exit {extra_s}; }}\n")
+    job = submit("--nodes=1", "--", program(project, f"sys.exit({program_s})"))
+    assert job.exit_code == program_s, job.output
+    assert "extras/bad: bad_after_launch called exit, which ends the job here" in job.output
 
 
 @pytest.mark.parametrize("moment", ["job_start", "before_launch"])

@@ -152,32 +152,29 @@ call_extras() {
 
 # Calls one function. Arguments: the extra, the moment.
 call_extra() {
-    local failed=0
     called="extras/$1: $1_$2"
-    "$1_$2" || failed=$?
-    if ((failed)); then
-        case $2 in
-            after_launch | job_end) say "$called failed with exit code $failed; the job goes on" ;;
-            *) die "$called failed with exit code $failed" ;;
-        esac
-    fi
+    case $2 in
+        after_launch | job_end)
+            set +u # where the function reads an unset variable, bash would end the script
+            "$1_$2" || say "$called failed with exit code $?; the job goes on"
+            set -u
+            ;;
+        *) "$1_$2" || die "$called failed with exit code $?" ;;
+    esac
     called=''
 }
 
-# Ends what runs beside the ranks, when the script ends: the trap of EXIT calls this function. If a
-# function of an extra has ended the script, by exit or by reading an unset variable, it says so.
-# After the launch it then takes the script's last step itself.
+# Ends what runs beside the ranks, when the script ends: the trap of EXIT calls this function. It says
+# if a function of an extra has ended the script. After the launch the exit code stays that of the
+# ranks.
 leave_extras() {
     local exit_code=$? function=$called
     called=''
     end_beside
-    [[ -n $function ]] || return 0
     case $function in
+        '') ;;
         *_after_launch | *_job_end)
-            say "$function ended the script; the exit code of the job is that of the ranks, $code"
-            #? if kind == "slurm"
-            requeue_or_explain "$code"
-            #? endif
+            say "$function called exit, which ends the job here, with the exit code of the ranks"
             exit "$code"
             ;;
         *) ((exit_code == 0)) || echo "$script: $function ended the script" >&2 ;;
