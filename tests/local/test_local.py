@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,3 +247,48 @@ def test_a_module_of_a_copy(run, tmp_path):
 def test_wrong_settings_of_a_copy(run, settings, says):
     done = run("check/hello.py", **settings)
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(says)
+
+
+# ---- extras, and a command before each "node" ------------------------------------------------------------------------
+
+MOMENTS = ("check_settings", "before_launch", "after_launch", "job_end")
+BESIDE = "one_beside_launch() { trap 'echo CALL beside_ended; exit' TERM; while :; do sleep 1000 & wait; done; }\n"
+PREFIX = """one_before_launch() { echo CALL before_launch; rank_prefix+=(env "SEEN=$SEEN $ONE_WORD"); }\n"""
+
+
+@pytest.fixture
+def own_project(project, tmp_path):
+    """The project, with the extra `one` and a command before each node, and as it was after the test."""
+    settings, folder = project / "env.sh", project / "extras/one"
+    before = settings.read_text()
+    settings.write_text(before.replace("RANK_PREFIX=()", 'RANK_PREFIX=(env "SEEN=a b")'))
+    folder.mkdir(parents=True)
+    (folder / "settings.sh").write_text('ONE_WORD="${ONE_WORD:-default}"\nSEEN="a b"\n')
+    yield project
+    settings.write_text(before)
+    shutil.rmtree(folder)
+
+
+def test_moments_and_the_order_of_what_stands_before_the_launcher(run, own_project, tmp_path):
+    calls = "".join(f"one_{moment}() {{ echo CALL {moment}; }}\n" for moment in MOMENTS)
+    (own_project / "extras/one/hooks.sh").write_text(calls + PREFIX + BESIDE)
+    (tmp_path / "show.py").write_text("import os, sys\nsys.stdout.write('SEEN ' + os.environ['SEEN'] + '\\n')\n")
+    done = run("show.py", NNODES="2", NPROC_PER_NODE="1", ONE_WORD="chosen")
+    assert done.returncode == 0, done.stderr
+    expected = ["check_settings", "before_launch", "beside_ended", "after_launch", "job_end"]
+    assert re.findall(r"CALL (\w+)", done.stdout) == expected
+    assert done.stdout.count("SEEN a b chosen\n") == 2  # the extra's is the inner one
+
+
+@pytest.mark.parametrize(
+    ("hooks", "says"),
+    [
+        ("one_before_submit() { :; }", "but this kind of project has no moment before_submit. It has: check_settings "),
+        ("choose_nodes() { :; }", "extras/one/hooks.sh defines choose_nodes: the names of its functions begin with"),
+        ("one_check_settings() { return 3; }", "extras/one: one_check_settings failed with exit code 3"),
+    ],
+)
+def test_an_extra_that_this_kind_cannot_have(run, own_project, hooks, says):
+    (own_project / "extras/one/hooks.sh").write_text(hooks)
+    done = run("check/hello.py")
+    assert done.returncode == 2 and says in done.stderr, done

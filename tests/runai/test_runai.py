@@ -625,3 +625,33 @@ def test_pods_run_a_copy_and_say_which_code_it_was(tmp_path, tmp_path_factory):
         assert run["code"]["snapshots"] == [str(Path(inside).parent)] and run["project"] == f"{mounted}/demo"
         assert run["program"] == [f"{inside}/program.py", "a b"]
         assert run["image"]["name"] == IMAGE and len(run["nodes"]) == 2 and run["torch"]
+
+
+MOMENTS = ("check_settings", "job_start", "before_launch", "beside_launch", "after_launch", "job_end")
+SEEN = "import os, sys\nopen(f\"seen{os.environ['RANK']}\", 'w').write('|'.join([os.environ['SEEN'], *sys.argv[1:]]))\n"
+
+
+def test_the_moments_of_each_pod(tmp_path):
+    """The user's command before the launcher, then the extra's; an argument; a failure that changes nothing."""
+    with Site(tmp_path) as site:
+        site.without_torchrun()
+        settings = site.project / "env.sh"
+        settings.write_text(settings.read_text().replace("RANK_PREFIX=()", 'RANK_PREFIX=(env "SEEN=a b")'))
+        folder = site.project / "extras/one"
+        folder.mkdir(parents=True)
+        (folder / "settings.sh").write_text('ONE_WORD="${ONE_WORD:-default}"\n')
+        does = {
+            "job_start": 'arguments+=("c d")',
+            "before_launch": 'rank_prefix+=(sh -c \'SEEN="$SEEN $0" exec "$@"\' "$ONE_WORD")',
+            "beside_launch": "while sleep 1000; do :; done",
+            "after_launch": "return 3",
+        }
+        lines = [f"one_{moment}() {{ echo CALL {moment}; {does.get(moment, ':')}; }}\n" for moment in MOMENTS]
+        (folder / "hooks.sh").write_text("".join(lines))
+        job = site.run(site.program(SEEN), ONE_WORD="mine")
+        succeeded(job)
+        for rank, output in enumerate(job.outputs.values()):
+            calls = re.findall(r"CALL (\w+)", output)
+            assert calls == ["job_start", "check_settings", *MOMENTS[2:]], output
+            assert "extras/one: one_after_launch failed with exit code 3; the job goes on" in output
+            assert (site.project / f"seen{rank}").read_text() == "a b mine|c d"

@@ -442,7 +442,14 @@ def test_the_commands_of_the_documents_are_ones_of_the_client(site, tmp_path):
 def test_what_is_submitted_from_macos_needs_no_more_than_bash_3(project):
     """Which is not at hand in tests: these are what later versions brought."""
     newer = r"\b(mapfile|readarray|declare -[Ang]|coproc|wait -n)\b|\$\{\w+(,|\^|@\w)|\[\[ -v |&>>|\|&|local -[An]"
-    files = ("env.sh", "launch/program.sh", "runai/lib.sh", "runai/submit_multinode.sh", "runai/interactive.sh")
+    files = (
+        "env.sh",
+        "launch/program.sh",
+        "launch/extras.sh",
+        "runai/lib.sh",
+        "runai/submit_multinode.sh",
+        "runai/interactive.sh",
+    )
     for file in files:
         assert not re.search(newer, (project / file).read_text()), file
 
@@ -564,3 +571,34 @@ def test_copies_that_pods_could_not_see_are_refused(settings, says, on_volume):
     done = script(on_volume, "--dry-run", "check/hello.py", **own)
     assert (done.returncode, done.stdout) == (2, "") and done.stderr == f"runai/submit_multinode.sh: {says}\n"
     assert not list(on_volume.glob("logs/snapshots/*"))
+
+
+# ---- extras ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_extra_may_change_before_the_submission(tmp_path):
+    """Its setting of the calling shell reaches the pods, too."""
+    project = bake(tmp_path, site="rcp", account="mlo-jdoe", extras="none")
+    folder = project / "extras/one"
+    folder.mkdir(parents=True)
+    (folder / "settings.sh").write_text('ONE_WORD="${ONE_WORD:-default}"\nONE_OTHER="${ONE_OTHER:-2}"\n')
+    added = 'pod_variables+=(FROM="$ONE_WORD") program+=(added) RUNAI_OPTIONS+=(--node-type=x)'
+    (folder / "hooks.sh").write_text(f"one_before_submit() {{ {added}; }}\n")
+    made = command(project, "v2", "pi/pi.py", ONE_WORD="mine")
+    assert {"FROM=mine", "ONE_WORD=mine"} <= set(made["options"]["environment-variable"]), made
+    assert not [word for word in made["options"]["environment-variable"] if word.startswith("ONE_OTHER")]
+    assert made["words"][-2:] == [f"{ON_VOLUME['POD_PROJECT_DIR']}/pi/pi.py", "added"]
+    (folder / "hooks.sh").write_text("choose_nodes() { :; }\n")
+    done = script(project, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2")
+    assert done.returncode == 2
+    assert "extras/one/hooks.sh defines choose_nodes: the names of its functions begin with one_. This" in done.stderr
+
+
+def test_a_setting_of_an_extra_that_is_not_here(tmp_path):
+    project = bake(tmp_path, site="rcp", account="mlo-jdoe", extras="none")
+    script_of_extras = project / "launch/extras.sh"
+    line = 'settings_of_extras="WORDS=one"'
+    script_of_extras.write_text(re.sub('(?m)^settings_of_extras=".*"$', line, script_of_extras.read_text()))
+    done = script(project, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", WORDS="3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("runai/submit_multinode.sh: WORDS: extras/one is not in this project. To add it: ")

@@ -68,6 +68,7 @@ def test_every_launcher_with_every_runtime(
     here.mkdir()
     there.mkdir()
     (there / "own.py").write_text(OWN_PROGRAM)
+    stand_before_launchers(project, there / "prefix.sh")
     command = ["bash", project / "slurm/submit_multinode.sh", there / "own.py", *ARGUMENTS]
     for launcher in launchers:
         allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
@@ -83,9 +84,32 @@ def test_every_launcher_with_every_runtime(
         inside = runtime if runtime not in ("none", "venv") else "host"
         found = sorted(re.findall(r"RESULT (.*)", done.stdout))
         assert found == ["|".join([str(rank), "4", "6", inside, str(here), *ARGUMENTS]) for rank in range(4)], launcher
+        wrapper, count = ("rank.sh", 4) if launcher in ("srun", "mpirun-ranks") else ("torchrun.sh", 2)
+        expected = [f"{inside}|a b|{project}/launch/{wrapper}"] * count
+        assert re.findall(r"PREFIX (.*)", done.stdout) == expected, done.stdout
         (requeue,) = project.glob("logs/latest/requeue")  # a program reaches what it may ask by, wherever it runs
         requeue.unlink()
         matrix[runtime, launcher] = "real" if runtime in REAL else "stand-in"
+
+
+# What a user may write before each launcher; it says whether it runs in the container.
+PREFIX = """\
+#!/bin/sh
+inside=${STAND_IN_RUNTIME:-host}
+[ ! -e /.singularity.d ] || inside=apptainer
+echo "PREFIX $inside|$1|$2"
+shift
+exec "$@"
+"""
+
+
+def stand_before_launchers(project, script):
+    """Write PREFIX into a file, and have env.sh of a project name it in RANK_PREFIX."""
+    script.write_text(PREFIX)
+    script.chmod(0o755)
+    text = (project / "env.sh").read_text()
+    assert text.count("\nRANK_PREFIX=()\n") == 1
+    (project / "env.sh").write_text(text.replace("\nRANK_PREFIX=()\n", f'\nRANK_PREFIX=("{script}" "a b")\n'))
 
 
 # Of torchrun what counts here: it starts the ranks, and tells them which they are. It lies in the current folder, where
