@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake
@@ -177,6 +178,21 @@ def test_an_extra_that_fails_before_the_launch_ends_the_job(submit, project, mom
     assert (job.state, job.exit_code) == ("FAILED", 2), job.output
     assert f"slurm/submit_multinode.sh: extras/bad: bad_{moment} failed with exit code 3" in job.output
     assert "no such thing" in job.output and "RESULT" not in job.output
+
+
+def test_the_example_of_the_documents(submit, project):
+    """Pasted as it stands: it looks once a second, at both nodes."""
+    page = (REPOSITORY / "docs/your-own-extra.md").read_text()
+    files = re.findall(r"^`(extras/\S+)`:\n\n```bash\n(.*?)^```$", page, re.M | re.S)
+    assert [Path(name).name for name, _ in files] == ["settings.sh", "hooks.sh", "look.sh"]
+    for name, text in files:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    job = submit(program(project, "import time; time.sleep(4)"), MEMORY_EVERY="1")
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    assert re.search(r"least free memory: \d+\.\d GiB on node[12]\n", job.output), job.output
+    notes = (project / f"logs/{job.id}.0/memory.txt").read_text()
+    assert {"node1", "node2"} <= set(notes.split()), notes
 
 
 def test_without_extras_and_after_their_deletion(submit, project, cluster):

@@ -90,11 +90,15 @@ def test_the_template_s_documents_name_what_it_has(document):
     targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
     sources = "\n".join(path.read_text() for path in Path(TEMPLATE).rglob("*.sh"))
-    assert {name for name in variables_of(text) if name not in sources} - {"PIP_ARGS", "GPU_ARGS"} == set()
+    assert {name for name in variables_of(text) if name not in sources} - {
+        "PIP_ARGS",
+        "GPU_ARGS",
+        "MEMORY_EVERY",
+    } == set()
 
 
-# A placeholder, and a file that CONTRIBUTING.md adds.
-EXAMPLES = {"sites/lab.yaml", "sites/NAME.yaml"}
+# A placeholder, a file that CONTRIBUTING.md adds, and those of an extra that a page has the reader write.
+EXAMPLES = {"sites/lab.yaml", "sites/NAME.yaml", *(f"extras/memory/{n}.sh" for n in ("settings", "hooks", "look"))}
 
 
 def test_the_template_s_placeholder_cannot_be_run_as_pasted(tmp_path):
