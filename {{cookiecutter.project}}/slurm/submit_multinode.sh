@@ -113,7 +113,7 @@ read_arguments "$@" # program, arguments; words: both, as typed; the options of 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
     job_script=${BASH_SOURCE[0]}
     check_submission "$job_script" # refuses what would fail after hours in the queue
-    call_extras before_submit      # may change sbatch_options, job_script, typed
+    call_extras before_submit >&2  # may change sbatch_options, job_script, typed
     submit "$job_script"           # calls sbatch and ends: the job takes the steps below
 fi
 
