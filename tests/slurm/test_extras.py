@@ -219,6 +219,22 @@ def test_a_project_without_extras_starts_no_program_for_them(project):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
 
 
+def test_a_folder_that_an_extra_mounts_in_the_container(tmp_path):
+    project = bake(tmp_path / "a b", site="slurm", runtime="apptainer", image="/image.sif", extras="none")
+    (tmp_path / "image.sif").touch()
+    for name in ("apptainer", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    add(project, "one", f"one_job_start() {{ container_folders+=('{tmp_path}/more'); }}\n")
+    (tmp_path / "more").mkdir()
+    code = f"""export PROJECT_DIR='{project}' && cd "$PROJECT_DIR" && source slurm/lib.sh slurm/x.sh || exit
+    read_extras; read_arguments check/hello.py; call_extras job_start; set_up_run
+    printf '%s\\n' "${{CONTAINER_EXEC[@]}}" "${{CONTAINER_FOLDERS[@]}}" """
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "IMAGE": f"{tmp_path}/image.sif", "HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and f"{tmp_path}/more" in done.stdout.splitlines(), done
+
+
 # ---- a command before each rank --------------------------------------------------------------------------------------
 
 PER_NODE = {"torchrun": 1, "spawn": 1, "mpirun": 1, "srun": 2, "mpirun-ranks": 2}
