@@ -107,6 +107,7 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 unset_stale_variables
 read_extras         # extras/*/: their functions take part at the moments that call_extras names
+# shellcheck disable=SC2034 # slurm/lib.sh reads them
 program='' words=()
 read_arguments "$@" # program, arguments; words: both, as typed; the options of sbatch
 
