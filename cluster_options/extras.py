@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 
+from .checks import check_word
 from .runtimes import KINDS
 from .sites import site_facts
 from .wording import choose_from, did_you_mean
@@ -59,6 +60,11 @@ def extra_settings(answers) -> dict[str, str]:
         if os.path.exists(path):
             settings |= dict.fromkeys(SETTING.findall(Path(path).read_text()), name)
     return settings
+
+
+def check_extras_text(question, value):
+    """Yield what a shell would not take literally. Spaces are left to check_extras(), which says the right form."""
+    yield from check_word(question, value.replace(" ", ""))
 
 
 def check_extras(given, facts):
