@@ -62,13 +62,14 @@ def test_the_table_is_the_same_whatever_was_chosen(site, tmp_path):
         ("slurm", "notebok", "extra 'notebok' is not known (did you mean notebook?); choose one of none, all, "),
         ("local", "notebook", "extra 'notebook' is for Slurm, but this machine has no scheduler; leave it out"),
         ("slurm", "scaling,scaling", "extras 'scaling,scaling' has a name twice; write extras=scaling"),
-        ("slurm", "scaling, notebook", "extras 'scaling, notebook' has spaces or a comma too many; "
-         "write extras=scaling,notebook"),
+        ("slurm", "scaling, notebook", "without spaces; write extras=scaling,notebook"),
         ("slurm", "scaling,", "write extras=scaling"),
         ("slurm", " all", "write extras=all"),
+        ("slurm", " +scaling", "write extras=+scaling"),
+        ("slurm", "scaling notebook", "write extras=scaling,notebook"),
         ("slurm", "all,notebook", "extras 'all,notebook': all and none stand alone; answer none, all, or names with"),
-        ("slurm", "", "extras '' names none; answer none, all, or names with commas, as in "),
-        ("slurm", "+", "extras '+' names none; "),
+        ("slurm", "", "extras '' has no name in it; answer none, all, or names with commas, as in "),
+        ("slurm", "+", "extras '+' has no name in it; "),
         ("slurm", "+none", "extras '+none' adds nothing; name extras, as in +"),
     ],
 )  # fmt: skip
