@@ -1,14 +1,11 @@
 """The extras: folders extras/NAME of a written project, which a user chooses or does without.
 
-EXTRAS is the one table. The prompt, the rule, the table in README.md and the choice of files follow from it.
+The prompt, the rule, the table in README.md and the choice of files follow from EXTRAS.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-
+from .checks import check_word
 from .runtimes import KINDS
 from .sites import site_facts
 from .wording import choose_from, did_you_mean
@@ -21,10 +18,9 @@ EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
     ),
     "trackers": (("slurm",), "offline runs of W&B and MLflow are sent on from a login node"),
 }
-NEEDS_EXAMPLES = {"scaling": "benchmark/all_reduce.py"}  # by name: what examples=no leaves out, and the extra runs
-ADDING = "+"  # extras=+watch writes the folder of watch into a project that the template has written, and nothing else
-SETTING = re.compile(r"(?m)^(?:export )?([A-Z][A-Z0-9_]*)=")
-FOLDER = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "extras"
+# Extras that a project with examples=no cannot have: each runs a program that it leaves out.
+NEEDS_EXAMPLES = {"scaling": "benchmark/all_reduce.py"}
+ADDING = "+"  # extras=+notebook writes extras/notebook/ into a project that the template has written, and nothing else
 
 
 def extras_at(kind: str) -> dict[str, str]:
@@ -51,40 +47,38 @@ def is_adding(answers) -> bool:
     return answers["extras"].startswith(ADDING)
 
 
-def extra_settings(answers) -> dict[str, str]:
-    """Return the settings of all extras that the site can have, each with the name of its extra."""
-    settings = {}
-    for name in extras_of(answers):
-        path = os.path.join(FOLDER, name, "settings.sh")
-        if os.path.exists(path):
-            settings |= dict.fromkeys(SETTING.findall(Path(path).read_text()), name)
-    return settings
+def check_extras_text(question, value):
+    """Yield what a shell would not take literally. Spaces are left to check_extras(), which says the right form."""
+    yield from check_word(question, value.replace(" ", ""))
 
 
 def check_extras(given, facts):
-    """Yield that the answer names no extras, in another form than NAME,NAME, or some that the site cannot have."""
-    answer, there = given["extras"], extras_at(facts["kind"])
-    names = answer.strip().removeprefix(ADDING).replace(",", " ").split()
-    form = "answer none, all, or names with commas"
-    once = list(dict.fromkeys(names))
-    right = ADDING * answer.startswith(ADDING) + ",".join(once)
+    """Yield what is wrong with the answer: its form, an unknown name, an extra that this project cannot have."""
+    answer, possible = given["extras"], extras_of(given)
+    prefix = ADDING if answer.strip().startswith(ADDING) else ""
+    typed = answer.strip().removeprefix(ADDING).replace(",", " ").split()
+    names = list(dict.fromkeys(typed))
+    right_form = prefix + ",".join(names)
+    example = prefix + ",".join(list(possible)[:2])
     if not names:
-        yield f"extras {answer!r} names none; {form}, as in {','.join(list(there)[:2])}"
-    elif len(once) > 1 and {"all", "none"} & {*once}:
-        yield f"extras {answer!r}: all and none stand alone; {form}"
-    elif right != answer:
-        fault = "has a name twice" if once != names else "has spaces or a comma too many"
-        yield f"extras {answer!r} {fault}; write extras={right}"
-    elif right == f"{ADDING}none":
-        yield f"extras {answer!r} adds nothing; name extras, as in {ADDING}{','.join(list(there)[:2])}"
-    for name in once if once not in (["all"], ["none"]) else []:
-        if name in NEEDS_EXAMPLES and name in there and given["examples"] == "no":
-            yield f"extra {name!r} runs {NEEDS_EXAMPLES[name]}, which examples=no leaves out; leave the extra out, too"
-        if name in {"all", "none", *there}:
-            continue
-        if name in EXTRAS:
-            others = " or ".join(KINDS[kind]["name"] for kind in EXTRAS[name][0])
-            own = KINDS[facts["kind"]]["name"]
-            yield f"extra {name!r} is for {others}, but {facts['title']} has {own}; leave it out"
-        else:
-            yield f"extra {name!r} is not known{did_you_mean(name, there)}; {choose_from(['none', 'all', *there])}"
+        yield f"extras {answer!r} has no name in it; answer none, all, or names with commas, as in {example}"
+    elif len(names) > 1 and {"all", "none"} & {*names}:
+        yield f"extras {answer!r}: all and none stand alone; answer none, all, or names with commas"
+    elif right_form != answer:
+        fault = "has a name twice" if names != typed else "is not written as names with commas, without spaces"
+        yield f"extras {answer!r} {fault}; write extras={right_form}"
+    elif answer == f"{ADDING}none":
+        yield f"extras {answer!r} adds nothing; name extras, as in {example}"
+    for name in names:
+        if name not in {"all", "none", *possible}:
+            yield why_not(name, possible, facts)
+
+
+def why_not(name: str, possible: dict, facts: dict) -> str:
+    """Return why a project cannot have an extra of this name."""
+    if name not in EXTRAS:
+        return f"extra {name!r} is not known{did_you_mean(name, possible)}; {choose_from(['none', 'all', *possible])}"
+    if name in extras_at(facts["kind"]):
+        return f"extra {name!r} runs {NEEDS_EXAMPLES[name]}, which examples=no leaves out; leave the extra out, too"
+    others = " or ".join(KINDS[kind]["name"] for kind in EXTRAS[name][0])
+    return f"extra {name!r} is for {others}, but {facts['title']} has {KINDS[facts['kind']]['name']}; leave it out"

@@ -23,7 +23,7 @@ from .checks import (
     check_word,
     check_words_in_quotes,
 )
-from .extras import EXTRAS, check_extras
+from .extras import EXTRAS, check_extras, check_extras_text
 from .runtimes import KINDS, RUNTIMES, VENDOR_IMAGES, image_fits
 from .schema import CONTAINER_DEFAULTS
 
@@ -162,6 +162,7 @@ QUESTIONS = (
         f"commas, of {', '.join(f'`{name}`' for name in EXTRAS)}. [What they are, and how to add one later](extras.md)",
         check=check_extras,
         default="all",
+        check_text=check_extras_text,
     ),
 )
 QUESTION_NAMES = tuple(question.name for question in QUESTIONS)

@@ -131,11 +131,12 @@ def test_each_row_of_the_table_of_files_names_a_file():
 
 
 def joined_in_markdown(text):
-    """Return headings, tables, blocks of code and bold beginnings that lack the blank line before them."""
+    """Return what lacks the blank line before it: headings, tables, code, bold beginnings, text after a table."""
     blocks = re.split(r"^(```.*?^```)$", text, flags=re.DOTALL | re.MULTILINE)
     joined = [code for before, code in zip(blocks[::2], blocks[1::2]) if not before.endswith("\n\n")]
     for prose in blocks[::2]:
         joined += re.findall(r"[^\n]\n(?:#+ .*|\|---.*\n[^|].*|\*\*.*)", prose)
+        joined += re.findall(r"(?m)^\|.*\n[^|\n].*", prose)
     return joined
 
 

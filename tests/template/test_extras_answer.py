@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, bake, cookiecutter, page
 
-from cluster_options import extras
 from cluster_options.answers import problems
 from cluster_options.extras import EXTRAS, extras_at
 from cluster_options.sites import site_facts
@@ -62,13 +61,14 @@ def test_the_table_is_the_same_whatever_was_chosen(site, tmp_path):
         ("slurm", "notebok", "extra 'notebok' is not known (did you mean notebook?); choose one of none, all, "),
         ("local", "notebook", "extra 'notebook' is for Slurm, but this machine has no scheduler; leave it out"),
         ("slurm", "scaling,scaling", "extras 'scaling,scaling' has a name twice; write extras=scaling"),
-        ("slurm", "scaling, notebook", "extras 'scaling, notebook' has spaces or a comma too many; "
-         "write extras=scaling,notebook"),
+        ("slurm", "scaling, notebook", "without spaces; write extras=scaling,notebook"),
         ("slurm", "scaling,", "write extras=scaling"),
         ("slurm", " all", "write extras=all"),
+        ("slurm", " +scaling", "write extras=+scaling"),
+        ("slurm", "scaling notebook", "write extras=scaling,notebook"),
         ("slurm", "all,notebook", "extras 'all,notebook': all and none stand alone; answer none, all, or names with"),
-        ("slurm", "", "extras '' names none; answer none, all, or names with commas, as in "),
-        ("slurm", "+", "extras '+' names none; "),
+        ("slurm", "", "extras '' has no name in it; answer none, all, or names with commas, as in "),
+        ("slurm", "+", "extras '+' has no name in it; "),
         ("slurm", "+none", "extras '+none' adds nothing; name extras, as in +"),
     ],
 )  # fmt: skip
@@ -180,11 +180,3 @@ def test_the_pages_read_the_extras_from_the_folders_that_are_there(tmp_path):
     assert shown.endswith("extras=scaling\n")
     shutil.rmtree(project / "extras")
     assert subprocess.check_output(["bash", project / "launch/extras.sh"], text=True) == "none\n"
-
-
-def test_settings_are_read_from_the_extras_own_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(extras, "FOLDER", tmp_path)
-    (tmp_path / "notebook").mkdir()
-    (tmp_path / "notebook/settings.sh").write_text('# NOT=one\nLAB="${LAB:-1}"\nexport PORT="${PORT:-8888}"\n')
-    assert extras.extra_settings({"site": "slurm", "examples": "yes"}) == {"LAB": "notebook", "PORT": "notebook"}
-    assert extras.extra_settings({"site": "local", "examples": "yes"}) == {}

@@ -30,9 +30,9 @@ read_settings() {
     local name given
     given=$(compgen -e) # the names of your environment, before env.sh adds its own
     refuse_windows_line_ends "$PROJECT_DIR/env.sh"
-    refuse_misplaced_settings
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
+    refuse_misplaced_settings
     pod_variables=()
     for name in "${FORWARD[@]}" $(settings_of_hooks); do
         ! grep -qx "$name" <<<"$given" || pod_variables+=("$name=${!name}")

@@ -36,9 +36,9 @@ call_extras job_start # may change arguments
 
 rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
 cd "$(edited_project)" || exit # with SNAPSHOT=1 PROJECT_DIR is a copy
-refuse_misplaced_settings # of extras
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
+refuse_misplaced_settings # of extras
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
 set_up_software || exit

@@ -213,9 +213,9 @@ note_end_of_sweep() {
 # check_settings sets.
 set_up_run() {
     refuse_windows_line_ends "$PROJECT_DIR/env.sh"
-    refuse_misplaced_settings
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
+    refuse_misplaced_settings
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
     #? if container

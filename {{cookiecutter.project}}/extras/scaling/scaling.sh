@@ -40,7 +40,11 @@ source "$PROJECT_DIR/launch/program.sh" extras/scaling/scaling.sh # die and othe
 set -euo pipefail
 cd "$PROJECT_DIR"
 
-failed=() # numbers of nodes whose run failed, or could not be submitted
+#? if kind == "local"
+failed=() # numbers of nodes whose run failed
+#? else
+failed=() # numbers of nodes for which no job could be submitted
+#? endif
 
 # Sets counts to the numbers of nodes, flags to the options of all_reduce.py, and folder to that of
 #? if kind == "slurm"
@@ -140,7 +144,7 @@ find_earlier_jobs() {
     local file job
     before=''
     for file in "$folder"/*.job; do
-        if [[ -n $chain && -f $file ]]; then
+        if [[ -n $chain && -s $file ]]; then # an interrupted call may leave an empty one
             job=$(<"$file")
             ! unfinished "$job" || before+=:$job
         fi

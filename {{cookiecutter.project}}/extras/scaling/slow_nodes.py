@@ -14,7 +14,8 @@ A node is slow if its bandwidth is below both of these:
 
 - Tukey's inner fence: 1.5 interquartile ranges below the lower quartile of the nodes
   (https://www.itl.nist.gov/div898/handbook/prc/section1/prc16.htm)
-- MARGIN below the median node, because the fence alone often names a node where all are well
+- MARGIN below the median node, because the fence alone often names a node where all are well. Of fewer nodes than
+  FEW_NODES, WIDE_MARGIN
 
 So at most a quarter of the nodes can be named. Three nodes are too few for quartiles: there, the margin alone counts.
 Two nodes are one pair, with no other to compare it with. A slow node makes the exit code 1.
@@ -293,7 +294,8 @@ def play(
 def fence(values: list[float], interquartile_ranges: float) -> float:
     """Return the lower quartile less so many interquartile ranges; quartiles between two values are interpolated.
 
-    Three values or fewer have no quartiles that mean anything: the fence is at infinity, and excludes none.
+    Three values or fewer have no quartiles that mean anything. The fence is then at infinity. All values
+    are below it, so the other limit alone decides.
     """
     if len(values) < 4:
         return math.inf
