@@ -74,6 +74,7 @@ GLOBALS = [
     commands.told,
     commands.unless_told,
     extras.chosen_extras,
+    extras.extra_settings,
     extras.extras_of,
     extras.is_adding,
     files.in_container,

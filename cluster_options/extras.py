@@ -5,6 +5,10 @@ The prompt, the rule, the table in README.md and the choice of files follow from
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 from .checks import check_word
 from .runtimes import KINDS
 from .sites import site_facts
@@ -21,6 +25,8 @@ EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
 # Extras that a project with examples=no cannot have: each runs a program that it leaves out.
 NEEDS_EXAMPLES = {"scaling": "benchmark/all_reduce.py"}
 ADDING = "+"  # extras=+notebook writes extras/notebook/ into a project that the template has written, and nothing else
+SETTING = re.compile(r"(?m)^(?:export )?([A-Z][A-Z0-9_]*)=")
+FOLDER = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "extras"
 
 
 def extras_at(kind: str) -> dict[str, str]:
@@ -45,6 +51,16 @@ def chosen_extras(answers) -> list[str]:
 def is_adding(answers) -> bool:
     """Return whether extras are added to a project that the template has written before."""
     return answers["extras"].startswith(ADDING)
+
+
+def extra_settings(answers) -> dict[str, str]:
+    """Return the settings of all extras that the site can have, each with the name of its extra."""
+    settings = {}
+    for name in extras_of(answers):
+        path = os.path.join(FOLDER, name, "settings.sh")
+        if os.path.exists(path):
+            settings |= dict.fromkeys(SETTING.findall(Path(path).read_text()), name)
+    return settings
 
 
 def check_extras_text(question, value):

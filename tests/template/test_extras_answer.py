@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, bake, cookiecutter, page
 
+from cluster_options import extras
 from cluster_options.answers import problems
 from cluster_options.extras import EXTRAS, extras_at
 from cluster_options.sites import site_facts
@@ -180,3 +181,11 @@ def test_the_pages_read_the_extras_from_the_folders_that_are_there(tmp_path):
     assert shown.endswith("extras=scaling\n")
     shutil.rmtree(project / "extras")
     assert subprocess.check_output(["bash", project / "launch/extras.sh"], text=True) == "none\n"
+
+
+def test_settings_are_read_from_the_extras_own_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(extras, "FOLDER", tmp_path)
+    (tmp_path / "notebook").mkdir()
+    (tmp_path / "notebook/settings.sh").write_text('# NOT=one\nLAB="${LAB:-1}"\nexport PORT="${PORT:-8888}"\n')
+    assert extras.extra_settings({"site": "slurm", "examples": "yes"}) == {"LAB": "notebook", "PORT": "notebook"}
+    assert extras.extra_settings({"site": "local", "examples": "yes"}) == {}
