@@ -283,8 +283,8 @@ def test_moments_and_the_order_of_what_stands_before_the_launcher(run, own_proje
 @pytest.mark.parametrize(
     ("hooks", "says"),
     [
-        ("one_before_submit() { :; }", "but this kind of project has no moment before_submit. It has: check_settings "),
-        ("choose_nodes() { :; }", "extras/one/hooks.sh defines choose_nodes: the names of its functions begin with"),
+        ("one_before_submit() { :; }", "a run on one machine has no such moments"),
+        ("one_job_start() { :; }", "a run on one machine has no such moments"),
         ("one_check_settings() { return 3; }", "extras/one: one_check_settings failed with exit code 3"),
     ],
 )

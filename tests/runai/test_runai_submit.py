@@ -588,17 +588,12 @@ def test_what_an_extra_may_change_before_the_submission(tmp_path):
     assert {"FROM=mine", "ONE_WORD=mine"} <= set(made["options"]["environment-variable"]), made
     assert not [word for word in made["options"]["environment-variable"] if word.startswith("ONE_OTHER")]
     assert made["words"][-2:] == [f"{ON_VOLUME['POD_PROJECT_DIR']}/pi/pi.py", "added"]
-    (folder / "hooks.sh").write_text("choose_nodes() { :; }\n")
-    done = script(project, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2")
-    assert done.returncode == 2
-    assert "extras/one/hooks.sh defines choose_nodes: the names of its functions begin with one_. This" in done.stderr
 
 
 def test_a_setting_of_an_extra_that_is_not_here(tmp_path):
     project = bake(tmp_path, site="rcp", account="mlo-jdoe", extras="none")
-    script_of_extras = project / "launch/extras.sh"
-    line = 'settings_of_extras="WORDS=one"'
-    script_of_extras.write_text(re.sub('(?m)^settings_of_extras=".*"$', line, script_of_extras.read_text()))
+    functions = project / "launch/extras.sh"
+    functions.write_text(functions.read_text().replace('local owners=""\n', 'local owners="WORDS=one"\n'))
     done = script(project, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", WORDS="3")
     assert done.returncode == 2
     assert done.stderr.startswith("runai/submit_multinode.sh: WORDS: extras/one is not in this project. To add it: ")

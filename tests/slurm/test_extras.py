@@ -155,8 +155,7 @@ def test_an_extra_that_fails_after_a_good_program_changes_nothing(submit, projec
     for said in (
         "extras/bad: bad_beside_launch failed with exit code 5; the job goes on",
         "extras/bad: bad_after_launch failed with exit code 6; the job goes on",
-        "an extra has set code='x': expected an exit code",
-        "an extra has set outcome='again': expected restart, requeue or end",
+        "an extra has set code='x' outcome='again': expected an exit code, and restart, requeue, end or nothing",
         "unset: \n",
         "extras/bad: bad_job_end failed with exit code 7; the job goes on",
     ):
@@ -213,8 +212,8 @@ def test_a_project_without_extras_starts_no_program_for_them(project):
     code = f"""PROJECT_DIR='{project}' PATH='' script=x
     source "$PROJECT_DIR/launch/extras.sh"
     read_extras; refuse_misplaced_settings
-    for moment in $all_moments; do call_extras "$moment"; done
-    start_beside; end_beside; call_after_launch; leave_extras"""
+    for moment in check_settings before_submit job_start before_launch; do call_extras "$moment"; done
+    start_beside; end_beside; call_after_launch; call_extras job_end; leave_extras"""
     done = subprocess.run(["/bin/bash", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
 
@@ -272,7 +271,6 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
 
 ENV_LINE = '\nWORDS="${WORDS:-2}"  # of an older version\n'
 GOOD = "one_job_end() { :; }\n"
-OF_ONE = 'settings_of_extras="WORDS=one COUNT=one"'
 
 
 @pytest.fixture(scope="module")
@@ -281,9 +279,9 @@ def login_node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     project = bake(folder / "a b", **ANSWERS, extras="none")
     script = project / "launch/extras.sh"
-    text, count = re.subn('(?m)^settings_of_extras=".*"$', OF_ONE, script.read_text())
-    assert count == 1
-    script.write_text(text)
+    text = script.read_text()
+    assert text.count('local owners=""\n') == 1
+    script.write_text(text.replace('local owners=""\n', 'local owners="WORDS=one COUNT=one"\n'))
     (folder / "bin").mkdir()
     for name in ("sbatch", "srun", "scontrol", "sinfo"):
         (folder / "bin" / name).write_text(f"#!/bin/bash\n[[ {name} != sbatch ]] || echo Submitted\n")
@@ -319,7 +317,6 @@ def refused(login_node):
         ("one", GOOD, "A=$NOSUCH\n", "extras/one/settings.sh ended with an error, see above"),
         ("one", GOOD, "A='\n", "extras/one/settings.sh ended with an error, see above"),
         ("one", GOOD, "A=1\r\n", "extras/one/settings.sh has the line ends of Windows"),
-        ("one", "launch() { :; }\n", "", "extras/one/hooks.sh defines launch: the names of its functions begin with"),
         ("my-own", GOOD, "", "extras/my-own: its functions begin with this name"),
         ("one", "one_check_settings() { false; }\n", "", "extras/one: one_check_settings failed with exit code 1"),
         ("one", "one_before_submit() { die 'not here'; }\n", "", "extras/one: one_before_submit ended the script"),

@@ -54,7 +54,9 @@ srun_options=()      # further options of srun, from extras
 rank_prefix=()       # the words before the launcher: RANK_PREFIX, then those of extras
 beside=()            # processes beside the ranks
 code=0               # exit code of the ranks
+#? if kind == "slurm"
 outcome=''           # what an extra wants after they have ended
+#? endif
 
 # Reads settings.sh and hooks.sh of each extra, in the order of names. Sets extras.
 read_extras() {
@@ -117,6 +119,7 @@ call_extra() {
     called=''
 }
 
+#? if kind == "slurm"
 # Calls the functions of after_launch. They may change code, and set outcome if that is empty.
 call_after_launch() {
     local code_of_ranks=$code
@@ -128,6 +131,17 @@ call_after_launch() {
         code=$code_of_ranks outcome=''
     fi
 }
+#? else
+# Calls the functions of after_launch, which may change code.
+call_after_launch() {
+    local code_of_ranks=$code
+    call_extras after_launch
+    if [[ ! $code =~ ^[0-9]+$ ]]; then
+        say "an extra has set code='$code': expected an exit code; the job goes on without that"
+        code=$code_of_ranks
+    fi
+}
+#? endif
 
 # Starts the functions of beside_launch, each in a process group of its own. Sets beside.
 start_beside() {
