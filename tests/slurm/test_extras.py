@@ -155,7 +155,8 @@ def test_an_extra_that_fails_after_a_good_program_changes_nothing(submit, projec
     for said in (
         "extras/bad: bad_beside_launch failed with exit code 5; the job goes on",
         "extras/bad: bad_after_launch failed with exit code 6; the job goes on",
-        "an extra has set code='x' outcome='again': expected an exit code, and restart, requeue, end or nothing",
+        "an extra has set code='x': expected an exit code; the job goes on without that",
+        "an extra has set outcome='again': expected restart, requeue or end; the job goes on without that",
         "unset: \n",
         "extras/bad: bad_job_end failed with exit code 7; the job goes on",
     ):
@@ -179,19 +180,32 @@ def test_an_extra_that_fails_before_the_launch_ends_the_job(submit, project, mom
     assert "no such thing" in job.output and "RESULT" not in job.output
 
 
-def test_the_example_of_the_documents(submit, project):
-    """Pasted as it stands: it looks once a second, at both nodes."""
+NSYS = """#!/bin/sh
+echo "NSYS on $SLURMD_NODENAME: $1 $2"
+shift 2
+exec "$@"
+"""
+
+
+def test_the_examples_of_the_documents(submit, project, cluster):
+    """Pasted as they stand: one looks once a second, at both nodes; nsys is a stand-in that runs what it is given."""
     page = (REPOSITORY / "docs/your-own-extra.md").read_text()
-    files = re.findall(r"^`(extras/\S+)`:\n\n```bash\n(.*?)^```$", page, re.M | re.S)
-    assert [Path(name).name for name, _ in files] == ["settings.sh", "hooks.sh", "look.sh"]
-    for name, text in files:
+    files = dict(re.findall(r"^`(extras/\S+)`[^\n]*:\n\n```bash\n(.*?)^```$", page, re.M | re.S))
+    assert [Path(name).name for name in files] == ["settings.sh", "hooks.sh", "look.sh", "on_first_node.sh"]
+    (function,) = re.findall(r"^profile_before_launch.*?^}$", page, re.M | re.S)
+    files |= {"extras/profile/hooks.sh": function + "\n", "extras/profile/settings.sh": "", "bin/nsys": NSYS}
+    for name, text in files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
-    job = submit(program(project, "import time; time.sleep(4)"), MEMORY_EVERY="1")
+        (project / name).chmod(0o755)
+    path = f"{project}/bin:{QUICK.get('PATH', os.environ['PATH'])}"
+    job = submit(program(project, "import time; time.sleep(4)"), MEMORY_EVERY="1", PATH=path)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert re.search(r"least free memory: \d+\.\d GiB on node[12]\n", job.output), job.output
     notes = (project / f"logs/{job.id}.0/memory.txt").read_text()
     assert {"node1", "node2"} <= set(notes.split()), notes
+    expected = f"NSYS on {job.nodes[0]}: profile --output={project}/logs/{job.id}.0/%h\n"
+    assert job.output.count("NSYS") == 1 and expected in job.output
 
 
 def test_without_extras_and_after_their_deletion(submit, project, cluster):

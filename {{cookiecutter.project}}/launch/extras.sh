@@ -121,27 +121,27 @@ call_extra() {
 
 #? if kind == "slurm"
 # Calls the functions of after_launch. They may change code, and set outcome if that is empty.
-call_after_launch() {
-    local code_of_ranks=$code
-    outcome=''
-    call_extras after_launch
-    if [[ ! $code =~ ^[0-9]+$ || ! $outcome =~ ^(|restart|requeue|end)$ ]]; then
-        say "an extra has set code='$code' outcome='$outcome': expected an exit code, and restart," \
-            "requeue, end or nothing; the job goes on without that"
-        code=$code_of_ranks outcome=''
-    fi
-}
 #? else
 # Calls the functions of after_launch, which may change code.
+#? endif
 call_after_launch() {
     local code_of_ranks=$code
+    #? if kind == "slurm"
+    outcome=''
+    #? endif
     call_extras after_launch
     if [[ ! $code =~ ^[0-9]+$ ]]; then
         say "an extra has set code='$code': expected an exit code; the job goes on without that"
         code=$code_of_ranks
     fi
+    #? if kind == "slurm"
+    if [[ ! $outcome =~ ^(|restart|requeue|end)$ ]]; then
+        say "an extra has set outcome='$outcome': expected restart, requeue or end; the job goes on" \
+            "without that"
+        outcome=''
+    fi
+    #? endif
 }
-#? endif
 
 # Starts the functions of beside_launch, each in a process group of its own. Sets beside.
 start_beside() {
