@@ -168,7 +168,7 @@ def test_an_extra_that_calls_exit_leaves_the_exit_code(submit, project, program_
     add(project, "bad", f"bad_after_launch() {{ exit {extra_s}; }}\n")
     job = submit("--nodes=1", "--", program(project, f"sys.exit({program_s})"))
     assert job.exit_code == program_s, job.output
-    assert "extras/bad: bad_after_launch called exit, which ends the job here" in job.output
+    assert "extras/bad: bad_after_launch ended the script, and with it the job" in job.output
 
 
 @pytest.mark.parametrize("moment", ["job_start", "before_launch"])
@@ -227,7 +227,7 @@ def test_a_project_without_extras_starts_no_program_for_them(project):
     source "$PROJECT_DIR/launch/extras.sh"
     read_extras; refuse_misplaced_settings
     for moment in check_settings before_submit job_start before_launch; do call_extras "$moment"; done
-    start_beside; end_beside; call_after_launch; call_extras job_end; leave_extras"""
+    start_beside; end_beside; hear_after_launch; call_extras job_end; leave_extras"""
     done = subprocess.run(["/bin/bash", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
 
@@ -326,11 +326,12 @@ def refused(login_node):
     ("name", "hooks", "settings", "said"),
     [
         ("one", GOOD, None, "extras/one has hooks.sh, but no settings.sh: write one, which may be empty"),
-        ("one", "one_job_end() {\n", "", "extras/one/hooks.sh ended with an error, see above"),
-        ("one", "one_job_end() { :; }\nfi\n", "", "extras/one/hooks.sh ended with an error, see above"),
-        ("one", GOOD, "A=$NOSUCH\n", "extras/one/settings.sh ended with an error, see above"),
-        ("one", GOOD, "A='\n", "extras/one/settings.sh ended with an error, see above"),
+        ("one", "one_job_end() {\n", "", "extras/one/hooks.sh failed: see above"),
+        ("one", "one_job_end() { :; }\nfi\n", "", "extras/one/hooks.sh failed: see above"),
+        ("one", GOOD, "A=$NOSUCH\n", "extras/one/settings.sh failed: see above"),
+        ("one", GOOD, "A='\n", "extras/one/settings.sh failed: see above"),
         ("one", GOOD, "A=1\r\n", "extras/one/settings.sh has the line ends of Windows"),
+        ("one", "exit 0\n", "", "extras/one: settings.sh or hooks.sh ended the script"),
         ("my-own", GOOD, "", "extras/my-own: its functions begin with this name"),
         ("one", "one_check_settings() { false; }\n", "", "extras/one: one_check_settings failed with exit code 1"),
         ("one", "one_before_submit() { die 'not here'; }\n", "", "extras/one: one_before_submit ended the script"),

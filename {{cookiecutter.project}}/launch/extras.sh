@@ -5,19 +5,21 @@
 #   bash launch/extras.sh   prints which of the template's extras are here, with commas, or "none"
 #
 # An extra is a folder extras/NAME. One with settings.sh and hooks.sh takes part in each job:
-# hooks.sh defines functions NAME_MOMENT, which run in the script itself, and see its variables.
+# hooks.sh defines functions NAME_MOMENT. They run in the shell of the script that calls them, and
+# see its variables; beside_launch has a process of its own.
 #
 #? if kind == "slurm"
 #   check_settings   after env.sh, on the login node and in the job; refuses what cannot work
 #   before_submit    on the login node; may change sbatch_options, job_script, typed, and export
+#                    variables
 #   job_start        first in the job, before env.sh; may change arguments, container_folders,
 #                    attempt
 #   before_launch    before each start of the ranks; may add to rank_prefix and srun_options, and
-#                    export
+#                    export variables
 #   beside_launch    a process beside the ranks, on the first node; it is ended with them
 #   after_launch     after each end of the ranks; may change code, and set outcome if that is empty:
 #                    restart the ranks, requeue the job, or end it
-#   job_end          once, before the requeue or the explanation of a failure
+#   job_end          once at the end, before a requeue, or the explanation of a failure
 #
 # hooks.sh may also define choose_nodes anew (slurm/nodes.sh), and build_step_of_NAME, a LAUNCHER of
 # its own (slurm/lib.sh).
@@ -26,58 +28,60 @@
 #   before_submit    where you submit; may change program, pod_variables, RUNAI_OPTIONS
 #   job_start        first in each pod, before env.sh; may change arguments
 #   before_launch    in each pod, before the ranks start; may add to rank_prefix, and export
+#                    variables
 #   beside_launch    in each pod, a process beside the ranks; it is ended with them
 #   after_launch     in each pod, after the ranks have ended; may change code
 #   job_end          once in each pod
 #? else
 #   check_settings   after env.sh; refuses what cannot work
-#   before_launch    before the ranks start; may add to rank_prefix, and export
+#   before_launch    before the ranks start; may add to rank_prefix, and export variables
 #   beside_launch    a process beside the ranks; it is ended with them
 #   after_launch     after the ranks have ended; may change code
 #   job_end          once
 #? endif
 #
 # A function fails if it returns another code than 0. Bash does not end it at a command that fails:
-# write "command || return". Until the ranks start, a failure ends the job with a message. Later the
-# job goes on, with a message.
+# write "command || return". A failure ends the script with a message, but for beside_launch,
+# after_launch and job_end: there the job goes on, with a message.
 #
 # A script sets PROJECT_DIR, and reads launch/program.sh before this file.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts that read this file share its variables
 
 extras=''            # the names of those with hooks.sh, with spaces between them
-called=''            # the function of an extra that is running
+extra_running=''     # what runs of an extra: "extras/NAME: FUNCTION"
 #? if kind == "slurm"
 attempt=''           # the number of RUN_DIR, if an extra has set it
 container_folders=() # further folders that the container mounts, from extras
 srun_options=()      # further options of srun, from extras
+outcome=''           # what an extra wants after the ranks have ended
 #? endif
-rank_prefix=()       # the words before the launcher: RANK_PREFIX, then those of extras
-beside=()            # processes beside the ranks
+RANK_PREFIX=()       # a setting of env.sh, which an older one lacks
+rank_prefix=()       # what stands before the launcher: RANK_PREFIX, then the words of extras
+beside=()            # the process groups beside the ranks
 code=0               # exit code of the ranks
-#? if kind == "slurm"
-outcome=''           # what an extra wants after they have ended
-#? endif
 
 # Reads settings.sh and hooks.sh of each extra, in the order of names. Sets extras.
 read_extras() {
-    local folder name
-    for folder in "$PROJECT_DIR"/extras/*/; do
-        folder=${folder%/} name=${folder##*/}
-        [[ -f $folder/hooks.sh ]] || continue # a set of commands, or no extra at all
-        check_extra "$name" "$folder"
+    local extra_folder extra result # names that no settings.sh sets
+    for extra_folder in "$PROJECT_DIR"/extras/*/; do
+        extra_folder=${extra_folder%/} extra=${extra_folder##*/}
+        [[ -f $extra_folder/hooks.sh ]] || continue # a set of commands, or no extra at all
+        check_extra "$extra" "$extra_folder"
+        trap leave_extras EXIT
+        extra_running="extras/$extra: settings.sh or hooks.sh"
         # shellcheck source=/dev/null
-        source "$folder/settings.sh"
+        source "$extra_folder/settings.sh"
         # shellcheck source=/dev/null
-        source "$folder/hooks.sh" ||
-            die "extras/$name/hooks.sh ended with an error, see above, or its last line"
+        source "$extra_folder/hooks.sh"
+        result=$? extra_running=''
+        ((result == 0)) || die "extras/$extra/hooks.sh failed: see above, or its last line"
         #? if kind == "local"
-        [[ -z $(declare -F "${name}_before_submit" "${name}_job_start") ]] ||
-            die "extras/$name/hooks.sh defines ${name}_before_submit or ${name}_job_start, and a run on" \
-                "one machine has no such moments: see launch/extras.sh"
+        [[ -z $(declare -F "${extra}_before_submit" "${extra}_job_start") ]] ||
+            die "extras/$extra/hooks.sh defines ${extra}_before_submit or ${extra}_job_start, and" \
+                "a run on one machine has no such moments: see launch/extras.sh"
         #? endif
-        extras+="$name "
+        extras+="$extra "
     done
-    [[ -z $extras ]] || trap leave_extras EXIT
 }
 
 # Refuses an extra that cannot work. Arguments: its name, its folder.
@@ -90,8 +94,8 @@ check_extra() {
     refuse_windows_line_ends "$2/settings.sh"
     refuse_windows_line_ends "$2/hooks.sh"
     # shellcheck source=/dev/null
-    (set -u && source "$2/settings.sh") >&2 ||
-        die "extras/$1/settings.sh ended with an error, see above, or its last line." \
+    (set -u && source "$2/settings.sh") >&2 || # a trial: an unset variable ends the subshell
+        die "extras/$1/settings.sh failed: see above, or its last line." \
             "It may read what it has set itself, and no other settings"
 }
 
@@ -107,16 +111,18 @@ call_extras() {
 
 # Calls one function. Arguments: the extra, the moment.
 call_extra() {
-    called="extras/$1: $1_$2"
+    local result=0
+    extra_running="extras/$1: $1_$2"
     case $2 in
         after_launch | job_end)
             set +u # where the function reads an unset variable, bash would end the script
-            "$1_$2" || say "$called failed with exit code $?; the job goes on"
+            "$1_$2" || say "$extra_running failed with exit code $?; the job goes on"
             set -u
             ;;
-        *) "$1_$2" || die "$called failed with exit code $?" ;;
+        *) "$1_$2" || result=$? ;;
     esac
-    called=''
+    extra_running=''
+    ((result == 0)) || die "extras/$1: $1_$2 failed with exit code $result"
 }
 
 #? if kind == "slurm"
@@ -124,20 +130,20 @@ call_extra() {
 #? else
 # Calls the functions of after_launch, which may change code.
 #? endif
-call_after_launch() {
+hear_after_launch() {
     local code_of_ranks=$code
     #? if kind == "slurm"
     outcome=''
     #? endif
     call_extras after_launch
-    if [[ ! $code =~ ^[0-9]+$ ]]; then
+    if [[ ! $code =~ ^(0|[1-9][0-9]{0,2})$ ]] || ((code > 255)); then
         say "an extra has set code='$code': expected an exit code; the job goes on without that"
         code=$code_of_ranks
     fi
     #? if kind == "slurm"
     if [[ ! $outcome =~ ^(|restart|requeue|end)$ ]]; then
-        say "an extra has set outcome='$outcome': expected restart, requeue or end; the job goes on" \
-            "without that"
+        say "an extra has set outcome='$outcome': expected restart, requeue or end; the job goes" \
+            "on without that"
         outcome=''
     fi
     #? endif
@@ -163,43 +169,47 @@ run_beside() {
         say "extras/$1: $1_beside_launch failed with exit code $?; the job goes on"
 }
 
-# Ends what start_beside has started, with all that it has started itself: by SIGTERM, and after 10 s
-# by SIGKILL. Waits for the end.
+# Ends what start_beside has started, with all processes of its group: by SIGTERM, and after 10 s by
+# SIGKILL. SIGTERM comes each second, as bash may miss it at the start of a function.
 end_beside() {
     local group try
     for group in "${beside[@]}"; do
         kill -TERM -- "-$group" 2>/dev/null || true
     done
     for group in "${beside[@]}"; do
-        for ((try = 0; try < 100; try++)); do
+        for ((try = 1; try <= 100; try++)); do
             kill -0 -- "-$group" 2>/dev/null || continue 2
             sleep 0.1
+            ((try % 10)) || kill -TERM -- "-$group" 2>/dev/null || true
         done
         kill -KILL -- "-$group" 2>/dev/null || true
     done
     beside=()
 }
 
-# Runs when the script ends. Says if a function of an extra has ended it, by exit or die. After the
-# launch the exit code stays that of the ranks.
+# Runs when the script ends. Says if an extra has ended it, by exit or die. In after_launch and
+# job_end the exit code stays that of the job; elsewhere it is not 0.
 leave_extras() {
     local exit_code=$?
     end_beside
-    case $called in
+    case $extra_running in
         '') ;;
         *_after_launch | *_job_end)
-            say "$called called exit, which ends the job here, with the exit code of the ranks"
+            say "$extra_running ended the script, and with it the job, with exit code $code"
             exit "$code"
             ;;
-        *) ((exit_code == 0)) || echo "$script: $called ended the script" >&2 ;;
+        *)
+            echo "$script: $extra_running ended the script" >&2
+            exit $((exit_code ? exit_code : 2))
+            ;;
     esac
 }
 
-# Refuses settings of extras that have no effect: in env.sh, or of an extra that is not here. A value
-# that switches the extra off is let through. Called when env.sh has been read.
+# Refuses settings of extras that have no effect: in env.sh, or of an extra that is not here. A
+# value that switches such an extra off is let through. Called when env.sh has been read.
 refuse_misplaced_settings() {
     local setting name extra command
-    # Which extra a setting belongs to, for all extras of the template.
+    # SETTING=EXTRA for each setting of the template's extras.
     local owners="{{ extra_settings(cookiecutter).items() | map('join', '=') | join(' ') }}"
     for setting in $owners; do
         name=${setting%%=*} extra=${setting#*=}
@@ -211,8 +221,9 @@ refuse_misplaced_settings() {
         elif [[ ${!name-} == '' || ${!name} == 0 || ${!name} == no ]]; then
             continue
         elif is_in_env "$name"; then
-            die "$name in env.sh: it belongs in extras/$extra/settings.sh now, and extras/$extra is not" \
-                "in this project. To add it: $command. To run without it, remove $name from env.sh"
+            die "$name in env.sh: it belongs in extras/$extra/settings.sh now, and extras/$extra" \
+                "is not in this project. To add it: $command. To run without it, remove" \
+                "$name from env.sh"
         else
             die "$name: extras/$extra is not in this project. To add it: $command." \
                 "$name=${!name} comes from your shell: to run without the extra, unset $name"
@@ -233,7 +244,8 @@ check_rank_prefix() {
 # Prints the template's extras that are in this project, with commas between them, or "none". The
 # pages' commands call it, to write the same project again. A folder of your own does not count.
 print_extras() {
-    local folder name found='' names="{{ extras_of(cookiecutter) | join(' ') }}"
+    local folder name found=''
+    local names="{{ extras_of(cookiecutter) | join(' ') }}" # all of the template
     folder=$(dirname "${BASH_SOURCE[0]}")/../extras
     for name in $names; do
         if [[ -d $folder/$name ]]; then

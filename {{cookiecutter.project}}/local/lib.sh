@@ -126,7 +126,7 @@ launch() {
     end_beside
     trap - INT TERM
     await_record
-    call_after_launch
+    hear_after_launch
     return "$code"
 }
 

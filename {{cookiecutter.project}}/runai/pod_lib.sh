@@ -233,6 +233,6 @@ run_torchrun() {
     done
     child=''
     end_beside
-    call_after_launch
+    hear_after_launch
     return "$code"
 }

@@ -965,7 +965,7 @@ launch() {
         code=1
     fi
     #? endif
-    call_after_launch
+    hear_after_launch
     return "$code"
 }
 
