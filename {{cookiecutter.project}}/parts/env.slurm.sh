@@ -114,9 +114,6 @@ STOP_SIGNAL="${STOP_SIGNAL:-}"
 STALL_TIMEOUT="${STALL_TIMEOUT:-0}"
 # What the submit script does with a stuck job: end, or requeue (at most MAX_REQUEUES times).
 STALL_ACTION="${STALL_ACTION:-end}"
-# Seconds between two samples of GPU use on each node of a job, which the job's last line sums up
-# (slurm/docs/watch-a-job.md). 0: none.
-MEASURE_EVERY="${MEASURE_EVERY:-30}"
 # Number of spare nodes in a job, which replace nodes that are unfit or die
 # (slurm/docs/when-a-node-fails.md). 0: none.
 SPARES="${SPARES:-0}"

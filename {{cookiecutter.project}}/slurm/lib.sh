@@ -284,8 +284,6 @@ check_settings() {
         die "STALL_TIMEOUT='$STALL_TIMEOUT': expected seconds, 10 or more; 0: no job counts as stuck"
     [[ $STALL_ACTION == end || $STALL_ACTION == requeue ]] ||
         die "STALL_ACTION='$STALL_ACTION': expected end or requeue"
-    [[ $MEASURE_EVERY =~ ^(0|[1-9][0-9]*)$ ]] ||
-        die "MEASURE_EVERY='$MEASURE_EVERY': expected whole seconds; 0: nothing is measured"
     [[ $SPARES =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "SPARES='$SPARES': expected a whole number of nodes that stand by; 0: none"
     [[ -z $MIN_NODES || $MIN_NODES =~ ^[1-9][0-9]*$ ]] ||
@@ -950,7 +948,6 @@ launch() {
     answer_timeout &
     watcher=$!
     disown "$watcher" # or bash would tell of its end
-    start_measuring
     if [[ -n $batch ]]; then
         wait_and_hear_signals "${command[@]}" || code=$?
     else
@@ -959,7 +956,6 @@ launch() {
     fi
     end_beside
     kill "$watcher" 2>/dev/null || true
-    stop_measuring "$code"
     #? if mpi
     if ((code == 0)) && mpirun_lost_a_node "${sizes[@]}"; then
         code=1
@@ -967,32 +963,6 @@ launch() {
     #? endif
     hear_after_launch
     return "$code"
-}
-
-# After MEASURE_EVERY seconds, has slurm/watch/summary.py ask the nodes what their GPUs and ranks do.
-# Sets measuring, its process.
-start_measuring() {
-    measuring=''
-    rm -f "$RUN_DIR/use.txt"
-    [[ $MEASURE_EVERY != 0 ]] && type -P python3 >/dev/null || return 0
-    (
-        trap '' USR1 # the warning before the walltime is over, which is for this script alone
-        sleep "$MEASURE_EVERY"
-        exec python3 -B "$PROJECT_DIR/slurm/watch/summary.py" --every "$MEASURE_EVERY" \
-            --file "$RUN_DIR/use.txt" "$SLURM_JOB_ID" "${hosts[@]}"
-    ) &>/dev/null </dev/null &
-    measuring=$!
-    disown "$measuring" # or bash would tell of its end
-}
-
-# Ends that, and prints what it has measured if the program ended well. Argument: the exit code.
-stop_measuring() {
-    [[ -n $measuring ]] || return 0
-    kill "$measuring" 2>/dev/null || true
-    while kill -0 "$measuring" 2>/dev/null; do sleep 0.1; done
-    if (($1 == 0)) && [[ -e $RUN_DIR/use.txt ]]; then
-        cat "$RUN_DIR/use.txt"
-    fi
 }
 
 #? if mpi

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Prints, every few seconds, how busy this node is, and each rank of a job on it.
 #
-#   slurm/watch/node.sh JOBID SECONDS               until it is ended
-#   slurm/watch/node.sh JOBID SECONDS SAMPLES       so many samples
-#   slurm/watch/node.sh JOBID SECONDS while-ranks   until the ranks on this node have ended
+#   extras/watch/node.sh JOBID SECONDS               until it is ended
+#   extras/watch/node.sh JOBID SECONDS SAMPLES       so many samples
+#   extras/watch/node.sh JOBID SECONDS while-ranks   until the ranks on this node have ended
 #
-# slurm/watch.sh, and a job for its summary, start this script on each node. It prints, in MiB and
+# extras/watch/watch.sh, and a job for its summary, start this script on each node. It prints, in MiB and
 # seconds:
 #   node host=node1 load=3.20 used=5120 total=257000
 #   nvidia 0, 97, 71680, 81559, 640.12             index, use [%], memory used and in all, power [W]
@@ -24,7 +24,7 @@ main() {
     local number='^[1-9][0-9]*$'
     [[ $# -ge 2 && $1 =~ $number && $2 =~ $number ]] &&
         [[ ${3:-1} =~ $number || $3 == while-ranks ]] || {
-        echo "slurm/watch/node.sh: '$*': expected JOBID SECONDS [SAMPLES | while-ranks]" >&2
+        echo "extras/watch/node.sh: '$*': expected JOBID SECONDS [SAMPLES | while-ranks]" >&2
         exit 2
     }
     local sample last=${3:-} next_search=0

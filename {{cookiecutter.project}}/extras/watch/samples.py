@@ -1,4 +1,4 @@
-"""Parses the lines of slurm/watch/node.sh, and finds idle ranks and slow nodes.
+"""Parses the lines of extras/watch/node.sh, and finds idle ranks and slow nodes.
 
 screen.py and summary.py, beside this file, import it. Python 3.6, standard library only.
 """

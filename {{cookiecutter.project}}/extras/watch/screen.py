@@ -1,6 +1,6 @@
-"""Shows a running job on one screen: its training, and each node and rank. slurm/watch.sh calls it.
+"""Shows a running job on one screen: its training, and each node and rank. watch.sh calls it.
 
-    python3 slurm/watch/screen.py [--once] [--every SECONDS] JOBID HOST [HOST ...]
+    python3 extras/watch/screen.py [--once] [--every SECONDS] JOBID HOST [HOST ...]
 
 sampling.py, beside this file, runs node.sh on each node. Exit code 1: a node has not answered. Python 3.6,
 standard library only.

@@ -1,8 +1,8 @@
 """Samples the nodes of a job every SECONDS, and writes a summary at SIGTERM.
 
-    python3 slurm/watch/summary.py --every SECONDS --file FILE JOBID HOST [HOST ...]
+    python3 extras/watch/summary.py --every SECONDS --file FILE JOBID HOST [HOST ...]
 
-The submit script starts it beside the ranks (start_measuring in slurm/lib.sh). FILE is written only if samples
+hooks.sh starts it beside the ranks. FILE is written only if samples
 came. Python 3.6, standard library only.
 """
 

@@ -2,16 +2,16 @@
 # Shows a running job: the last step and the estimated end of its training, the use of each node's GPUs
 # and cores, and how long each rank has printed nothing. It names idle ranks and unequal nodes.
 #
-#   bash slurm/watch.sh JOBID              on the terminal, every 5 seconds, until Ctrl-C
-#   bash slurm/watch.sh JOBID --every 30   every 30 seconds
-#   bash slurm/watch.sh JOBID --once       once, for a file or a pipe
+#   bash extras/watch/watch.sh JOBID              on the terminal, every 5 seconds, until Ctrl-C
+#   bash extras/watch/watch.sh JOBID --every 30   every 30 seconds
+#   bash extras/watch/watch.sh JOBID --once       once, for a file or a pipe
 #
-# The job itself goes on. slurm/docs/watch-a-job.md explains each column.
+# The job itself goes on. extras/watch/README.md explains each column.
 
 # shellcheck disable=SC2154 # find_running_job sets number and hosts
-PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/watch.sh
+source "$PROJECT_DIR/slurm/lib.sh" extras/watch/watch.sh
 
 job='' options=()
 while (($#)); do
@@ -36,4 +36,4 @@ while (($#)); do
 done
 unset_options_of_srun
 find_running_job "$job" # number, hosts
-exec python3 -B "$PROJECT_DIR/slurm/watch/screen.py" "${options[@]}" "$number" "${hosts[@]}"
+exec python3 -B "$PROJECT_DIR/extras/watch/screen.py" "${options[@]}" "$number" "${hosts[@]}"

@@ -1,0 +1,22 @@
+# Samples the nodes of a job beside its ranks, and prints what came of it when they have ended well.
+# launch/extras.sh calls these functions.
+# shellcheck disable=SC2154 # the submit script sets hosts and code
+
+watch_check_settings() {
+    [[ $MEASURE_EVERY =~ ^(0|[1-9][0-9]*)$ ]] ||
+        die "MEASURE_EVERY='$MEASURE_EVERY': expected whole seconds; 0: nothing is measured"
+}
+
+# After MEASURE_EVERY seconds, summary.py asks the nodes what their GPUs and ranks do.
+watch_beside_launch() {
+    [[ $MEASURE_EVERY != 0 ]] && type -P python3 >/dev/null || return 0
+    sleep "$MEASURE_EVERY"
+    exec python3 -B "$PROJECT_DIR/extras/watch/summary.py" --every "$MEASURE_EVERY" \
+        --file "$RUN_DIR/use.txt" "$SLURM_JOB_ID" "${hosts[@]}" &>/dev/null
+}
+
+watch_after_launch() {
+    if ((code == 0)) && [[ -e $RUN_DIR/use.txt ]]; then
+        cat "$RUN_DIR/use.txt"
+    fi
+}
