@@ -165,6 +165,9 @@ start_beside() {
 
 # Runs a function beside the ranks. Argument: the extra.
 run_beside() {
+    #? if kind == "slurm"
+    trap '' USR1 # the warning before the walltime is over, which is for the submit script alone
+    #? endif
     "$1_beside_launch" ||
         say "extras/$1: $1_beside_launch failed with exit code $?; the job goes on"
 }
