@@ -21,6 +21,7 @@ EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
         "one job per number of nodes, tables and pictures of bandwidth, the slow node",
     ),
     "trackers": (("slurm",), "offline runs of W&B and MLflow are sent on from a login node"),
+    "watch": (("slurm",), "a running job on one screen, and the use of its GPUs in its last line"),
 }
 # Extras that a project with examples=no cannot have: each runs a program that it leaves out.
 NEEDS_EXAMPLES = {"scaling": "benchmark/all_reduce.py"}

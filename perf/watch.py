@@ -2,9 +2,9 @@
 
     python perf/watch.py [--rounds 10]
 
-A training of two nodes of one rank on a real Slurm. In turns of 20 seconds, slurm/watch.sh watches it every 5 seconds,
+A training of two nodes of one rank on a real Slurm. In turns of 20 seconds, extras/watch/watch.sh watches it every 5 seconds,
 or does not. Printed is the median of the ratios of steps per second, watched to unwatched, of two turns that follow
-each other. Also printed: the CPU time of a sample of slurm/watch/node.sh with four ranks of this machine. Ranks and
+each other. Also printed: the CPU time of a sample of extras/watch/node.sh with four ranks of this machine. Ranks and
 sampler share this machine's cores; on a real node the sampler has most cores for itself.
 """
 
@@ -59,8 +59,8 @@ def ratio_of_speeds(cluster: Cluster, project: Path, folder: Path, rounds: int) 
     def turn(watched: bool) -> float:
         begin = time.time()
         if watched:
-            # script: a terminal, without which slurm/watch.sh looks only once.
-            watch = f"timeout --foreground --signal=INT {TURN} bash {project}/slurm/watch.sh {job} --every 5"
+            # script: a terminal, without which extras/watch/watch.sh looks only once.
+            watch = f"timeout --foreground --signal=INT {TURN} bash {project}/extras/watch/watch.sh {job} --every 5"
             cluster.run("script", "--quiet", "--command", watch, folder / "typescript", cwd=folder, check=False)
         else:
             time.sleep(TURN)
@@ -87,7 +87,7 @@ def seconds_per_sample(project: Path, samples: int = 20) -> float:
 
     def used(count: int) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = ["bash", project / "slurm/watch/node.sh", "4711", "1", str(count)]
+        command = ["bash", project / "extras/watch/node.sh", "4711", "1", str(count)]
         told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
         assert told.count("\nrank ") == 4 * count, told
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

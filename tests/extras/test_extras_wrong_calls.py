@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from wrong_calls import HELP, HUGE, NO_OPTIONS, NO_WORDS, assert_refused, call, calls, project
+from wrong_calls import HELP, HUGE, NO_JOBS, NO_OPTIONS, NO_WORDS, assert_refused, call, calls, project
 
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
@@ -41,6 +41,10 @@ WRONG = {
         *NO_OPTIONS,
         ["--dry-run", ""],
     ],
+    "extras/watch/watch.sh": [*NO_JOBS, [], ["4711", "4711"], ["4711", ""], ["4711", "--every"], ["4711", "--every", "0"]],
+    "extras/watch/node.sh": [[], "4711", ["4711", "0"], ["4711", "1", "x"]],
+    "extras/watch/screen.py": [[], "4711", ["--every", "x", "4711", "node1"]],
+    "extras/watch/summary.py": [[], "4711"],
 }
 FEW = [("extras/notebook/notebook.sh", ""), ("extras/notebook/connect.py", "4711"), ("extras/scaling/scaling.sh", "0")]
 WITH_HELP = [
@@ -48,6 +52,7 @@ WITH_HELP = [
     "extras/scaling/scaling.sh",
     "extras/scaling/report.py",
     "extras/trackers/sync_trackers.sh",
+    "extras/watch/watch.sh",
 ]
 
 

@@ -320,7 +320,7 @@ def free_port() -> int:
 
 
 def watch(machine: Machine) -> dict:
-    """slurm/watch/node.sh samples a rank that trains: its GPU's use, memory and power from the real nvidia-smi."""
+    """extras/watch/node.sh samples a rank that trains: its GPU's use, memory and power from the real nvidia-smi."""
     job = str(10**9 + os.getpid())  # no job of Slurm has such a number
     program = machine.project / "training/train_ddp.py"
     width = 1024 if machine.device == "cuda" else 64  # large enough to keep a GPU busy
@@ -333,7 +333,7 @@ def watch(machine: Machine) -> dict:
         ranks = subprocess.Popen(words, cwd=machine.folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
     # It runs until the end of this step, whose processes the harness ends.
     wait_for(lambda: "step 10/" in printed.read_text(), f"'step 10/' in {printed}", ranks)
-    output = run([machine.project / "slurm/watch/node.sh", job, 2, 3], machine)
+    output = run([machine.project / "extras/watch/node.sh", job, 2, 3], machine)
     node = read_samples(machine.project, output)
     samples = list(node.samples)
     require(
@@ -356,8 +356,8 @@ def watch(machine: Machine) -> dict:
 
 
 def read_samples(project: Path, output: str) -> object:
-    """Return the node of which node.sh printed these lines, as slurm/watch.sh reads it."""
-    sys.path.insert(0, str(project / "slurm/watch"))
+    """Return the node of which node.sh printed these lines, as extras/watch/watch.sh reads it."""
+    sys.path.insert(0, str(project / "extras/watch"))
     from samples import Reader
 
     nodes: dict = {}

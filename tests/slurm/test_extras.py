@@ -17,7 +17,7 @@ from submitting import cluster, python_environment
 from two_nodes import ANSWERS, MPIRUN_AS_ROOT
 
 # One rank on each node, without torch, whose import would take most of the time.
-QUICK = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1", PREFLIGHT="0", MEASURE_EVERY="0")
+QUICK = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1", PREFLIGHT="0")
 # Notes each call, and whether it comes from a job. What runs beside the ranks notes its end, too.
 NOTE = """\
 NAME_note() { printf '%s\\n' "NAME ${1}${SLURM_JOB_ID:+ in the job}${2:+: $2}" >>"$PROJECT_DIR/log"; }

@@ -17,7 +17,7 @@ from waiting import PATIENCE
 
 # A title, a link, the clipboard, another screen, a reset, a way back in the line; C1 in UTF-8, and as a byte alone.
 NASTY = "\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;eA==\x07\x1b[?1049h\x1bc\x1bP1\x9b2J\x08\x7f\udc9b ü"
-READERS = ["slurm/doctor.py", "slurm/watch/words.py", "launch/stacks/group.py", "training/sample.py"]
+READERS = ["slurm/doctor.py", "slurm/sweep/table.py", "launch/stacks/group.py", "training/sample.py"]
 
 
 def load(name):
@@ -93,25 +93,9 @@ def test_table_of_a_sweep(project, tmp_path):
     (folder / "sweep.json").write_text(json.dumps(record))
     (folder / "1.end").write_text("1 5")
     command = [sys.executable, "-B", project / "slurm/sweep/table.py", folder]
-    environment = {**os.environ, "PYTHONPATH": str(project / "slurm/watch"), "PYTHONIOENCODING": "utf-8:replace"}
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:replace"}
     done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=PATIENCE)
     assert is_harmless(done.stdout) and not done.stderr and b"^[]52;c;" in done.stdout
-
-
-def test_screen(monkeypatch):
-    """The name of the job, the nodes, and what srun says."""
-    monkeypatch.syspath_prepend(TEMPLATE / "slurm/watch")
-    import samples
-    import screen
-
-    nodes = {NASTY: samples.Node(NASTY)}
-    silent = SimpleNamespace(arguments=[5], steps=(), started=0.0, nodes=nodes, last_error=lambda: NASTY)
-    facts = {"name": NASTY, "state": "RUNNING", "start": None, "end": None, "output": ""}
-    monkeypatch.setattr(screen, "facts_of", lambda job: facts)
-    for width in (None, 80):
-        lines = screen.screen("7", silent, width, None)
-        assert is_harmless("\n".join(lines).encode()) and max(map(len, lines)) <= (width or 1000)
-    assert "^[]52;c;" in "\n".join(lines)
 
 
 def test_reasons_of_bad_nodes(project):

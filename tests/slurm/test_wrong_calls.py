@@ -23,7 +23,6 @@ from wrong_calls import (
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
     "slurm/stacks.sh": [*NO_JOBS, [], ["4711", "4711"], ["4711", ""]],
-    "slurm/watch.sh": [*NO_JOBS, [], ["4711", "4711"], ["4711", ""], ["4711", "--every"], ["4711", "--every", "0"]],
     "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--fault=x"], ["--fault", "4711"]],
     "slurm/repeat.py": [*NO_JOBS, "4711", [], ["4711", "4711"], ["--foreign"], ["--foreign", "4711"]],
     "slurm/sweep.sh": [
@@ -77,9 +76,6 @@ WRONG = {
     # Called by other files of the project.
     "slurm/sweep/jobs.py": [[], LINES, [LINES, "nosuch", "x.py"]],
     "slurm/sweep/table.py": [[], "nosuch", "."],
-    "slurm/watch/node.sh": [[], "4711", ["4711", "0"], ["4711", "1", "x"]],
-    "slurm/watch/screen.py": [[], "4711", ["--every", "x", "4711", "node1"]],
-    "slurm/watch/summary.py": [[], "4711"],
     "slurm/preflight_node.sh": [[], "x"],
     "slurm/signal_ranks.sh": [[], "4711"],
     "launch/code/snapshot.py": [[], ["a", "b", "c"], "nosuch"],
@@ -129,7 +125,7 @@ def test_an_unknown_job_is_asked_for_once(call):
     assert asked.read_text().count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["slurm/stacks.sh", "4711"], ["slurm/watch.sh", "4711", "--once"]])
+@pytest.mark.parametrize("words", [["slurm/stacks.sh", "4711"]])
 def test_what_slurm_says_of_another_users_job_is_shown(call, words):
     done = call(*words)
     assert done.returncode == 1 and "Access/permission denied" in done.stdout + done.stderr

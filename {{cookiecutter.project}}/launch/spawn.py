@@ -77,6 +77,7 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         write_to_files(folder)
         os.environ["RANK"] = str(first_rank + local_rank)
         os.environ["LOCAL_RANK"] = str(local_rank)
+        Path("/proc/self/comm").write_text("rank " + os.environ["RANK"])  # ps and top show it
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
         rank_stacks.start()
         rank_packages.start()

@@ -1,4 +1,4 @@
-"""slurm/watch.sh on a real Slurm, the summary at a job's end, and what they make of figures.
+"""extras/watch/watch.sh on a real Slurm, the summary at a job's end, and what they make of figures.
 
 GPUs are stand-ins for nvidia-smi and rocm-smi, which answer only to the options that the real ones know.
 """
@@ -21,7 +21,7 @@ from submitting import cluster, project
 from two_nodes import ENVIRONMENT
 from waiting import wait_for
 
-sys.path.insert(0, str(TEMPLATE / "slurm/watch"))
+sys.path.insert(0, str(TEMPLATE / "extras/watch"))
 
 import progress
 import samples
@@ -69,7 +69,9 @@ def start(cluster, project, tmp_path):
 
 
 def watch(cluster, project, folder, *words, check=True, **environment):
-    return cluster.run("bash", project / "slurm/watch.sh", *map(str, words), cwd=folder, check=check, env=environment)
+    return cluster.run(
+        "bash", project / "extras/watch/watch.sh", *map(str, words), cwd=folder, check=check, env=environment
+    )
 
 
 def shows(cluster, project, folder, job, *patterns, **environment):
@@ -183,7 +185,7 @@ def test_on_a_terminal_until_the_job_ends(cluster, project, tmp_path, start):
     job = start()
     shows(cluster, project, tmp_path, job, "^node2  2-3 ")
     typescript = tmp_path / "typescript"
-    command = f"stty cols 60 rows 5; bash {shlex.quote(str(project / 'slurm/watch.sh'))} {job} --every 1"
+    command = f"stty cols 60 rows 5; bash {shlex.quote(str(project / 'extras/watch/watch.sh'))} {job} --every 1"
     done = []
     thread = threading.Thread(target=lambda: done.append(on_a_terminal(cluster, command, typescript)))
     thread.start()
@@ -203,7 +205,7 @@ def test_on_a_terminal_until_the_job_ends(cluster, project, tmp_path, start):
 def test_ctrl_c_ends_the_step_and_not_the_job(cluster, project, tmp_path, start):
     job = start()
     shows(cluster, project, tmp_path, job, "^node2  2-3 ")
-    script = shlex.quote(str(project / "slurm/watch.sh"))
+    script = shlex.quote(str(project / "extras/watch/watch.sh"))
     command = f"timeout --foreground --signal=INT 6 bash {script} {job} --every 1"
     on_a_terminal(cluster, command, tmp_path / "typescript")
     said = (tmp_path / "typescript").read_text()

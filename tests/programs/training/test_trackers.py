@@ -111,7 +111,7 @@ def wandb_rows(folder):
 
 
 def expected_rows(folder):
-    """Return metrics.jsonl with one row per step, and without what is not known, or only for slurm/watch.sh."""
+    """Return metrics.jsonl with one row per step, and without what is not known, or only for extras/watch."""
     rows = {}
     for line in metrics(folder):
         shown = {k: v for k, v in line.items() if k not in ("step", "steps", "time") and v is not None}

@@ -7,6 +7,8 @@ watch_check_settings() {
         die "MEASURE_EVERY='$MEASURE_EVERY': expected whole seconds; 0: nothing is measured"
 }
 
+watch_before_launch() { rm -f "$RUN_DIR/use.txt"; } # of an earlier start in the same folder
+
 # After MEASURE_EVERY seconds, summary.py asks the nodes what their GPUs and ranks do.
 watch_beside_launch() {
     [[ $MEASURE_EVERY != 0 ]] && type -P python3 >/dev/null || return 0

@@ -13,11 +13,8 @@
 #   rank 3 cpu=812.40 silent=4                     CPU time so far; how long it has printed nothing
 #   metrics /path/of/metrics.jsonl                 if a rank has it open
 #   end 812.30                                     this sample is whole; seconds since the node's start
-# shellcheck disable=SC2154 # find_ranks sets rank_of
 set -uo pipefail
 
-# shellcheck source=/dev/null
-source "$(dirname "${BASH_SOURCE[0]}")/../../launch/stacks/find_ranks.sh" # adds find_ranks and status
 ticks_per_second=$(getconf CLK_TCK)
 
 main() {
@@ -33,7 +30,7 @@ main() {
     for ((sample = 1; sample <= ${last:-sample}; sample++)); do # without a last one it has no end
         # A search reads the variables of each process of the node, hence not every time.
         if ((SECONDS >= next_search)) || rank_has_ended; then
-            find_ranks "SLURM_JOB_ID=$1"
+            find_ranks "$1"
             find_first_processes
             next_search=$((SECONDS + 30))
         fi
@@ -50,6 +47,27 @@ main() {
     done
 }
 
+# Sets rank_of[PID], the ranks of the job's processes on this node: RANK, with which a process was
+# started, or the name that launch/spawn.py gives to the ranks that it forks. The tests have several
+# nodes on one machine, so the name of the node has to fit, too. Argument: the job's number.
+find_ranks() {
+    local path pid rank found=(/proc/[0-9]*/environ) variable
+    declare -gA rank_of=()
+    for variable in "SLURM_JOB_ID=$1" ${SLURMD_NODENAME:+"SLURMD_NODENAME=$SLURMD_NODENAME"}; do
+        ((${#found[@]} == 0)) ||
+            mapfile -t found < <(grep -lzxF -e "$variable" "${found[@]}" 2>/dev/null)
+    done
+    for path in "${found[@]}"; do
+        pid=${path#/proc/} pid=${pid%/environ}
+        rank=$(tr '\0' '\n' 2>/dev/null <"$path" | grep -m1 -xE 'RANK=[0-9]+') ||
+            rank=$(grep -xE 'rank [0-9]+' "/proc/$pid/comm" 2>/dev/null) || continue
+        rank_of[$pid]=${rank##*[= ]}
+    done
+}
+
+# Prints a field of /proc/PID/status.
+status() { sed -n "s/^$2:[[:space:]]*//p" "/proc/$1/status" 2>/dev/null; }
+
 # Sleeps. Fails if the ranks that this node had have ended. A node that Slurm takes for dead is not
 # told of the job's end. Arguments: the job's number, seconds.
 sleep_while_ranks_run() {
@@ -57,7 +75,7 @@ sleep_while_ranks_run() {
     while ((SECONDS < end)); do
         sleep $((end - SECONDS < 5 ? end - SECONDS : 5))
         if ((${#rank_of[@]})) && rank_has_ended; then
-            find_ranks "SLURM_JOB_ID=$1"
+            find_ranks "$1"
             ((${#rank_of[@]})) || return 1
             find_first_processes
         fi

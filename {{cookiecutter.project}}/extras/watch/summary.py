@@ -28,7 +28,7 @@ def main():
     parser.add_argument("job")
     parser.add_argument("hosts", nargs="+")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    signal.signal(signal.SIGTERM, end)
     totals, sampling = Totals(), None
     try:
         sampling = Sampling(args.job, args.hosts, [args.every, "while-ranks"], totals.add)
@@ -40,6 +40,12 @@ def main():
                 file.writelines(line + "\n" for line in totals.lines())
         if sampling:
             sampling.stop()
+
+
+def end(*_):
+    """Leave the loop, and write the summary, however often SIGTERM comes."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit()
 
 
 class Totals:

@@ -1,10 +1,7 @@
 #!/usr/bin/env bash
 # find_ranks finds the processes of a run's ranks on this node. launch/stacks/collect.sh reads this
 # file.
-#? if site_facts(cookiecutter.site).kind == "slurm"
-# slurm/watch/node.sh reads it, too.
-#? endif
-# shellcheck disable=SC2034 # these scripts use what it sets
+# shellcheck disable=SC2034 # collect.sh uses what it sets
 
 # Sets, by process, rank_of (its rank), world_size_of (the number of ranks) and file_of (the file in
 # /proc that takes its answers). If no process of a rank has such a file, all those with this RANK in

@@ -14,11 +14,6 @@ import shlex
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "watch"))
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
-
-from words import ranges
-
 
 def main():
     """Write a file for each job."""
@@ -102,6 +97,17 @@ def refuse(message):
     """End with a message about what the user wrote."""
     sys.stderr.write(f"slurm/sweep.sh: {message}\n")
     sys.exit(2)
+
+
+def ranges(numbers):
+    """Return numbers as 0-3,8."""
+    runs = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,18 @@ The causes of failures follow the rows. Python 3.6, standard library only.
 import json
 import os
 import re
+import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "watch"))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
-from job import output_of
 from jobs import out_of, refuse
-from progress import Training
-from words import duration, printable
 
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED")
 TITLES = ("line", "state", "time", "step", "loss", "validation", "arguments")
+TAIL = 1 << 16  # bytes that are read of a metrics.jsonl, from the end
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
 
 
 def main():
@@ -92,13 +91,52 @@ def results(sweep, line, words):
     cells = ["", "", ""]
     if out is not None:
         try:
-            training = Training(os.path.join(sweep["folder"], out, "metrics.jsonl"))
-            losses = (training.loss, training.val_loss)
-            cells = ["" if training.step is None else str(training.step)]
-            cells += ["" if loss is None else f"{loss:.4f}" for loss in losses]
+            step, loss, validation = newest(os.path.join(sweep["folder"], out, "metrics.jsonl"))
+            cells = ["" if step is None else str(step)]
+            cells += ["" if value is None else f"{value:.4f}" for value in (loss, validation)]
         except OSError:
             pass  # the program has not begun, or writes no metrics.jsonl
     return [*cells, printable(" ".join(words).replace("%a", str(line)))]
+
+
+def newest(path):
+    """Return step, loss and validation loss, each of the last line of metrics.jsonl that has it, else None."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+        lines = file.read().decode(errors="replace").splitlines()
+    found = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # the first line may be cut, and the last one not be written whole
+        if isinstance(row, dict) and isinstance(row.get("step"), (int, float)):
+            found.update((name, value) for name, value in row.items() if isinstance(value, (int, float)))
+    return tuple(found.get(name) for name in ("step", "loss", "val_loss"))
+
+
+def output_of(*command):
+    """Return the standard output of a command; "" if it fails, or takes more than 60 s."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def duration(seconds):
+    """Return seconds as h:mm:ss, from one day on as d-h:mm:ss."""
+    days, rest = divmod(max(0, round(seconds)), 86400)
+    text = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{text}" if days else text
+
+
+def printable(text):
+    """Return text with control characters as ^[ and the like, as a terminal obeys them; tabs and line ends stay."""
+    return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
 
 
 def cause_of(job):
