@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from baking import TEMPLATE
@@ -28,6 +29,8 @@ import samples
 import screen
 import words
 
+# A title, a link, the clipboard, another screen, a reset, a way back in the line; C1 in UTF-8, and as a byte alone.
+NASTY = "\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;eA==\x07\x1b[?1049h\x1bc\x1bP1\x9b2J\x08\x7f\udc9b ü"
 WATCHED = Path(__file__).with_name("watched.py")
 SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "2", "OMP_NUM_THREADS": "1", "PREFLIGHT": "0"}
 # index, use, used memory, memory, power; node2 has a GPU that does nothing.
@@ -372,6 +375,19 @@ def test_a_thousand_nodes_fit_on_a_screen():
     assert lines[2].startswith("n0000 ")
     assert lines[-1] == "982 more node(s): GPU use 95 to 98 %, on average 96 %"
     assert len(screen.table(list(by_name.values()), [], None)) == 1001
+
+
+def test_control_characters_are_shown(monkeypatch):
+    """In the name of the job, the nodes, and what srun says."""
+    nodes = {NASTY: samples.Node(NASTY)}
+    silent = SimpleNamespace(arguments=[5], steps=(), started=0.0, nodes=nodes, last_error=lambda: NASTY)
+    facts = {"name": NASTY, "state": "RUNNING", "start": None, "end": None, "output": ""}
+    monkeypatch.setattr(screen, "facts_of", lambda job: facts)
+    for width in (None, 80):
+        lines = screen.screen("7", silent, width, None)
+        assert max(map(len, lines)) <= (width or 1000)
+        assert not any(character < " " or "\x7f" <= character <= "\x9f" for character in "".join(lines))
+    assert "^[]52;c;" in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
