@@ -3,9 +3,9 @@
     python perf/watch.py [--rounds 10]
 
 A training of two nodes of one rank on a real Slurm. In turns of 20 seconds, extras/watch/watch.sh watches it every 5
-seconds, or does not. Printed is the median of the ratios of steps per second, watched to unwatched, of two turns that follow
-each other. Also printed: the CPU time of a sample of extras/watch/node.sh with four ranks of this machine. Ranks and
-sampler share this machine's cores; on a real node the sampler has most cores for itself.
+seconds, or does not. Printed is the median of the ratios of steps per second, watched to unwatched, of two turns that
+follow each other. Also printed: the CPU time of a sample of extras/watch/node.sh with four ranks of this machine. Ranks
+and sampler share this machine's cores; on a real node the sampler has most cores for itself.
 """
 
 from __future__ import annotations
