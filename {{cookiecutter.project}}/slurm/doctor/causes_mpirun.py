@@ -1,0 +1,42 @@
+"""The causes that only LAUNCHER=mpirun and LAUNCHER=mpirun-ranks can have."""
+
+from causes import STARTER, Cause
+
+CAUSES = (
+    Cause(
+        name="mpirun as root",
+        said_by=STARTER,
+        patterns=(r"mpirun has detected an attempt to run as root",),
+        says="mpirun does not run as root",
+        fix="Submit as an ordinary user. Where there is none, OMPI_ALLOW_RUN_AS_ROOT=1 and"
+        " OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 allow it.",
+        source="Open MPI 4.1 (2026-11-26)",
+    ),
+    Cause(
+        name="slots of mpirun",
+        said_by=STARTER,
+        patterns=(r"not enough slots",),
+        says="mpirun shall start more processes than the job has slots for",
+        fix="mpirun starts as many ranks on a node as the job has tasks there: ask for them with --ntasks-per-node.",
+        source="Open MPI 4.1 (2026-11-21)",
+    ),
+    Cause(
+        name="daemons of mpirun",
+        said_by=STARTER,
+        patterns=("The Slurm process starter requires a minimum Slurm version level",),
+        says="mpirun could not start its helper process (prted) on each node. Then it asks for a newer Slurm, even"
+        " if Slurm is new enough",
+        fix="Submit again: srun may have failed, or a killed prted has left a folder /tmp/prted.HOST.PID.UID on a node."
+        " If that does not help, use LAUNCHER=torchrun or LAUNCHER=srun, which need no prted.",
+        source="Open MPI 5.0.7 of Debian 13; openpmix/prrte #1448 #2155 (2026-11-24)",
+    ),
+    Cause(
+        name="mpirun lost a node",
+        said_by=STARTER,
+        patterns=("(?:PRTE|ORTE) has lost communication with a remote daemon",),
+        says="mpirun lost a node: the node died, its network failed, or mpirun's process there was killed",
+        fix="The output names the node a few lines after the proof (Remote daemon). Submit again with --exclude=NODE,"
+        " and tell your site.",
+        source="Open MPI 4.1.4 of Debian 12 and 5.0.7 of Debian 13 (2026-11-24)",
+    ),
+)
