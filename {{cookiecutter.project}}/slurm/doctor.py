@@ -49,9 +49,8 @@ import signal
 import sys
 from typing import NamedTuple
 
-sys.dont_write_bytecode = True  # the project's folder stays as it is
-ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "doctor")
-sys.path.insert(0, ROOM)  # PYTHONSAFEPATH=1 and python -I leave it out
+# PYTHONSAFEPATH=1 and python -I leave this folder out.
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "doctor"))
 
 from causes import CAUSES as CORE_CAUSES
 from causes import RANK, SLURM, STARTER
@@ -61,6 +60,7 @@ from logs import Line, die, printable, read_output, read_rank_logs, short, speak
 from slurm_job import find_job
 from stacks import read_stacks
 
+ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "doctor")
 PROOF_WIDTH, WORD_WIDTH = 300, 240
 
 
@@ -136,7 +136,7 @@ class Run:
         self.job, self.output, self.logs = job, output, logs
         self.reports = read_reports(output)
         self.ranks = Ranks(speakers_of(output, logs))
-        self.unlabelled = self.ranks.rest.lines
+        self.unlabelled = [line for line in output if not line.label]
         self.first = self.ranks.first_failure(self.reports)
         self.causes = load_causes()
 
@@ -174,12 +174,12 @@ def rank_that_failed(run):
             verdicts, places = read_stacks(run.job.run, run.output, run.logs)
             found = with_verdict(found, verdicts)
         return Diagnosis(first.way, first, (found,) if found else (), tuple(words), tuple(places))
-    words = run.ranks.last_lines(first)
+    words, alone = run.ranks.last_lines(first)
     if first.way in ("killed", "crashed"):
         found = cause_of_signal(run, first.report)
     else:
-        found, _ = search(run.causes, reversed(words), RANK, STARTER)
-        if not found and (first.rank is None or not words):
+        found, _ = search(run.causes, alone[::-1], RANK, STARTER)
+        if not found and not alone:
             found, _ = search(run.causes, run.unlabelled, STARTER)
     return Diagnosis(first.way, first, (found,) if found else (), tuple(words))
 

@@ -47,7 +47,7 @@ CAUSES = (
             r"(?:^| )kernel: .*(?:invoked oom-killer|oom-kill:)",
         ),
         says="the memory of a host was not enough",
-        fix="Ask for more with --mem (--mem=0: all of a node), or let the program start fewer processes that read data.",
+        fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
         source="Slurm 22.05 and 24.11; nextflow-io/nextflow #5932 (2026-11-21)",
     ),
     Cause(
@@ -347,7 +347,7 @@ CAUSES = (
             r"DefaultCPUAllocator",
         ),
         says="the memory of a host was not enough",
-        fix="Ask for more with --mem (--mem=0: all of a node), or let the program start fewer processes that read data.",
+        fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
         source="torch 2.13; CPython; lanl/PyBNF #118 (2026-11-21)",
     ),
     Cause(
@@ -635,7 +635,7 @@ CAUSES = (
             r"seconds waiting for clients",
             r"Rendezvous(?:Timeout|Connection|Closed)Error",
         ),
-        says="not all nodes joined the rendezvous in time",
+        says="not all nodes joined the rendezvous in time, or its address cannot be reached",
         fix="If nodes start slowly, raise RDZV_TIMEOUT. --exclude nodes without a folder in logs/JOBID.ATTEMPT.",
         source="torch 2.13; pytorch/pytorch #69197 #126510 (2026-11-21)",
     ),

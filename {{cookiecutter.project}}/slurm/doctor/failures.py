@@ -6,6 +6,7 @@ the first to fail. A traceback counts only if it was the end of its rank: many a
 
 import re
 
+from launchers import ENDED_BY_OTHERS
 from logs import Speaker, same_host
 
 # How the first failing process ended, for --json. The order matters: where a launcher names several ranks, the first
@@ -34,7 +35,7 @@ SYNTAX_ERROR = re.compile(r'  File ".*", line \d+$')  # of the program itself: i
 NATIVE = re.compile(  # compiled code says that it goes down
     r"terminate called|Fatal Python error|\*\*\* stack smashing detected|double free or corruption|corrupted size vs"
     r"|free\(\): |munmap_chunk\(\): |malloc(?:\(\)|_consolidate\(\)): "
-    r"|.*: Assertion [`'].*' failed|F\d{4} .*\] |.*Check failed: "
+    r"|.*: Assertion [`'].*' failed|F\d{4} .*\] |.*Check failed: |The application appears to have been direct launched"
 )
 WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
 # The last line of a traceback alone, or argparse: nothing that goes on begins a line so.
@@ -146,14 +147,13 @@ class Message:
             way = next((other for other in ("peer", "waited") if other in ways), way)
         return way
 
-    def is_end(self, most=LINES_BEHIND):
-        """Tell whether the rank printed no step, and little else, behind it."""
-        behind = {
+    def behind(self):
+        """Return what the rank printed behind it, without numbers, and without what good runs print."""
+        return {
             digits_gone(line.text)
             for line in self.lines[self.end + 1 :]
             if not CONTINUES.match(line.text) and not HARMLESS.search(line.text)
         }
-        return not self.is_harmless and len(behind) <= most and not any(map(STEP.search, behind))
 
 
 def digits_gone(text):
@@ -161,9 +161,9 @@ def digits_gone(text):
     return re.sub(r"\d+", "0", text)
 
 
-def own_lines(speaker):
-    """Return the newest lines of a rank that no launcher or library printed."""
-    return [line for line in speaker.lines[-RECENT:] if not NOISE.match(line.text) or WATCHDOG.search(line.text)]
+def own(lines):
+    """Return the newest of these lines that no launcher or library printed."""
+    return [line for line in lines[-RECENT:] if not NOISE.match(line.text) or WATCHDOG.search(line.text)]
 
 
 def read_messages(lines):
@@ -182,7 +182,7 @@ def read_messages(lines):
         if begins:
             native = bool(NATIVE.match(text)) and not TRACEBACK.match(text)
             behind = message is not None and at - message.end <= LINES_BEHIND + 1
-            belongs = joins or text.startswith("Original") or (native and message and message.is_end())
+            belongs = joins or text.startswith("Original") or (native and message)
             if not (message and behind and belongs):
                 message = Message(lines, at, native, announced)
                 messages.append(message)
@@ -239,7 +239,6 @@ class Failure:
     def __init__(self, way, speaker, report=None, message=None):
         """Join what a launcher reports and what the rank printed; either may be missing."""
         self.way, self.speaker, self.report, self.message = way, speaker, report, message
-        self.lines = own_lines(speaker)
         self.suspects = []  # of ranks that waited in vain, or lost another one: ranks that said nothing
 
     @property
@@ -274,6 +273,8 @@ class Ranks:
 
     def __init__(self, speakers):
         """Take the ranks, and last the lines without a label."""
+        for speaker in speakers:
+            speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
         self.named, self.rest = speakers[:-1], speakers[-1]
         self.printed = {}
 
@@ -297,10 +298,13 @@ class Ranks:
         return first
 
     def of_ranks(self, reports):
-        """Return the reports of ranks; those of the launchers of nodes only if there are no others."""
-        if self.tasks_are_ranks():
-            return reports
-        return [report for report in reports if report.launcher != "srun" and report.host] or reports
+        """Return the reports of ranks; those of the launchers of nodes only if there are no others.
+
+        Signals 15 and 2 count only where nothing else is reported: launchers end the other ranks with them.
+        """
+        if not self.tasks_are_ranks():
+            reports = [report for report in reports if report.launcher != "srun" and report.host] or reports
+        return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
 
     def tasks_are_ranks(self):
         """Tell whether a task of srun is a rank, and not the launcher of a node: then srun puts its number before lines."""
@@ -348,16 +352,19 @@ class Ranks:
     def last_message(self, speaker, code):
         """Return the error message that a rank ended with; None if it had survived all that it printed.
 
-        Python ends with 1 after a traceback, so another exit code has another reason. A message that all ranks
-        printed, of which the others went on, is no end, either.
+        Python ends with 1 after a traceback, so another exit code has another reason.
         """
-        most = LINES_BEHIND if code != 1 else 5 * LINES_BEHIND  # a message itself may be long
-        ends = [message for message in read_messages(own_lines(speaker)) if message.is_end(most)]
-        if code is not None and code > 1:
-            ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
-        ends = [message for message in ends if not self.others_survived(message, speaker)]
-        if not ends or code == -9:
-            return None
+        for lines in (speaker.errors, speaker.lines):
+            ends = [message for message in read_messages(lines) if self.is_end(message, speaker, code)]
+            if code is not None and code > 1:
+                ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
+            ends = [message for message in ends if not self.others_survived(message, speaker)]
+            if ends:
+                return self.chosen(ends, speaker)
+        return None
+
+    def chosen(self, ends, speaker):
+        """Return the one of several error messages that tells why; None if they are a launcher's, of other ranks."""
         if speaker is self.rest:  # of any rank: each message may be of another one
             ends = [message for message in ends if not message.of_launcher] or ends
             order = ["error", "waited", "peer"]
@@ -370,45 +377,91 @@ class Ranks:
             return before  # as the rank went down, its connection to a tracker or the like broke, too
         return last
 
+    def is_end(self, message, speaker, code):
+        """Tell whether a rank printed little behind an error message, and went no step further.
+
+        A launcher may mix up stdout and stderr. So an error that is the very last line of stderr counts anyway, if the
+        exit code is that of an error.
+        """
+        if message.is_harmless or not message.errors:
+            return False
+        behind = message.behind()
+        if code == 1 and message.lines[0] in speaker.errors and not behind:
+            return True
+        most = 5 * LINES_BEHIND if code == 1 else LINES_BEHIND  # the message itself may be long
+        return len(behind) <= most and not any(map(STEP.search, behind)) and not self.went_on(message, speaker)
+
+    def went_on(self, message, speaker):
+        """Tell whether the output has a step of the rank behind an error that it printed."""
+        at = max((at for at, line in enumerate(speaker.lines) if line.text == message.error.text), default=None)
+        return at is not None and any(STEP.search(line.text) for line in speaker.lines[at + 1 :])
+
     def others_survived(self, message, speaker):
         """Tell whether all other ranks printed the same error, too, and one of them went on."""
-        others = [other for other in self.named if other is not speaker]
-        if speaker is self.rest or not others or not self.is_alike(message.error, speaker):
+        others = self.others_than(speaker)
+        if not others or not self.is_alike(message.error, speaker):
             return False
         text = digits_gone(message.error.text)
         return any(
-            not other.is_end()
-            for one in others
-            for other in read_messages(own_lines(one))
-            if digits_gone(other.error.text) == text
+            not self.is_end(same, other, None)
+            for other in others
+            for same in read_messages(other.errors or other.lines)
+            if digits_gone(same.error.text) == text
         )
+
+    def others_than(self, speaker):
+        """Return other ranks that have printed something; none for lines of which the rank is not known."""
+        if speaker not in self.named:
+            return []
+        return [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
 
     def is_alike(self, line, speaker):
         """Tell whether all other ranks printed this line, too, but for numbers."""
-        others = [other for other in self.named if other is not speaker][:64]
-        text = digits_gone(line.text)
+        others, text = self.others_than(speaker), digits_gone(line.text)
         return bool(others) and all(text in self.texts_of(other) for other in others)
 
     def texts_of(self, speaker):
         """Return the newest lines of a rank without their numbers."""
         if id(speaker) not in self.printed:
-            self.printed[id(speaker)] = {digits_gone(line.text) for line in speaker.lines[-RECENT:]}
+            lines = speaker.lines + speaker.logged
+            self.printed[id(speaker)] = {digits_gone(line.text) for line in lines}
         return self.printed[id(speaker)]
 
     def last_lines(self, failure, most=10):
-        """Return the last lines of a rank that printed no error message: not those of all ranks, or of good runs."""
-        own = failure.lines
-        last_step = max((at for at, line in enumerate(own) if STEP.search(line.text)), default=-1)
-        lines = [line for line in own if not HARMLESS.search(line.text) and not self.is_alike(line, failure.speaker)]
-        since = [line for line in own[last_step + 1 :] if line in lines]
-        return (since or lines)[-most:]
+        """Return the last lines of a rank that printed no error message, and which of them it printed alone.
+
+        What all ranks printed is left out, unless it is the very end: then all may have failed alike.
+        """
+        speaker, shown, alone = failure.speaker, [], []
+        errors = {line.text for line in speaker.errors}
+        printed = [line for line in speaker.lines if line.text not in errors] if errors else speaker.lines
+        for stream in (printed, speaker.errors):
+            lines = [line for line in stream if not HARMLESS.search(line.text)]
+            last_step = max((at for at, line in enumerate(lines) if STEP.search(line.text)), default=-1)
+            its_own = [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
+            alone += its_own
+            ends_alone = bool(its_own) and its_own[-1] is lines[-1]
+            shown.append((its_own, lines[-most:] if not ends_alone else its_own))
+        if alone:
+            return [line for own_lines, end in shown for line in (own_lines or [])], alone
+        return [line for _, end in shown for line in end][-most:], alone
+
+
+# Frames of what starts the program, above the program's own.
+STARTS_PROGRAM = re.compile(r'  File "(?:.*/launch/spawn\.py|<frozen runpy>|.*/runpy\.py)", line ')
 
 
 def last_words(message):
-    """Return the lines of an error message: its end, and the first error of a chain if that is not among them."""
-    behind = [line for line in message.lines[message.end + 1 :] if not HARMLESS.search(line.text)]
-    lines = [line for line in message.lines[message.start : message.end + 1] if not line.text.startswith("frame #")]
-    lines += behind
+    """Return the lines of an error message: its end, and the first errors of a chain if these are not among them."""
+    lines, is_left_out = [], False
+    for line in message.lines[message.start : message.end + 1]:
+        if line.text.startswith("  File "):
+            is_left_out = bool(STARTS_PROGRAM.match(line.text))
+        elif not line.text.startswith("    "):
+            is_left_out = line.text.startswith("frame #")
+        if not is_left_out:
+            lines.append(line)
+    lines += [line for line in message.lines[message.end + 1 :] if not HARMLESS.search(line.text)]
     if len(lines) <= WORDS:
         return lines
     kept = lines[-WORDS:]

@@ -55,8 +55,7 @@ def read_reports(lines):
     unlabelled = [(at, line) for at, line in enumerate(lines) if not line.label]
     indented = [(at, line) for at, line in unlabelled if line.text[:1] == " "]
     found = sentences(unlabelled, clean_up(lines)) + mpirun_messages(indented) + torchrun_tables(unlabelled)
-    reports = [report for _, report in sorted(found, key=lambda place_and_report: place_and_report[0]) if report.code]
-    return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
+    return [report for _, report in sorted(found, key=lambda place_and_report: place_and_report[0]) if report.code]
 
 
 def sentences(lines, left_out):

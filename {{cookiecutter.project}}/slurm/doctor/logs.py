@@ -38,7 +38,8 @@ class Speaker:
     def __init__(self, rank=None, host=""):
         """Begin a speaker that has said nothing."""
         self.rank, self.host = rank, host
-        self.lines = []
+        self.lines = []  # of the output; of the logs where the output lacks them
+        self.errors, self.logged = [], []  # its stderr.log; its stdout.log and stderr.log
         self.log = ""  # the rank's own log, as the user would type it
         self.ended = 0.0  # the time of its last change
         self.starts_ranks = False  # its log is that of a rank of torchrun or spawn.py, and not of a task of srun
@@ -235,13 +236,12 @@ def read_rank_logs(run):
     for ended, path, node, host, local_rank in sorted(found):
         speaker = Speaker(node * ranks_per_node + local_rank, host)
         speaker.log, speaker.ended = short(path), ended
-        speaker.lines = labelled_lines(path, LOG_BYTES)
-        speaker.starts_ranks = path[len(run) :].count("/") > 3
-        named = next((rank_of(line.label)[0] for line in reversed(speaker.lines) if "[rank" in line.label), None)
-        speaker.rank = speaker.rank if named is None else named  # torchrun may number the nodes in another order
+        speaker.errors = labelled_lines(path, LOG_BYTES)
         stdout = re.sub(r"stderr\.log$", "stdout.log", path)
-        if os.path.isfile(stdout):
-            speaker.lines = labelled_lines(stdout, LOG_BYTES) + speaker.lines
+        speaker.logged = (labelled_lines(stdout, LOG_BYTES) if os.path.isfile(stdout) else []) + speaker.errors
+        speaker.starts_ranks = path[len(run) :].count("/") > 3
+        named = next((rank_of(line.label)[0] for line in reversed(speaker.errors) if "[rank" in line.label), None)
+        speaker.rank = speaker.rank if named is None else named  # torchrun may number the nodes in another order
         logs.append(speaker)
     return logs
 
@@ -249,8 +249,7 @@ def read_rank_logs(run):
 def speakers_of(output, logs):
     """Return who speaks: the ranks, and last the lines without a label.
 
-    The output has what a rank printed to stdout and to stderr in the order of time, so it goes before the rank's log.
-    But its end may be lost with a launcher that was killed, and mpirun gives no labels: then the log is added.
+    The end of an output may be lost with a launcher that was killed, and mpirun gives no labels: then the log is added.
     """
     ranks, rest = {}, Speaker()
     for line in output:
@@ -262,9 +261,8 @@ def speakers_of(output, logs):
         speaker.host = speaker.host or host
         speaker.lines.append(line)
     for log in logs:
-        said = ranks.pop(log.rank, None)
-        if said is not None:
-            log.lines = said.lines if ends_alike(said.lines, log.lines) else said.lines + log.lines
+        said = ranks[log.rank].lines if log.rank in ranks else []
+        log.lines = said if ends_alike(said, log.errors) else said + log.logged
         ranks[log.rank] = log
     order = {log.rank: at for at, log in enumerate(logs)}
     in_order = sorted(ranks.values(), key=lambda speaker: order.get(speaker.rank, speaker.rank))
@@ -274,4 +272,4 @@ def speakers_of(output, logs):
 def ends_alike(said, logged):
     """Tell whether the last line of a log stands near the end of what the output has of that rank."""
     last = next((line.text for line in reversed(logged) if line.text.strip()), "")
-    return not last or any(line.text == last for line in said[-400:])
+    return bool(said) and (not last or any(line.text == last for line in said[-400:]))
