@@ -35,6 +35,7 @@ def needed(answers) -> dict[str, bool]:
         "launch/spawn.py": slurm,
         "launch/stage/enter.py": slurm,
         "launch/stage/pack.py": slurm,
+        "slurm/doctor/causes_mpirun.py": "mpirun" in facts["launchers"],
         "slurm/build_venv.sh": "venv" in facts["runtimes"],
         "slurm/build_container.sh": builds_image,
         "slurm/build_horovod.sh": horovod,

@@ -54,7 +54,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "doc
 
 from causes import CAUSES as CORE_CAUSES
 from causes import RANK, SLURM, STARTER
-from failures import HARMLESS, WAYS, WORDS, Ranks, last_words
+from failures import HARMLESS, RECENT, WAYS, WORDS, Ranks, last_words
 from launchers import ranks_ended_by_srun, read_reports
 from logs import Line, die, printable, read_output, read_rank_logs, short, speakers_of
 from slurm_job import find_job
@@ -62,6 +62,7 @@ from stacks import read_stacks
 
 ROOM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "doctor")
 PROOF_WIDTH, WORD_WIDTH = 300, 240
+OF_SYSTEM = ("srun: ", "slurmstepd", "kernel: ", "'oom-kill'", " stuck: ")  # in lines of Slurm, the kernel, the job
 
 
 def main():
@@ -136,7 +137,8 @@ class Run:
         self.job, self.output, self.logs = job, output, logs
         self.reports = read_reports(output)
         self.ranks = Ranks(speakers_of(output, logs))
-        self.unlabelled = [line for line in output if not line.label]
+        self.of_system = [line for line in output if any(word in line.text for word in OF_SYSTEM)]
+        self.unlabelled = [line for line in output if not line.label][-RECENT:]
         self.first = self.ranks.first_failure(self.reports)
         self.causes = load_causes()
 
@@ -144,11 +146,11 @@ class Run:
 def ended_by_slurm(run):
     """Return the diagnosis if Slurm or the kernel ended the ranks, or the job ended itself as no rank moved."""
     record = Line(run.job.record, 0, "", run.job.state)
-    found, line = search(run.causes, [record, *run.output], SLURM)
+    found, line = search(run.causes, [record, *run.of_system], SLURM)
     if not found:
         return None
     failure = run.first
-    if failure and line in run.output and failure.report and found.name not in ("host memory", "process memory"):
+    if failure and failure.report and line is not record and found.name not in ("host memory", "process memory"):
         is_before = run.output.index(failure.report.line) < run.output.index(line)
         failure = failure if is_before else None  # else it ended because Slurm ended all
     elif not (failure and failure.report):
@@ -192,6 +194,9 @@ def ranks_that_waited(run):
     found, _ = search(run.causes, run.unlabelled, STARTER)  # mpirun may have lost a node
     if not found:
         found, _ = search_message(run.causes, first.message)
+    if found and found.name == "rendezvous":  # torch says in a warning before that it cannot look up the address
+        route, _ = search([cause_named(run.causes, "name or route")], first.message.lines, RANK)
+        found = route or found
     if not found or found.name == "lost another rank":
         name = "waited in vain" if first.way == "waited" else "lost another rank"
         if first.way == "peer" and first.suspects and run.output:

@@ -208,6 +208,14 @@ CAUSES = (
         source="the output of a user's job (2026-11-26)",
     ),
     Cause(
+        name="missing program",
+        said_by=STARTER,
+        patterns=(r"^slurmstepd\S*: .*execve\(\): .*No such file",),
+        says="a file or command is not there",
+        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it.",
+        source="Slurm 22.05 (2026-11-21)",
+    ),
+    Cause(
         name="step launch",
         said_by=STARTER,
         patterns=(r"Task launch for \S+ failed on node", r"Application launch failed: \S"),
@@ -288,8 +296,7 @@ CAUSES = (
         name="conda",
         patterns=(r"CondaError: Run 'conda init'", r"shell has not been properly configured to use 'conda activate'"),
         says="conda activate needs a shell that conda has set up, which that of a job is not",
-        fix="Write source $(conda info --base)/etc/profile.d/conda.sh before conda activate. Here, name the environment"
-        " in VENV of env.sh instead.",
+        fix='Write eval "$(conda shell.bash hook)" before conda activate, or name the environment in VENV of env.sh instead.',
         source="conda/conda #8536, marbits-icm/marbits-public #78 (2026-11-27)",
     ),
     Cause(
@@ -644,7 +651,6 @@ CAUSES = (
         patterns=(
             r"FileNotFoundError: \S",
             r"can't open file '",
-            r"execve\(\): .*No such file",
             r": command not found",
         ),
         says="a file or command is not there",

@@ -57,8 +57,8 @@ OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|api\.SignalExcept
 CONTINUES = re.compile(r" |frame #|<omitting|Exception raised from ")  # more of a message, the calls in compiled code
 # Lines of launchers and libraries, which are no words of a rank.
 NOISE = re.compile(
-    r"\[?[WIE]\d+ |\[[WIE]\S*(?: \S+)? \S+\.cpp:\d+\]|srun: |slurmstepd|-----|=====|\*\*\* (?:STEP|JOB) |[ ]*$"
-    r"|launch/spawn\.py on \S+ rank "
+    r"(?!.*gai error)\[?[WIE](?:\d+ |\S*(?: \S+)? \S+\.cpp:\d+\])|srun: |slurmstepd|-----|=====|[ ]*$"
+    r"|\*\*\* (?:STEP|JOB) |launch/spawn\.py on \S+ rank "
 )
 # Lines that good runs print: they do not tell that a rank went on after its error, and prove no cause.
 HARMLESS = re.compile(
@@ -184,7 +184,7 @@ def read_messages(lines):
             behind = message is not None and at - message.end <= LINES_BEHIND + 1
             belongs = joins or text.startswith("Original") or (native and message)
             if not (message and behind and belongs):
-                message = Message(lines, at, native, announced)
+                message = Message(lines, at, native, announced and bool(TRACEBACK.match(text)))
                 messages.append(message)
             message.inside = bool(TRACEBACK.match(text) or SYNTAX_ERROR.match(text))
             message.end = at

@@ -12,6 +12,7 @@ import sys
 from typing import NamedTuple
 
 OUTPUT_BYTES, LOG_BYTES = 20_000_000, 16_384  # of the end of an output, and of a rank's log
+MOST_LINES = 200_000  # of the end of a file
 WIDTH = 2048  # characters of a line that are kept
 ATTEMPT_BEGINS = " node(s), meeting at "  # the submit script prints a line with these words before it starts the ranks
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
@@ -77,14 +78,22 @@ def short(path):
 
 
 def read_end(path, size):
-    """Return the lines of a file's end, as a terminal shows them."""
+    """Return the lines of a file's end, as a terminal shows them, and which end that is: "" for the whole file."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - size))
             text = file.read(size).decode("utf-8", "surrogateescape")  # not every byte is UTF-8
     except OSError as error:
         die(f"cannot read {short(path)}: {error.strerror}")
-    return [shown(line) for line in text.rstrip("\n").split("\n")] if text.strip("\n") else []
+    if not text.strip("\n"):
+        return [], ""
+    end = ""
+    if os.path.getsize(path) > size:
+        end = f" (its last {size // 1_000_000} MB)" if size > 1_000_000 else f" (its last {size // 1024} KB)"
+    lines = text.rstrip("\n").rsplit("\n", MOST_LINES)
+    if len(lines) > MOST_LINES:
+        lines, end = lines[1:], f" (its last {MOST_LINES} lines)"
+    return [shown(line) for line in lines], end
 
 
 # A progress bar of tqdm ends with times and a rate: [00:01<00:10,  4.0it/s, loss=2]
@@ -119,9 +128,8 @@ LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<ran
 
 def labelled_lines(path, size, is_rank=None):
     """Return the lines of a file's end, with their labels and places."""
-    name, lines = short(path), read_end(path, size)
-    if os.path.getsize(path) > size:
-        name += f" (its last {size // 1_000_000} MB)" if size > 1_000_000 else " (its last 16 KB)"
+    lines, end = read_end(path, size)
+    name = short(path) + end
     return [labelled(number, line, name, is_rank) for number, line in enumerate(lines, 1)]
 
 
@@ -138,10 +146,11 @@ def labelled(number, line, file, is_rank=None):
 
 
 def rank_of(label):
-    """Return rank and host of a label, as far as it names them."""
+    """Return rank and host of a label, as far as it names them. Of several labels that with a host knows best."""
     rank, host = None, ""
     for match in LABEL_RANK.finditer(label):
-        rank, host = int(match.group("rank")), match.group("host") or host
+        if match.group("host") or not host:
+            rank, host = int(match.group("rank")), match.group("host") or host
     return rank, host
 
 

@@ -24,7 +24,7 @@ def read_stacks(run, output, ranks):
     """Return verdicts and places; two empty lists if they are not known."""
     asked = run + "/stacks.txt"
     if run and os.path.isfile(asked):
-        lines = read_end(asked, OUTPUT_BYTES)
+        lines, _ = read_end(asked, OUTPUT_BYTES)
     else:
         begin = next((at + 1 for at, line in enumerate(output) if ASKED.match(line.text)), len(output))
         lines = [line.text for line in output[begin:]]
