@@ -5,6 +5,7 @@ and what runs print that go well or fail.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,8 @@ PROGRAM = TEMPLATE / "slurm/doctor.py"
 spec = importlib.util.spec_from_file_location("doctor", PROGRAM)
 DOCTOR = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(DOCTOR)
+LOGS, LAUNCHER_REPORTS = sys.modules["logs"], sys.modules["launchers"]
+CAUSES = DOCTOR.load_causes()
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"
@@ -74,11 +77,22 @@ def read(tmp_path, monkeypatch, capsysbinary):
     return read
 
 
+@pytest.fixture
+def ask(read, monkeypatch, capsysbinary):
+    """Returns what the doctor says of a text, as JSON."""
+
+    def ask(text):
+        read(text)
+        monkeypatch.setattr(sys, "argv", ["slurm/doctor.py", "--json", "my job-12.out"])
+        DOCTOR.main()
+        return json.loads(capsysbinary.readouterr().out)
+
+    return ask
+
+
 # ---- lines and errors ------------------------------------------------------------------------------------------------
 
-OTHER = (
-    "PermissionError: [Errno 13] Permission denied: '/root/.cache/x'; going on without a cache"  # this one may matter
-)
+OTHER = "PermissionError: [Errno 13] Permission denied: '/root/.cache/x'; going on without a cache"
 PEERS = "RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.12]:23942. This is typically caused by a remote"
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.12]:23942. This is typically caused by"
@@ -92,7 +106,13 @@ def labelled(label, text):
 
 
 def lines_of(*texts):
-    return [DOCTOR.labelled(number, text, "x.out") for number, text in enumerate(texts, 1)]
+    return [LOGS.labelled(number, text, "x.out") for number, text in enumerate(texts, 1)]
+
+
+def failing(words, code=1):
+    """What a job printed of which rank 3 ended with an exit code, and said something before."""
+    end = f"launch/spawn.py on node2: rank 3 ended with exit code {code}\n"
+    return GOOD + labelled("[node2:3] ", words) + end
 
 
 def traceback(error, label="", depth=2):
