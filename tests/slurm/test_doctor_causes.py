@@ -334,6 +334,6 @@ def test_rows_of_what_the_project_does_not_have(tmp_path):
     for site, runtime in (("slurm", "venv"), ("slurm", "pyxis"), ("clariden", "edf")):
         project = bake(tmp_path / runtime, site=site, runtime=runtime, account=account(site))
         has[runtime] = "".join(path.read_text() for path in (project / "slurm/doctor").glob("causes*.py"))
-    assert "pyxis" not in has["venv"] and '"container image"' not in has["venv"] and "mpirun as root" in has["venv"]
+    assert '"folders of enroot"' not in has["venv"] and '"container image"' not in has["venv"] and "mpirun as root" in has["venv"]
     assert "pyxis: failed to" in has["pyxis"] and "BIND MOUNT" not in has["pyxis"]
     assert "mpirun as root" not in has["edf"] and "container's .toml" in has["edf"]

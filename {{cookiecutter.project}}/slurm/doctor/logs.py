@@ -138,15 +138,16 @@ def labelled(number, line, file, is_rank=None):
     if line[:1] not in "[ 0123456789" or not line:
         return Line(file, number, "", line)
     end = LABEL.match(line).end()
-    for match in HOST_LABEL.finditer(line, 0, end) if is_rank else ():
-        if not is_rank(*match.groups()):
+    for nth, match in enumerate(HOST_LABEL.finditer(line, 0, end)):
+        # Behind the label of a launcher, Open MPI and others name hosts and processes of their own.
+        if nth or (is_rank and not is_rank(*match.groups())):
             end = match.start()
             break
     return Line(file, number, line[:end], line[end:])
 
 
 def rank_of(label):
-    """Return rank and host of a label, as far as it names them. Of several labels that with a host knows best."""
+    """Return rank and host of a label, as far as it names them. Of several labels, that with a host knows best."""
     rank, host = None, ""
     for match in LABEL_RANK.finditer(label):
         if match.group("host") or not host:
