@@ -32,8 +32,11 @@ demo: .venv/ready ## write a project for this machine and run it: 2 nodes x 2 ra
 	@echo "  $(BIN)/cookiecutter . site=slurm                       the same for your cluster, question by question"
 	@echo "  make test                                                  all of it on a real Slurm, started here"
 
-test: .venv/ready packages ## every test but the slow drills
-	$(PYTEST) $(PYTEST_ARGS)
+test: .venv/ready packages ## every test of the template and the core of a written project, but the slow drills
+	$(PYTEST) --ignore=tests/extras $(PYTEST_ARGS)
+
+test-extras: .venv/ready packages ## the tests of the extras, or of one: make test-extras NAME=notebook
+	$(PYTEST) tests/extras/$(NAME) $(PYTEST_ARGS)
 
 test-all: PACKAGES += $(DRILL_PACKAGES)
 test-all: TOOLS += cmake g++ mpi.h node chromium sshd ssh
@@ -127,4 +130,4 @@ packages:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
 	    echo "missing, and not to be installed without root and apt:$$missing"
 
-.PHONY: help demo test test-all test-gpu gpu-bundle lint bakes dates perf sites drills pictures clean packages
+.PHONY: help demo test test-extras test-all test-gpu gpu-bundle lint bakes dates perf sites drills pictures clean packages

@@ -9,6 +9,7 @@ The modules. Each imports only those above it:
     describe     reads a Slurm cluster and writes a site file; needs no package
     sites        reads site files, fills in what they leave out, finds keys that contradict each other
     detect       which site this machine belongs to
+    extras       the extras: what each is for, which kind of site can have it, which ones the answers choose
     questions    the questions: prompt, rule, default, check
     answers      defaults and faults of a set of answers; asks again
     sbatch       options of sbatch that follow from the answers, and their reasons

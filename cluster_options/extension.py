@@ -11,7 +11,7 @@ from types import ModuleType
 import jinja2
 from jinja2.ext import Extension
 
-from . import answers, commands, detect, files, provenance, runtimes, sbatch, sites
+from . import answers, commands, detect, extras, files, provenance, runtimes, sbatch, sites
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -73,12 +73,16 @@ GLOBALS = [
     commands.ssh_command,
     commands.told,
     commands.unless_told,
+    extras.chosen_extras,
+    extras.extras_of,
+    extras.is_adding,
     files.in_container,
     files.instructions,
     files.left_out,
     files.scripts,
     files.template_files,
     files.unneeded,
+    provenance.add_command,
     provenance.bake_command,
     provenance.link_command,
     provenance.template_source,

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from .commands import image_source
+from .extras import chosen_extras, is_adding
 from .runtimes import KINDS
 from .sites import site_facts
 
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "{{cookiecutter.project}}"
 # The folder of texts that files of the template include. No project keeps them.
 PARTS = "parts"
+EXTRAS_FOLDER = "extras"
 # What examples=no leaves out: what a project that exists has of its own, and programs to learn from.
 EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "check/hello.py", "pi", "tests", "training")
 
@@ -43,9 +45,8 @@ def needed(answers) -> dict[str, bool]:
         "container/requirements.txt": builds_image or runai,
         "container/start.sh": runtime in ("enroot", "podman-hpc"),
         f"container/{answers['project']}.toml": runtime == "edf",
-        "benchmark/README.md": slurm or runai,
-        "benchmark/published.csv": facts["all_reduce"] != [],
-        "benchmark/slow_nodes.py": slurm or runai,
+        "extras/scaling/published.csv": facts["all_reduce"] != [],
+        "extras/scaling/slow_nodes.py": slurm or runai,
         "training/train_horovod.py": horovod,
     }
 
@@ -59,22 +60,30 @@ def template_files(answers) -> list[str]:
 
 def unneeded(answers) -> list[str]:
     """Return the paths of the files that the project does not keep."""
-    kind, rules = site_facts(answers["site"])["kind"], needed(answers)
+    kind, rules, chosen = site_facts(answers["site"])["kind"], needed(answers), chosen_extras(answers)
     unwanted = (PARTS, *(other for other in KINDS if other != kind))
     if answers["examples"] == "no":
         unwanted += EXAMPLES
     found = []
     for name in template_files(answers):
-        if name in unwanted or name.split("/")[0] in unwanted or not rules.get(name, True):
+        folder, _, inside = name.partition("/")
+        if folder == EXTRAS_FOLDER:
+            keep = inside.partition("/")[0] in chosen and rules.get(name, True)
+        else:
+            keep = not is_adding(answers) and not {name, folder} & {*unwanted} and rules.get(name, True)
+        if not keep:
             found.append(name)
     return found
 
 
 def left_out(answers) -> list[str]:
-    """Return the paths of files that are the user's own if they are there: parts/, and with examples=no all unneeded.
+    """Return the paths of files that are the user's own if they are there.
 
-    In a project of the template's, other files that are not needed come from other answers, and are removed.
+    That is parts/, with examples=no all that is not needed, and all where an extra is added. In a project of the
+    template's, other files that are not needed come from other answers, and are removed.
     """
+    if is_adding(answers):
+        return template_files(answers)
     names = unneeded(answers)
     return names if answers["examples"] == "no" else [name for name in names if name.split("/")[0] == PARTS]
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from .answers import suggest
+from .extras import ADDING
 from .questions import QUESTION_NAMES
 
 VERSION = "1.2.1"  # CHANGELOG.md begins with it
@@ -49,9 +50,12 @@ def commit() -> str:
 
 
 def given_answers(answers) -> dict:
-    """Return the answers that a project cannot be written without: those that are not its site's default."""
+    """Return the answers that a project cannot be written without: those that are not its site's default.
+
+    The answer to `extras` is left out: it is read from the folders that are there, as extras come and go.
+    """
     site, runtime = answers["site"], answers["runtime"]
-    own = {question: answers[question] for question in QUESTION_NAMES[2:]}
+    own = {question: answers[question] for question in QUESTION_NAMES[2:] if question != "extras"}
     changed = {question: value for question, value in own.items() if value != suggest(site, question, runtime)}
     return {"project": answers["project"], "site": site, **changed}
 
@@ -59,9 +63,28 @@ def given_answers(answers) -> dict:
 def bake_command(answers, options=(), newest=False, **others) -> str:
     """Return the command that writes the same project again, whatever cookiecutter's configuration says.
 
-    options: more options of cookiecutter. newest: write it by the newest commit of the template instead of the same.
-    others: answers that differ, as launcher="srun".
+    It is to be typed in the folder above the project, whose extras it reads there. Another project gets none. options:
+    more options of cookiecutter. newest: write it by the newest commit of the template instead of the same. others:
+    answers that differ, as launcher="srun".
     """
+    extras = f'extras="$(bash {answers["project"]}/launch/extras.sh)"' if "project" not in others else "extras=none"
+    return f"{_command(answers, options, newest, others)} {extras}"
+
+
+def add_command(answers, name: str) -> str:
+    """Return the command that adds the folder of an extra to the project; to be typed in the folder above it.
+
+    It writes no other file: see extras.ADDING. Both options are there for cookiecutter, which asks for the one and
+    writes over files without the other.
+    """
+    options = ["--overwrite-if-exists", "--skip-if-file-exists"]
+    existing = {**answers, "examples": "yes"}  # for which _command would add the options again
+    examples = [f"examples={answers['examples']}"] if answers["examples"] == "no" else []
+    return " ".join([_command(existing, options, False, {}), *examples, f"extras={ADDING}{name}"])
+
+
+def _command(answers, options, newest, others) -> str:
+    """Return bake_command() without the answer to `extras`."""
     answers = {**{name: answers[name] for name in (*QUESTION_NAMES, "_template")}, **others}
     source = template_source(answers)
     local = source["name"].startswith("/")  # cookiecutter ignores --checkout there
@@ -76,4 +99,5 @@ def link_command(answers) -> str:
     source = template_source(answers)
     checkout = ["--checkout", source["commit"]] if source["commit"] else []
     words = ["cruft", "link", "--no-input", "--default-config", *checkout, source["git"]]
-    return shlex.join([*words, "--extra-context", json.dumps(given_answers(answers))])
+    context = json.dumps({**given_answers(answers), "extras": "EXTRAS"})
+    return shlex.join([*words, "--extra-context", context]).replace("EXTRAS", "'\"$(bash launch/extras.sh)\"'")

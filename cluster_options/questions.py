@@ -23,6 +23,7 @@ from .checks import (
     check_word,
     check_words_in_quotes,
 )
+from .extras import EXTRAS, check_extras, check_extras_text
 from .runtimes import KINDS, RUNTIMES, VENDOR_IMAGES, image_fits
 from .schema import CONTAINER_DEFAULTS
 
@@ -153,6 +154,15 @@ QUESTIONS = (
         "[into a project that exists](existing-project.md)",
         check=check_examples,
         default="yes",
+    ),
+    Question(
+        "extras",
+        prompt=f"Extras: none, all, or names with commas, of {', '.join(EXTRAS)}; each can be added later",
+        rule="folders of `extras/` that the project has: `none`, `all` that this kind of site can have, or names with "
+        f"commas, of {', '.join(f'`{name}`' for name in EXTRAS)}. [What they are, and how to add one later](extras.md)",
+        check=check_extras,
+        default="all",
+        check_text=check_extras_text,
     ),
 )
 QUESTION_NAMES = tuple(question.name for question in QUESTIONS)

@@ -178,10 +178,10 @@ def draw_figures(cluster: Cluster) -> None:
             if job.state != "COMPLETED":
                 sys.exit(job.output)
 
-    scaling = ("bash", "benchmark/scaling.sh", "--name", "gloo", "1", "2", "4", "--", "--max", "64M")
+    scaling = ("bash", "extras/scaling/scaling.sh", "--name", "gloo", "1", "2", "4", "--", "--max", "64M")
     cluster.run(*scaling, cwd=project, env=python)
     wait()
-    report = (sys.executable, "benchmark/report.py", "benchmark/results/gloo", "--plot", DOCS / "bandwidth")
+    report = (sys.executable, "extras/scaling/report.py", "logs/scaling/gloo", "--plot", DOCS / "bandwidth")
     cluster.run(*report, cwd=project)
     runs = []
     for nodes, program in (("1", "ddp"), ("2", "ddp"), ("4", "fsdp")):  # of two ranks each

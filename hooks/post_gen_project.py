@@ -21,6 +21,7 @@ FILES = {{template_files(cookiecutter)}}  # noqa: F821
 UNNEEDED = {{unneeded(cookiecutter)}}  # noqa: F821
 LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
 EXAMPLES = "{{ cookiecutter.examples }}"
+ADDED = {{chosen_extras(cookiecutter) if is_adding(cookiecutter) else []}}  # noqa: F821
 PAGE = "{{ instructions(cookiecutter) }}"
 
 SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
@@ -99,9 +100,13 @@ def main() -> None:
     if RUNTIME == "venv":
         steps += [PACKAGES] * (not Path("requirements.txt").exists()) + [BUILD[KIND]]
     steps += [BUILD_IMAGE] * BUILDS_IMAGE + FIRST_STEPS[KIND]
+    written = f"{PROJECT} is written for {TITLE}." if EXAMPLES == "yes" else f"{PROJECT} can run on {TITLE}."
+    if ADDED:
+        written = f"{PROJECT} has {', '.join(f'extras/{name}' for name in ADDED)} now."
+        steps = [steps[0], *((f"less extras/{name}/README.md", "what it does, and its settings") for name in ADDED)]
     width = max(len(command) for command, _ in steps)
     say_what_was_kept(kept)
-    print(f"{PROJECT} is written for {TITLE}. Next:" if EXAMPLES == "yes" else f"{PROJECT} can run on {TITLE}. Next:")
+    print(f"{written} Next:")
     for command, why in steps:
         print(f"  {command:{width}}  # {why}")
 

@@ -26,6 +26,8 @@ FILES = {{template_files(cookiecutter)}}  # noqa: F821
 # writes them all the same. With --overwrite-if-exists it writes over the user's files of these names.
 # post_gen_project.py then copies the user's files back.
 LEFT_OUT = {{left_out(cookiecutter) if not problems(cookiecutter) else []}}  # noqa: F821
+EXTRAS = "{{ cookiecutter.extras }}"
+ADDING = {{is_adding(cookiecutter)}}  # noqa: F821
 
 FOLDERS = sorted({str(folder) for name in FILES for folder in Path(name).parents})
 for folder in filter(Path.exists, map(Path, FOLDERS)):
@@ -40,6 +42,9 @@ if Path(".being-written").exists():
         "an earlier run was interrupted, and may have overwritten files of yours: to get them back, run in "
         f"{Path.cwd()} 'cp -a .being-written/files/. .', then 'rm -r .being-written'"
     )
+if ADDING and not Path("launch/extras.sh").exists():
+    written = f"write the project with extras={EXTRAS[1:]}"
+    PROBLEMS.append(f"extras={EXTRAS} adds to a project of this template, and {Path.cwd()} is none: {written}")
 if PROBLEMS:
     print("Nothing was written, because of", *PROBLEMS, sep="\n  ", file=sys.stderr)
     sys.exit(1)

@@ -18,6 +18,7 @@ LONGEST = (
     "test_spares",
     "test_hangs",
     "test_drills",
+    "test_doctor_failures",
     "test_newest_slurm",
     "test_containers",
     "test_slurm",

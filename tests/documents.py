@@ -32,7 +32,7 @@ def code_of(text: str) -> str:
 def files_of(text: str, folders: tuple[str, ...]) -> set[str]:
     """Return the files in some folders that the code of a text names; not those with a placeholder or a pattern."""
     pattern = rf"(?<![\w./~$}}-])((?:{'|'.join(folders)})/[\w./-]*\w\.\w+)(?![\w*])"
-    return set(re.findall(pattern, code_of(text)))
+    return {name for name in re.findall(pattern, code_of(text)) if "/NAME/" not in name}
 
 
 def variables_of(text: str) -> set[str]:
@@ -49,13 +49,13 @@ def options_of(text: str) -> set[tuple[str, str]]:
     for line in re.sub(r"\\\n", " ", code_of(text)).splitlines():
         command = re.split(r"(?:^|\s)# ", line)[0]
         scripts = re.findall(
-            r"(?<![\w./~-])((?:slurm|local|runai|benchmark|training|check|pi)/\w+\.(?:sh|py))(.*)", command
+            r"(?<![\w./~-])((?:slurm|local|runai|benchmark|training|check|pi|extras/\w+)/\w+\.(?:sh|py))(.*)", command
         )
         if not scripts:
             continue
         script, words = scripts[-1] if not scripts[0][0].endswith(SUBMIT) else scripts[0]
         if script.endswith(SUBMIT):
-            inner = re.search(r"((?:benchmark|training|check|pi)/\w+\.py)(.*)", words)
+            inner = re.search(r"((?:benchmark|training|check|pi|extras/\w+)/\w+\.py)(.*)", words)
             if not inner:
                 continue
             script, words = inner.groups()

@@ -154,6 +154,7 @@ reads() if os.environ["RANK"] == "1" else waits()
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux alone has files in memory")
 def test_where_each_rank_is(run, project, tmp_path):
     (tmp_path / "waits.py").write_text(WAITS)
+    (project / "logs/snapshots").mkdir(parents=True, exist_ok=True)  # no run, but the last of the names
     process = run("waits.py", wait=False, NNODES="2", NPROC_PER_NODE="2")
 
     def stacks(*words):

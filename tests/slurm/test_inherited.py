@@ -340,7 +340,7 @@ def programs_with_siblings(project):
 def test_programs_find_their_siblings(tmp_path):
     own = bake(tmp_path / "own", **ANSWERS)
     programs = list(programs_with_siblings(own))
-    assert {"train_ddp.py", "snapshot.py", "screen.py", "group.py", "slow_nodes.py"} <= {path.name for path in programs}
+    assert {"train_ddp.py", "snapshot.py", "screen.py", "group.py"} <= {path.name for path in programs}
     environment = {**os.environ, "PYTHONPATH": f"{own}/slurm/watch:{own}/launch/stacks/python"}
     for path in programs:
         command = [sys.executable, "-P", "-B", path, "--help"]

@@ -14,95 +14,14 @@ from baking import REPOSITORY, TEMPLATE, account, bake, combinations, cookiecutt
 from documents import dead_links
 
 from cluster_options.answers import suggest
-from cluster_options.commands import image_source
+from cluster_options.files import needed, template_files, unneeded
 from cluster_options.questions import QUESTION_NAMES, cookiecutter_json, table
 from cluster_options.sites import PLUGIN_OPTIONS, site_facts, site_names
 
 SITES = site_names()
-COMMON = {
-    "README.md",
-    "env.sh",
-    "requirements.txt",
-    ".gitignore",
-    "launch/software.sh",
-    "launch/count_gpus.sh",
-    "launch/program.sh",
-    "launch/torchrun.sh",
-    *(f"launch/stacks/{name}" for name in ("collect.sh", "find_ranks.sh", "group.py", "collectives.py")),
-    "launch/stacks/records.py",
-    *(f"launch/stacks/python/{name}.py" for name in ("rank_collectives", "rank_packages", "rank_stacks")),
-    *(f"launch/stacks/python/{name}.py" for name in ("sitecustomize", "snapshot_imports")),
-    *(f"launch/code/{name}.py" for name in ("git_state", "record", "run_module", "snapshot")),
-    "check/ranks.py",
-    "check/hello.py",
-    "pi/pi.py",
-    "benchmark/all_reduce.py",
-    "benchmark/slow_nodes.py",
-    "benchmark/report.py",
-    "benchmark/scaling.sh",
-    *(f"training/{name}.py" for name in ("train_single", "train_ddp", "train_fsdp", "checkpoint", "model")),
-    *(f"training/{name}.py" for name in ("arguments", "control", "distributed", "evaluation", "memory", "metrics")),
-    *(
-        f"training/{name}.py"
-        for name in ("optimizer", "precision", "resume", "sample", "schedule", "shards", "tracing", "trackers")
-    ),
-    *(f"training/{name}" for name in ("data.py", "stop.py", "compare.py", "README.md")),
-    "tests/test_project.py",
-}
-PAGES = ("your-own-program", "which-code-runs", "how-a-run-starts", "it-does-not-work", "it-hangs", "updating")
-SLURM_PAGES = (
-    *PAGES,
-    "slow-start",
-    "watch-a-job",
-    "notebook",
-    "sweep",
-    "offline-trackers",
-    "cluster",
-    "sbatch-lines",
-    "launchers",
-    "longer-than-the-walltime",
-    "output-and-logs",
-    "files",
-)
-RUNAI_PAGES = (*PAGES, "cluster", "options", "images", "waiting-pods", "preemption", "rdma", "output-and-logs")
-SLURM = COMMON | {f"slurm/{name}.sh" for name in ("submit_multinode", "lib", "interactive", "build_venv")}
-SLURM |= {
-    "slurm/repeat.py",
-    "slurm/clean.sh",
-    "slurm/nodes.sh",
-    "slurm/signal_ranks.sh",
-    "slurm/stand_by.sh",
-    "slurm/bad_nodes.sh",
-    "slurm/docs/when-a-node-fails.md",
-}
-SLURM |= {"slurm/stacks.sh", "slurm/preflight.sh", "slurm/preflight_node.sh", "slurm/doctor.py", "slurm/interactive.rc"}
-SLURM |= {"slurm/watch.sh", "slurm/watch/node.sh", "slurm/notebook.sh", "slurm/notebook/serve.sh"}
-SLURM |= {"slurm/sweep.sh", "slurm/sweep/jobs.py", "slurm/sweep/table.py", "slurm/sync_trackers.sh"}
-SLURM |= {f"slurm/notebook/{name}.py" for name in ("connect", "lab", "relay")} | {"slurm/docs/notebook.png"}
-SLURM |= {f"slurm/watch/{name}.py" for name in ("job", "progress", "samples", "sampling", "screen", "summary", "words")}
-SLURM |= {"slurm/stage.sh", "launch/stage/pack.py", "launch/stage/enter.py"}
-SLURM |= {"slurm/minimal.sbatch", "launch/rank.sh", "launch/spawn.py", "benchmark/README.md"}
-SLURM |= {f"slurm/docs/{name}.md" for name in SLURM_PAGES} | {"slurm/docs/how-a-run-starts.svg"}
-RUNAI = {f"runai/{name}.sh" for name in ("submit_multinode", "interactive", "lib", "pod", "pod_lib", "stacks")}
-RUNAI |= COMMON - {"requirements.txt"} | {"container/Dockerfile", "container/requirements.txt"}
-RUNAI |= {"benchmark/README.md", *(f"runai/docs/{name}.md" for name in RUNAI_PAGES)}
-LOCAL = COMMON - {"benchmark/slow_nodes.py"} | {"local/submit.sh", "local/lib.sh", "local/stacks.sh"}
-LOCAL |= {f"local/docs/{name}.md" for name in PAGES}
-FILES = {"local": LOCAL, "slurm": SLURM, "runai": RUNAI}
 HOROVOD = {"slurm/build_horovod.sh", "slurm/docs/horovod.md", "training/train_horovod.py"}
-IMAGE = {"slurm/build_container.sh", "container/Dockerfile", "container/requirements.txt"}
-CONTAINER = {
-    "apptainer": IMAGE,
-    "pyxis": IMAGE,
-    "enroot": IMAGE | {"container/start.sh"},
-    "edf": IMAGE | {"container/demo.toml"},
-    "shifter": IMAGE,
-    "podman-hpc": IMAGE | {"container/start.sh"},
-}
-# examples=no: what is left out, where the page of instructions lies
-EXAMPLES = {name for name in COMMON | HOROVOD if name.startswith(("benchmark/", "pi/", "tests/", "training/"))}
-EXAMPLES |= {"README.md", ".gitignore", "requirements.txt", "check/hello.py"}
-EXAMPLES |= {"benchmark/README.md", "benchmark/published.csv"}
+# examples=no: what a project that exists has of its own, and programs to learn from
+EXAMPLES = re.compile(r"(?:benchmark|pi|tests|training)/|(?:README\.md|\.gitignore|requirements\.txt|check/hello\.py)$")
 INTO_A_PROJECT = [
     {"site": "local", "runtime": "venv"},
     {"site": "runai", "account": "mlo-jdoe"},
@@ -155,11 +74,15 @@ def lint(folder):
 
 
 def usual(answers):
-    """Whether an answer at most differs from what its site suggests. The others, two thirds, are left to the drills."""
+    """Whether a project has what its site suggests, or is one of `slurm` with another launcher or runtime.
+
+    The others, nine of ten, are left to the drills.
+    """
     facts = site_facts(answers["site"])
     suggested = facts["runtimes"][0], facts["launchers"][0], gpu_counts(facts["node"])[0]
     chosen = answers["runtime"], answers["launcher"], answers["gpus_per_node"]
-    return answers["site"] == "slurm" or sum(a != b for a, b in zip(chosen, suggested)) <= 1
+    differences = sum(a != b for a, b in zip(chosen, suggested))
+    return differences <= (1 if answers["site"] == "slurm" else 0)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +92,7 @@ def usual(answers):
 )
 def test_every_combination_is_whole_and_clean(answers, tmp_path):
     project = bake(tmp_path, **answers)
-    assert files(project) == expected_files(answers)
+    assert files(project) == kept(answers)
     assert_clean(project)
 
 
@@ -178,9 +101,10 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
     """Nothing that is written names a file that is not."""
     project = bake(tmp_path, examples="no", **answers)
     facts = site_facts(answers["site"])
-    readme = f"{facts['kind']}/README.md"
     defaults = {"runtime": facts["runtimes"][0], "launcher": facts["launchers"][0]}
-    assert files(project) == expected_files({**defaults, **answers}) - EXAMPLES | {readme}
+    assert files(project) == kept({**defaults, **answers, "examples": "no"})
+    assert not [name for name in files(project) if EXAMPLES.match(name)]
+    assert (project / f"{facts['kind']}/README.md").exists()
     assert_clean(project)
     for path in filter(Path.is_file, project.rglob("*")):
         if path.name in ("doctor.py", "notebook.png"):  # doctor.py quotes what others' programs have printed
@@ -192,29 +116,27 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
         assert not names, f"{path}: {names}"
 
 
-def expected_files(answers):
-    facts = site_facts(answers["site"])
-    expected = FILES[facts["kind"]] | CONTAINER.get(answers["runtime"], set())
-    if answers["runtime"] not in ("venv", "none", "pod"):
-        expected |= {"slurm/docs/container.md"}
-    if facts["kind"] == "slurm" and "venv" not in facts["runtimes"]:
-        expected -= {"slurm/build_venv.sh"}
-    image = suggest(answers["site"], "image", answers["runtime"])
-    if not image_source({**answers, "image": image}):  # a file that the site keeps ready
-        expected -= IMAGE
-    if facts["all_reduce"]:
-        expected |= {"benchmark/published.csv"}
-    if answers["launcher"] == "mpirun-ranks":
-        expected |= HOROVOD
-    return expected
+def kept(answers):
+    """Return the files that the table of cluster_options/files.py keeps for the answers."""
+    answers = {"project": "demo", "examples": "yes", "extras": "all", **answers}
+    answers.setdefault("image", suggest(answers["site"], "image", answers["runtime"]))
+    return set(template_files(answers)) - set(unneeded(answers))
+
+
+def test_each_row_of_the_table_of_files_names_a_file():
+    """A row whose file was renamed or removed would keep nothing, and drop nothing."""
+    answers = {"project": "demo", "site": "slurm", "runtime": "edf", "launcher": "torchrun", "image": "x#y"}
+    answers |= {"examples": "yes", "extras": "all"}
+    assert set(needed(answers)) <= set(template_files(answers))
 
 
 def joined_in_markdown(text):
-    """Return headings, tables, blocks of code and bold beginnings that lack the blank line before them."""
+    """Return what lacks the blank line before it: headings, tables, code, bold beginnings, text after a table."""
     blocks = re.split(r"^(```.*?^```)$", text, flags=re.DOTALL | re.MULTILINE)
     joined = [code for before, code in zip(blocks[::2], blocks[1::2]) if not before.endswith("\n\n")]
     for prose in blocks[::2]:
         joined += re.findall(r"[^\n]\n(?:#+ .*|\|---.*\n[^|].*|\*\*.*)", prose)
+        joined += re.findall(r"(?m)^\|.*\n[^|\n].*", prose)
     return joined
 
 
@@ -348,14 +270,14 @@ SPECIFIC = [
     ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
-    ("mn5", {}, "benchmark/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
+    ("mn5", {}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
     ("mn5", {}, "README.md", "\nssh USER@alogin1.bsc.es\n"),
     ("slurm", {}, "README.md", "\nssh USER@HOST\n"),
     ("clariden", {}, "README.md", "\nssh -J USER@ela.cscs.ch USER@clariden.alps.cscs.ch\n"),
     ("clariden", {}, "README.md", 'rsync -e "ssh -J USER@ela.cscs.ch" -a demo USER@clariden.alps.cscs.ch:/iopsstor/'),
     ("lumi", {}, "README.md", "\nLogging in needs a key that is registered in MyAccessID.\n"),
     ("alex", {}, "slurm/docs/slow-start.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
-    ("mn5", {}, "slurm/docs/notebook.md", "such as --time=02:00:00"),
+    ("mn5", {}, "extras/notebook/README.md", "such as --time=02:00:00"),
     ("mn5", {}, "slurm/docs/sweep.md", "--nodes=1 --qos=NAME -- training/"),
     ("mn5", {}, "README.md", "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"),
     (
@@ -695,7 +617,7 @@ def test_optional_packages_are_named_in_one_place(tmp_path, site):
             # Examples of keys, and the reason for WANDB_MODE at a site, do not ask for the package.
             others = "wandb,key|secret `wandb`|generic wandb|wandb login|upload later with wandb sync"
             text = re.sub(others, "", path.read_text())
-            if path.name not in ("offline-trackers.md", "sync_trackers.sh"):  # of programs of one's own, too
+            if "extras" not in path.relative_to(project).parts:  # whose pages name their own
                 named[path.relative_to(project).as_posix()] = [name for name in EXTRAS if name in text]
     expected = {"training/README.md": ["matplotlib", "tensorboard", "wandb"]}
     assert {name: extras for name, extras in named.items() if extras} == expected

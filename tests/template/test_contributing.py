@@ -97,6 +97,7 @@ def test_add_a_site(copy):
     assert "Whether compute nodes reach the internet." in shown and "/scratch/$USER" in shown
 
 
+@pytest.mark.drill
 def test_add_a_question(copy):
     assert " passed" in walk("Add a question", copy)
     assert (copy / "build/licensed/LICENSE").read_text() == "SPDX-License-Identifier: MIT\n"

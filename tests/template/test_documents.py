@@ -11,9 +11,9 @@ import pytest
 from baking import REPOSITORY, TEMPLATE, account, bake
 from documents import dead_links, files_of, options_of, variables_of
 
-FOLDERS = ("slurm", "runai", "local", "launch", "check", "pi", "benchmark", "training", "container")
+FOLDERS = ("slurm", "runai", "local", "launch", "check", "pi", "benchmark", "training", "container", "extras")
 # Made by a job or by a user; the last one comes with another answer, as the page says.
-MADE_LATER = re.compile(r"container/\S+\.(sif|tar|sqsh)|benchmark/results/.*|training/train_horovod\.py")
+MADE_LATER = re.compile(r"container/\S+\.(sif|tar|sqsh)|training/train_horovod\.py")
 # Of sbatch, which slurm/submit_multinode.sh and the other scripts hand on.
 OF_SBATCH = {
     "--nodes",

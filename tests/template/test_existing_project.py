@@ -24,7 +24,7 @@ THEIRS = {
     "container/Dockerfile": "FROM mine\n",
     "runai/lib.sh": "echo mine\n",
     "slurm/old_job.sh": "#!/bin/bash\nsrun python train.py\n",
-    "benchmark/scaling.sh": "echo not executable\n",
+    "extras/scaling/scaling.sh": "echo not executable\n",
     "train.py": """\
 import sys
 import torch, torch.distributed as dist
@@ -102,7 +102,7 @@ def test_no_file_of_the_user_s_is_changed(before, slurm):
     old, new = state(before), state(project)
     assert {name: new[name] for name in old} == old
     added = [name for name in new if name not in old]
-    assert {name.split("/")[0] for name in added} == {"env.sh", "launch", "slurm", "check"}
+    assert {name.split("/")[0] for name in added} == {"env.sh", "launch", "slurm", "check", "extras"}
     assert not git(project, "diff")
     listed = git(project, "status", "--short", "--untracked-files=all").splitlines()
     assert sorted(listed) == sorted(f"?? {name}" for name in added if new[name] != "folder")

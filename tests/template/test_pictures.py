@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from xml.etree import ElementTree
@@ -117,13 +116,6 @@ def test_the_recorded_session_shows_the_text_of_its_page():
     shown = "".join(texts(svg, within="screen")).removesuffix("$")  # the prompt that waits
     assert re.sub(r"\s", "", shown) == re.sub(r"\s", "", recorded())
     assert 20 <= float(re.search(r"animation:([\d.]+)s", svg)[1]) <= 40
-
-
-def test_the_recorded_session_asks_the_questions_of_this_version():
-    questions = json.loads((REPOSITORY / "cookiecutter.json").read_text())["__prompts__"].values()
-    said = " ".join(recorded().split())
-    for number, question in enumerate(questions, 1):
-        assert f"[{number}/{len(questions)}] {question} (" in said, "docs/first-job.md is older: make pictures"
 
 
 # ---- the picture of a written project --------------------------------------------------------------------------------

@@ -224,23 +224,25 @@ class Terminal:
 
 def test_a_wrong_answer_is_asked_again_on_the_spot(tmp_path):
     terminal = Terminal(tmp_path)
-    terminal.answer(r"\[1/12\]", "a b")
+    terminal.answer(r"\[1/13\]", "a b")
     assert "project 'a b' is no plain folder name" in terminal.answer(r"project \(demo\)", "talk")
-    terminal.answer(r"\[2/12\]", "claridn")
+    terminal.answer(r"\[2/13\]", "claridn")
     again = terminal.answer(r"site \(\w+\)", "clariden")
     assert re.search(r"site 'claridn' is not known \(did you mean clariden", again)
     assert len(again.strip().splitlines()) == 3, again  # what was typed, why it is wrong, the question
-    terminal.answer(r"\[3/12\].*torchrun", "mpirun")
+    terminal.answer(r"\[3/13\].*torchrun", "mpirun")
     assert "not available for Clariden" in terminal.answer(r"launcher \(torchrun\)", "srun")
     for number in (4, 5, 6, 7, 8):
-        terminal.answer(rf"\[{number}/12\]")
-    terminal.answer(r"\[9/12\]", "4")
-    terminal.answer(r"\[10/12\]", "9")
+        terminal.answer(rf"\[{number}/13\]")
+    terminal.answer(r"\[9/13\]", "4")
+    terminal.answer(r"\[10/13\]", "9")
     assert "has 4; use at most 4" in terminal.answer(r"gpus_per_node \(4\)", "4")
-    terminal.answer(r"\[11/12\]", "00:30:00")
+    terminal.answer(r"\[11/13\]", "00:30:00")
     assert "90 node-minutes per job, so 4 nodes for at most 00:22:00" in terminal.answer(r"time_limit \(00:22:00\)")
-    terminal.answer(r"\[12/12\].*yes", "maybe")
+    terminal.answer(r"\[12/13\].*yes", "maybe")
     assert "examples 'maybe' is neither yes nor no" in terminal.answer(r"examples \(yes\)")
+    terminal.answer(r"\[13/13\].*all", "all,notebook")
+    assert "all and none stand alone" in terminal.answer(r"extras \(all\)", "notebook")
     terminal.wait("(?!)")
     assert terminal.process.wait(PATIENCE) == 0, terminal.shown
     assert "Traceback" not in terminal.shown
@@ -253,10 +255,10 @@ def test_a_wrong_answer_is_asked_again_on_the_spot(tmp_path):
 def test_a_missing_account_is_asked_for(tmp_path):
     terminal = Terminal(tmp_path, "site=mn5", "project=talk")
     for number in range(1, 7):
-        terminal.answer(rf"\[{number}/12\]")
+        terminal.answer(rf"\[{number}/13\]")
     assert "account is empty" in terminal.answer(r"account \(\)", "bsc98")
-    for number in range(7, 13):
-        terminal.answer(rf"\[{number}/12\]")
+    for number in range(7, 14):
+        terminal.answer(rf"\[{number}/13\]")
     terminal.wait("(?!)")
     assert terminal.process.wait(PATIENCE) == 0, terminal.shown
     assert "--account=bsc98 " in (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
@@ -265,11 +267,12 @@ def test_a_missing_account_is_asked_for(tmp_path):
 def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
     terminal = Terminal(tmp_path, "site=mn5", "project=talk", "account=a", "qos=acc_resa")
     for number in range(1, 9):
-        terminal.answer(rf"\[{number}/12\]")
-    terminal.answer(r"\[9/12\]", "51")
-    assert "Warning: nodes 51: qos acc_resa allows at most 50 (the site file marks" in terminal.answer(r"\[10/12\]")
-    terminal.answer(r"\[11/12\]")
-    terminal.answer(r"\[12/12\]")
+        terminal.answer(rf"\[{number}/13\]")
+    terminal.answer(r"\[9/13\]", "51")
+    assert "Warning: nodes 51: qos acc_resa allows at most 50 (the site file marks" in terminal.answer(r"\[10/13\]")
+    terminal.answer(r"\[11/13\]")
+    terminal.answer(r"\[12/13\]")
+    terminal.answer(r"\[13/13\]")
     terminal.wait("(?!)")
     assert terminal.process.wait(PATIENCE) == 0
     assert terminal.shown.count("Warning") == 1
@@ -277,7 +280,7 @@ def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
 
 def test_answers_from_a_pipe_are_refused_together(tmp_path):
     """Asking again would take the next answer for the missing one."""
-    answers = "\n".join(["demo", "mn5", "", "", "", "", "", "", "0", "", "", "", ""])
+    answers = "\n".join(["demo", "mn5", "", "", "", "", "", "", "0", "", "", "", "", ""])
     done = subprocess.run(
         [sys.executable, "-m", "cookiecutter", REPOSITORY],
         cwd=tmp_path,
@@ -393,7 +396,7 @@ def test_describe_prints_a_site_file_that_can_be_answered(cluster, tmp_path):
 def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
     """Its answers come after the questions' checks; the hook has the last word."""
     answers = {**dict.fromkeys(QUESTION_NAMES, ""), "project": "again", "site": "local", "nodes": "2"}
-    answers |= {"launcher": "torchrun", "runtime": "none", "gpus_per_node": "0", "examples": "yes"}
+    answers |= {"launcher": "torchrun", "runtime": "none", "gpus_per_node": "0", "examples": "yes", "extras": "all"}
     (tmp_path / "answers.json").write_text(json.dumps({"cookiecutter": answers}))
     terminal = Terminal(tmp_path, "--replay-file", tmp_path / "answers.json")
     terminal.wait("(?!)")

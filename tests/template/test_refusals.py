@@ -26,6 +26,7 @@ GOOD = {
     "gpus_per_node": "4",
     "time_limit": "01:00:00",
     "examples": "yes",
+    "extras": "all",
 }
 CLARIDEN = {"site": "clariden", "partition": "debug", "qos": "", "account": ""}
 LOCAL = {"site": "local", "runtime": "none", "account": "", "partition": "", "qos": "", "time_limit": ""}

@@ -28,7 +28,7 @@ enough for a single size.
 
 Rank 0 prints each size as soon as it is measured. It writes --json and --csv when the sweep is complete.
 
-slow_nodes.py imports functions from this file and needs it in the same folder. This file needs no other.
+This file needs no other.
 """
 
 from __future__ import annotations

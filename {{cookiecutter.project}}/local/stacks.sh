@@ -17,7 +17,10 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     exit
 fi
 [[ -d /proc/self/fd ]] || die "this needs Linux, where /proc shows the processes"
-run=${1:-$(find "$PROJECT_DIR/logs" -mindepth 1 -maxdepth 1 -type d 2>/dev/null | sort | tail -n 1)}
+# Folders of runs begin with a date; logs/snapshots is another.
+newest=$(find "$PROJECT_DIR/logs" -mindepth 1 -maxdepth 1 -type d -name '[0-9]*' 2>/dev/null |
+    sort | tail -n 1)
+run=${1:-$newest}
 [[ -d $run ]] || die "'$run': expected the folder of a run, as in bash local/stacks.sh logs/RUN"
 "$PROJECT_DIR/launch/stacks/collect.sh" "RUN_DIR=$(realpath "$run")" |
     python3 "$PROJECT_DIR/launch/stacks/group.py"

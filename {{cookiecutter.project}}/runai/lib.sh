@@ -485,22 +485,6 @@ print_next_commands() {
 # Prints a line in two columns.
 print_row() { printf '%-26s%s\n' "$1" "$2"; }
 
-#? if cookiecutter.examples == "yes"
-# ---- all jobs: benchmark/scaling.sh -------------------------------------------------------------
-
-# Prints runai's table of the project's jobs.
-list_jobs() {
-    read_settings
-    require_project
-    find_client
-    if [[ $RUNAI_CLI == v2 ]]; then
-        runai training list -p "$RUNAI_PROJECT"
-    else
-        runai list jobs -p "$RUNAI_PROJECT"
-    fi
-}
-
-#? endif
 # ---- pods that wait: runai/interactive.sh -------------------------------------------------------
 
 # Prints how many seconds a time [D-]HH:MM:SS is.

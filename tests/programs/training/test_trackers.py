@@ -7,23 +7,16 @@ files by the few lines of wandb_records(). W&B's server alone is a stand-in.
 from __future__ import annotations
 
 import argparse
-import gzip
 import importlib
 import json
 import os
 import re
 import struct
-import subprocess
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
-from baking import bake
 from training_runs import TINY, TRAINING, Launch, metrics, write_driver
-from waiting import FOREVER, PATIENCE
+from wandb_server import StandInServer
 
 pytest.importorskip("torch")
 pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install -r requirements-dev.txt")
@@ -275,122 +268,6 @@ metrics.Metrics.finish = look
     assert "imported: []" in train(tmp_path / "run", 1, "train_single", "--steps", 1, driver=driver(look)).out
 
 
-# slurm/sync_trackers.sh
-
-# Stand-ins for the commands of mlflow-export-import 1.2.0, which refuse what these would: they note where runs went.
-EXPORT = """\
-#!/bin/bash
-[[ $1 == --experiments && $2 == all && $3 == --output-dir && $# == 4 ]] || exit 2
-[[ $MLFLOW_TRACKING_URI == sqlite:////* ]] || exit 2
-[[ -s ${MLFLOW_TRACKING_URI#sqlite:///} ]] && echo "$MLFLOW_TRACKING_URI" >"$4/experiments.json"
-"""
-IMPORT = """\
-#!/bin/bash
-[[ $1 == --input-dir && $# == 2 && -s $2/experiments.json && $MLFLOW_TRACKING_URI == http* ]] || exit 2
-[[ ! -e $REFUSES ]] && cat "$2/experiments.json" >>"$NOTES"
-"""
-
-
-def sync(project, folder, *words, **environment):
-    """Call slurm/sync_trackers.sh in a folder."""
-    path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    clean = {"PATH": path, "HOME": str(folder), "NOTES": str(folder / "notes"), "REFUSES": str(folder / "refuses")}
-    command = ["bash", project / "slurm/sync_trackers.sh", *words]
-    return subprocess.run(
-        command, cwd=folder, env={**clean, **environment}, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-
-
-@pytest.fixture
-def offline(tmp_path):
-    """A project on Slurm, and a folder in which a job has left a run of MLflow an hour ago."""
-    for name, text in (("export-experiments", EXPORT), ("import-experiments", IMPORT)):
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    project = bake(tmp_path / "projects", site="slurm")
-    database = tmp_path / "logs/4711.0/mlflow.db"
-    database.parent.mkdir(parents=True)
-    database.write_text("runs")
-    (tmp_path / "logs/latest").symlink_to("4711.0")
-    age(database)
-    return project, database
-
-
-def age(path, hours=1):
-    os.utime(path, (time.time() - 3600 * hours,) * 2)
-
-
-def test_offline_runs_of_wandb_are_sent_once(offline, text, tmp_path):
-    """By the real wandb, to a stand-in for its server: all steps arrive."""
-    project, database = offline
-    database.unlink()
-    words = [*TINY, "--steps", 3, "--log-every", 1, "--data", text, "--wandb", "our project"]
-    out = tmp_path / "run"
-    assert Launch(out, 1, TRAINING / "train_single.py", *words, "--out", out, **NO_KEY).wait().codes == [0]
-    (folder,) = wandb_folders(out)
-    with StandInServer() as stand_in:
-        server = {"WANDB_BASE_URL": stand_in.address, "WANDB_API_KEY": "k" * 40}
-        done = sync(project, tmp_path, "run", **server)
-        assert "left out: run/wandb/offline-run-" in done.stderr and "nothing to send in run" in done.stdout
-        age(next(folder.glob("*.wandb")))
-        done = sync(project, tmp_path, "run", "--dry-run")
-        assert (done.returncode, done.stdout) == (0, f"W&B: run/wandb/{folder.name}\n"), done
-        assert stand_in.rows == {}
-        done = sync(project, tmp_path, "run", **server)
-        assert done.returncode == 0 and f"W&B: run/wandb/{folder.name}\n" in done.stdout, done
-        assert [row["_step"] for row in stand_in.rows.values()] == [1, 2, 3], stand_in.rows
-        assert "nothing to send in ." in sync(project, tmp_path, **server).stdout
-
-
-def test_offline_runs_of_mlflow_are_sent_once(offline, tmp_path):
-    project, database = offline
-    uri = {"MLFLOW_TRACKING_URI": "https://mlflow.example.org"}
-    (tmp_path / "refuses").touch()
-    done = sync(project, tmp_path, **uri)
-    assert (
-        done.returncode == 2 and "some runs were not sent, see above: call slurm/sync_trackers.sh again" in done.stderr
-    )
-    (tmp_path / "refuses").unlink()
-    for _ in range(2):
-        done = sync(project, tmp_path, **uri)
-        assert done.returncode == 0, done
-        assert (tmp_path / "notes").read_text() == f"sqlite:///{database}\n"
-    assert done.stdout == "nothing to send in .\n"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_own_runs_alone_are_sent_whatever_the_names_of_folders_are(offline, tmp_path):
-    """wandb would take a folder -x for an option, and find one ( for a word of its own."""
-    project, database = offline
-    os.chown(database, 1002, -1)
-    stand_in = tmp_path / "bin/wandb"
-    stand_in.write_text('#!/bin/bash\n[[ $1 == sync && $2 != -* && $# == 2 ]] && echo "sent $2"\n')
-    stand_in.chmod(0o755)
-    for folder in ("-x", "("):
-        run = tmp_path / folder / "offline-run-1/run-1.wandb"
-        run.parent.mkdir(parents=True)
-        run.touch()
-        age(run)
-    done = sync(project, tmp_path, "(")
-    assert (done.returncode, done.stdout) == (0, "W&B: (/offline-run-1\nsent (/offline-run-1\n"), done
-    done = sync(project, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "W&B: ./-x/offline-run-1\nsent ./-x/offline-run-1\n"), done
-    assert "nothing to send in logs" in sync(project, tmp_path, "logs").stdout
-
-
-def test_what_keeps_runs_from_being_sent(offline, tmp_path):
-    project, _ = offline
-    done = sync(project, tmp_path, MLFLOW_TRACKING_URI="sqlite:///here.db")
-    assert done.returncode == 2 and "export MLFLOW_TRACKING_URI=https://YOUR-SERVER" in done.stderr
-    for words, said in ((["nowhere"], "'nowhere' is no folder"), (["--all"], "'--all' is not known")):
-        done = sync(project, tmp_path, *words)
-        assert done.returncode == 2 and said in done.stderr
-    (tmp_path / "bin/export-experiments").unlink()
-    done = sync(project, tmp_path)
-    assert done.returncode == 2 and "no command export-experiments: pip install mlflow-export-import" in done.stderr
-
-
 # Refusals
 
 
@@ -454,87 +331,6 @@ def test_a_setting_that_wandb_does_not_know(server, text, tmp_path):
 
 
 # Online or offline
-
-
-class StandInServer:
-    """A stand-in for W&B's server: as much of it as wandb 0.31 asks for. It notes the rows, and fails what it is told.
-
-    last_step: of the run that it has already. hangs: it answers until it is sent rows, and then never again.
-    """
-
-    def __init__(self, last_step=None, hangs=False):
-        self.last_step, self.hangs, self.rows = last_step, hangs, {}
-        self.silent = threading.Event()
-        stand_in = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_):
-                pass
-
-            def do_HEAD(self):
-                self.send_response(200)
-                self.end_headers()
-
-            def do_POST(self):
-                content = self.rfile.read(int(self.headers["Content-Length"]))
-                if self.headers["Content-Encoding"] == "gzip":
-                    content = gzip.decompress(content)
-                answer = json.dumps(stand_in.answer(self.path, content)).encode()
-                if stand_in.silent.is_set():
-                    threading.Event().wait(FOREVER)
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            do_GET = do_PUT = do_POST
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self.http.server_port}"
-
-    def __enter__(self):
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.http.shutdown()
-
-    def answer(self, path, content):
-        if path.endswith("/file_stream"):
-            self.note_rows(json.loads(content))
-            return {}
-        if path != "/graphql":
-            return {}
-        query = json.loads(content)
-        project = {"id": "p", "name": "ours", "entity": {"id": "e", "name": "us"}}
-        if "UpsertBucket" in query["query"]:
-            run = {"id": "r", "name": query["variables"]["name"], "displayName": "run", "config": "{}"}
-            run |= {"project": project, "historyLineCount": 0}
-            return {"data": {"upsertBucket": {"bucket": run, "inserted": True}}}
-        if "RunResumeStatus" in query["query"]:
-            return {"data": {"model": {**project, "bucket": self.known_run()}}}
-        if "CreateRunFiles" in query["query"]:
-            names = query["variables"]["files"]
-            files = [{"name": name, "uploadUrl": f"{self.address}/upload"} for name in names]
-            return {"data": {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}}
-        return {"data": {}}
-
-    def known_run(self):
-        if self.last_step is None:
-            return None
-        row = json.dumps({"_step": self.last_step})
-        lines = {"historyLineCount": self.last_step, "eventsLineCount": 0, "logLineCount": 0}
-        tails = {"historyTail": json.dumps([row]), "eventsTail": "[]", "summaryMetrics": row}
-        return {"id": "r", "name": "run", **lines, **tails, "config": "{}", "tags": [], "wandbConfig": '{"t": 1}'}
-
-    def note_rows(self, sent):
-        """Note each row at its line of the run's history, as the server does."""
-        history = sent.get("files", {}).get("wandb-history.jsonl")
-        if history:
-            if self.hangs:
-                self.silent.set()
-            self.rows |= enumerate(map(json.loads, history["content"]), start=history["offset"])
 
 
 @pytest.fixture

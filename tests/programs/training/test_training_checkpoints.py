@@ -120,6 +120,28 @@ def test_a_checkpoint_of_somebody_else_runs_no_code(reader, where, half, server,
     assert not (tmp_path / "ran").exists()
 
 
+class ByName:
+    """Is pickled as Python 3.11.2 pickles a member of an enum."""
+
+    def __init__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_a_member_of_an_enum_is_read_whichever_python_wrote_it(modules):
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as ENCODING
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    member = ENCODING.TORCH_CONTIGUOUS_FORMAT
+    for text in (pickle.dumps(member), pickle.dumps(ByName(ENCODING, member.name))):
+        assert modules.shards.Unpickler(io.BytesIO(text)).load() is member
+    for owner, name in ((Metadata, "__init__"), (ENCODING, "mro")):
+        with pytest.raises(pickle.UnpicklingError, match="could run code"):
+            modules.shards.Unpickler(io.BytesIO(pickle.dumps(ByName(owner, name)))).load()
+
+
 class Opens:
     """Makes a file when it is unpickled."""
 

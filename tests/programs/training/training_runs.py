@@ -28,7 +28,7 @@ with suppress(ImportError):  # the test files skip themselves
 TRAINING = Path(__file__).resolve().parents[3] / "{{cookiecutter.project}}" / "training"
 ROOMS = ("model", "data", "distributed", "precision", "schedule", "checkpoint", "arguments", "optimizer", "stop")
 ROOMS += ("memory", "control", "evaluation", "metrics", "resume", "tracing", "trackers")
-MODULES = (*ROOMS, "train_single", "train_ddp", "train_fsdp", "sample")
+MODULES = (*ROOMS, "train_single", "train_ddp", "train_fsdp", "sample", "shards")
 # Which program writes, on two ranks, the checkpoints that another one reads: train_single.py has one rank alone.
 WRITER = {"train_single": "train_ddp", "train_ddp": "train_ddp", "train_fsdp": "train_fsdp"}
 STEPS, HALF = 40, 20

@@ -1,0 +1,84 @@
+"""The extras: folders extras/NAME of a written project, which a user chooses or does without.
+
+The prompt, the rule, the table in README.md and the choice of files follow from EXTRAS.
+"""
+
+from __future__ import annotations
+
+from .checks import check_word
+from .runtimes import KINDS
+from .sites import site_facts
+from .wording import choose_from, did_you_mean
+
+EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
+    "notebook": (("slurm",), "JupyterLab on a compute node, opened in your own browser"),
+    "scaling": (
+        ("slurm", "runai", "local"),
+        "one job per number of nodes, tables and pictures of bandwidth, the slow node",
+    ),
+    "trackers": (("slurm",), "offline runs of W&B and MLflow are sent on from a login node"),
+}
+# Extras that a project with examples=no cannot have: each runs a program that it leaves out.
+NEEDS_EXAMPLES = {"scaling": "benchmark/all_reduce.py"}
+ADDING = "+"  # extras=+notebook writes extras/notebook/ into a project that the template has written, and nothing else
+
+
+def extras_at(kind: str) -> dict[str, str]:
+    """Return the extras that a kind of site can have, each with what it is for."""
+    return {name: purpose for name, (kinds, purpose) in EXTRAS.items() if kind in kinds}
+
+
+def extras_of(answers) -> dict[str, str]:
+    """Return the extras that a project with these answers can have, chosen or not, each with what it is for."""
+    there = extras_at(site_facts(answers["site"])["kind"])
+    return {
+        name: purpose for name, purpose in there.items() if answers["examples"] == "yes" or name not in NEEDS_EXAMPLES
+    }
+
+
+def chosen_extras(answers) -> list[str]:
+    """Return the names of the extras that the answers choose."""
+    answer = answers["extras"].removeprefix(ADDING)
+    return {"all": list(extras_of(answers)), "none": []}.get(answer, answer.split(","))
+
+
+def is_adding(answers) -> bool:
+    """Return whether extras are added to a project that the template has written before."""
+    return answers["extras"].startswith(ADDING)
+
+
+def check_extras_text(question, value):
+    """Yield what a shell would not take literally. Spaces are left to check_extras(), which says the right form."""
+    yield from check_word(question, value.replace(" ", ""))
+
+
+def check_extras(given, facts):
+    """Yield what is wrong with the answer: its form, an unknown name, an extra that this project cannot have."""
+    answer, possible = given["extras"], extras_of(given)
+    prefix = ADDING if answer.strip().startswith(ADDING) else ""
+    typed = answer.strip().removeprefix(ADDING).replace(",", " ").split()
+    names = list(dict.fromkeys(typed))
+    right_form = prefix + ",".join(names)
+    example = prefix + ",".join(list(possible)[:2])
+    if not names:
+        yield f"extras {answer!r} has no name in it; answer none, all, or names with commas, as in {example}"
+    elif len(names) > 1 and {"all", "none"} & {*names}:
+        yield f"extras {answer!r}: all and none stand alone; answer none, all, or names with commas"
+    elif right_form != answer:
+        fault = "has a name twice" if names != typed else "is not written as names with commas, without spaces"
+        yield f"extras {answer!r} {fault}; write extras={right_form}"
+    elif answer == f"{ADDING}none":
+        yield f"extras {answer!r} adds nothing; name extras, as in {example}"
+    for name in names:
+        if name not in {"all", "none", *possible}:
+            yield why_not(name, possible, facts)
+
+
+def why_not(name: str, possible: dict, facts: dict) -> str:
+    """Return why a project cannot have an extra of this name."""
+    if name not in EXTRAS:
+        return f"extra {name!r} is not known{did_you_mean(name, possible)}; {choose_from(['none', 'all', *possible])}"
+    if name in extras_at(facts["kind"]):
+        return f"extra {name!r} runs {NEEDS_EXAMPLES[name]}, which examples=no leaves out; leave the extra out, too"
+    others = " or ".join(KINDS[kind]["name"] for kind in EXTRAS[name][0])
+    return f"extra {name!r} is for {others}, but {facts['title']} has {KINDS[facts['kind']]['name']}; leave it out"

@@ -1,0 +1,70 @@
+"""Wrong calls of the commands of extras: a sentence or the usage, exit code 2, and nothing is written."""
+
+from __future__ import annotations
+
+import pytest
+from wrong_calls import HELP, HUGE, NO_OPTIONS, NO_WORDS, assert_refused, call, calls, project
+
+# A command, and words of which each alone is a wrong call; a list of words is one call.
+WRONG = {
+    "extras/notebook/notebook.sh": [
+        *NO_WORDS,
+        "99999999",
+        ["4711", "4711"],
+        ["--time=1", "x"],
+        ["--time=1", ""],
+        ["-N1", "x"],
+    ],
+    "extras/notebook/connect.py": [[], "4711", ["4711", "node1"]],
+    "extras/notebook/lab.py": [[], "x"],
+    "extras/notebook/relay.py": [[], "nosuch"],
+    "extras/notebook/serve.sh": [[], ".", "nosuch"],
+    "extras/scaling/scaling.sh": [
+        [],
+        *NO_WORDS[:6],
+        "0",
+        "01",
+        *NO_OPTIONS,
+        ["--name"],
+        ["--name", ""],
+        ["--name", "a b", "1"],
+    ],
+    "extras/scaling/report.py": ["nosuch", "--nonsense", ""],
+    "extras/trackers/sync_trackers.sh": [
+        "",
+        "nosuch",
+        "README.md",
+        HUGE,
+        "a\nb",
+        "$(ls)",
+        "ü",
+        *NO_OPTIONS,
+        ["--dry-run", ""],
+    ],
+}
+FEW = [("extras/notebook/notebook.sh", ""), ("extras/notebook/connect.py", "4711"), ("extras/scaling/scaling.sh", "0")]
+WITH_HELP = [
+    "extras/notebook/notebook.sh",
+    "extras/scaling/scaling.sh",
+    "extras/scaling/report.py",
+    "extras/trackers/sync_trackers.sh",
+]
+
+
+@pytest.mark.parametrize(("command", "words"), calls(WRONG, FEW))
+def test_a_wrong_call_is_refused_in_a_sentence(call, command, words):
+    assert_refused(call(command, *words), command, words)
+
+
+@pytest.mark.parametrize("command", WITH_HELP)
+@pytest.mark.parametrize("word", HELP)
+def test_help(call, command, word):
+    done = call(command, word)
+    assert (done.returncode, done.stderr) == (0, "") and command.rpartition("/")[2] in done.stdout, done
+
+
+@pytest.mark.parametrize("words", [["--time=1"], ["--time", "1"], ["-t", "1", "-vN1", "--exclusive"]])
+def test_options_of_slurm_reach_it(call, words):
+    """A word after an option without = may be its value."""
+    done = call("extras/notebook/notebook.sh", *words)
+    assert "was called" in done.stderr or "has no JupyterLab" in done.stderr, done

@@ -1,0 +1,4 @@
+"""A module that is not installed."""
+
+import startup
+import transformer_engine_of_ours

@@ -1,0 +1,182 @@
+"""The question `extras`: what it takes, what is written, and how an extra comes into a project that is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from baking import REPOSITORY, bake, cookiecutter, page
+
+from cluster_options.answers import problems
+from cluster_options.extras import EXTRAS, extras_at
+from cluster_options.sites import site_facts
+
+TOOLS = Path(sys.executable).parent
+KINDS = ("slurm", "runai", "local")
+
+
+def state(project):
+    """Return content, mode and time of each file."""
+    return {
+        path.relative_to(project).as_posix(): (path.read_bytes(), path.stat().st_mode, path.stat().st_mtime_ns)
+        for path in project.rglob("*")
+        if path.is_file() and ".git" not in path.relative_to(project).parts
+    }
+
+
+def folders(project):
+    return sorted(path.name for path in project.glob("extras/*"))
+
+
+@pytest.mark.parametrize("site", KINDS)
+def test_all_of_a_kind_of_site_none_and_one(site, tmp_path):
+    account = {"account": "mlo-jdoe"} if site == "runai" else {}
+    there = sorted(extras_at(site_facts(site)["kind"]))
+    assert folders(bake(tmp_path / "all", site=site, extras="all", **account)) == there
+    bare = bake(tmp_path / "none", site=site, extras="none", **account)
+    assert not (bare / "extras").exists()
+    for name in there:
+        one = bake(tmp_path / name, site=site, extras=name, **account)
+        assert folders(one) == [name]
+        core = {path: what[0] for path, what in state(one).items() if not path.startswith("extras/")}
+        assert core == {path: what[0] for path, what in state(bare).items()}, "an extra changes no file outside"
+
+
+@pytest.mark.parametrize("site", KINDS)
+def test_the_table_is_the_same_whatever_was_chosen(site, tmp_path):
+    account = {"account": "mlo-jdoe"} if site == "runai" else {}
+    readme = (bake(tmp_path, site=site, extras="none", **account) / "README.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.+) \|$", readme.partition("\n## Extras\n")[2].partition("\n## ")[0])
+    assert dict(rows) == extras_at(site)
+
+
+@pytest.mark.parametrize(
+    ("site", "answer", "said"),
+    [
+        ("slurm", "notebok", "extra 'notebok' is not known (did you mean notebook?); choose one of none, all, "),
+        ("local", "notebook", "extra 'notebook' is for Slurm, but this machine has no scheduler; leave it out"),
+        ("slurm", "scaling,scaling", "extras 'scaling,scaling' has a name twice; write extras=scaling"),
+        ("slurm", "scaling, notebook", "without spaces; write extras=scaling,notebook"),
+        ("slurm", "scaling,", "write extras=scaling"),
+        ("slurm", " all", "write extras=all"),
+        ("slurm", " +scaling", "write extras=+scaling"),
+        ("slurm", "scaling notebook", "write extras=scaling,notebook"),
+        ("slurm", "all,notebook", "extras 'all,notebook': all and none stand alone; answer none, all, or names with"),
+        ("slurm", "", "extras '' has no name in it; answer none, all, or names with commas, as in "),
+        ("slurm", "+", "extras '+' has no name in it; "),
+        ("slurm", "+none", "extras '+none' adds nothing; name extras, as in +"),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_refused_with_the_right_form(site, answer, said, tmp_path):
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project="demo", site=site, extras=answer)
+    assert done.returncode != 0 and said in done.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+def test_every_name_can_be_answered_and_typed():
+    for name, (kinds, purpose) in EXTRAS.items():
+        assert re.fullmatch("[a-z]+", name) and set(kinds) <= set(KINDS) and 20 < len(purpose) < 100
+
+
+def test_the_hook_refuses_too():
+    """A replay is asked nothing."""
+    answers = {"project": "demo", "site": "local", "launcher": "torchrun", "runtime": "none", "image": ""}
+    answers |= dict.fromkeys(("account", "partition", "qos", "time_limit"), "")
+    answers |= {"nodes": "2", "gpus_per_node": "0", "examples": "yes", "extras": "scaling,scaling"}
+    assert problems(answers) == ["extras 'scaling,scaling' has a name twice; write extras=scaling"]
+
+
+# ---- adding an extra later -------------------------------------------------------------------------------------------
+
+
+def add(project, name):
+    """Type the command of README.md in the folder above a project; return what was printed."""
+    readme = project / "README.md"
+    readme = readme if "\n## Extras\n" in readme.read_text() else next(project.glob("*/README.md"))
+    section = readme.read_text().partition("\n## Extras\n")[2]
+    command = re.search(r"```bash\n(.*)\n```", section)[1].replace("extras=+NAME", f"extras=+{name}")
+    environment = {"PATH": f"{TOOLS}:{os.environ['PATH']}", "HOME": str(project.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        ["bash", "-ec", command], cwd=project.parent, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(("site", "examples"), [("slurm", "yes"), ("slurm", "no"), ("runai", "yes"), ("local", "yes")])
+def test_adding_writes_the_folder_and_nothing_else(site, examples, tmp_path):
+    """Files that the user has changed, deleted or added stay so."""
+    account = {"account": "mlo-jdoe"} if site == "runai" else {}
+    name = "scaling" if examples == "yes" else "notebook"
+    project = bake(tmp_path, site=site, extras="none", examples=examples, **account)
+    with (project / "env.sh").open("a") as settings:
+        settings.write("export MINE=1\n")
+    (project / "check/ranks.py").unlink()
+    (project / "parts").mkdir()
+    (project / "parts/mine.md").write_text("mine\n")
+    (project / "train.py").write_text("print()\n")
+    if examples == "no":
+        (project / "README.md").write_text("# mine\n")
+    before = state(project)
+    done = add(project, name)
+    assert done.returncode == 0, done.stderr
+    assert f"demo has extras/{name} now. Next:" in done.stdout and f"less extras/{name}/README.md" in done.stdout
+    after = state(project)
+    assert {path: after[path] for path in before} == before
+    added = {path for path in after if path not in before}
+    assert added and all(path.startswith(f"extras/{name}/") for path in added), added
+    fresh = bake(tmp_path / "fresh", site=site, extras=name, examples=examples, **account)
+    assert {path: what[0] for path, what in state(fresh).items() if path in added} == {
+        path: after[path][0] for path in added
+    }
+
+
+def test_an_extra_that_is_there_keeps_the_user_s_changes(tmp_path):
+    project = bake(tmp_path, site="slurm", extras="notebook,scaling")
+    page_of_extra = project / "extras/scaling/README.md"
+    page_of_extra.write_text("mine\n")
+    shutil.rmtree(project / "extras/notebook")
+    assert add(project, "notebook").returncode == 0
+    assert page_of_extra.read_text() == "mine\n" and folders(project) == ["notebook", "scaling"]
+    assert add(project, "scaling").returncode == 0
+    assert page_of_extra.read_text() == "mine\n"
+
+
+def test_a_forgotten_option_overwrites_nothing(tmp_path):
+    """Without --skip-if-file-exists cookiecutter writes over what is there. The hook brings it back."""
+    project = bake(tmp_path, site="local", extras="none")
+    (project / "env.sh").write_text("export MINE=1\n")
+    before = state(project)
+    words = ("--no-input", "--overwrite-if-exists", REPOSITORY)
+    done = cookiecutter(*words, home=tmp_path, project="demo", site="local", extras="+scaling")
+    assert done.returncode == 0, done.stderr
+    after = state(project)
+    assert {name: after[name] for name in before} == before and folders(project) == ["scaling"]
+
+
+def test_adding_to_a_project_that_is_not_there_is_refused(tmp_path):
+    """Also to one that has an env.sh of its own, but is none of the template's."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/env.sh").write_text("export MINE=1\n")
+    for name in ("mine", "new"):
+        words = ("--no-input", "--overwrite-if-exists", "--skip-if-file-exists", REPOSITORY)
+        done = cookiecutter(*words, home=tmp_path, project=name, site="local", extras="+scaling")
+        assert done.returncode != 0 and "adds to a project of this template" in done.stderr, done.stderr
+        assert "write the project with extras=scaling" in done.stderr
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["env.sh"] and not (tmp_path / "new").exists()
+
+
+def test_the_pages_read_the_extras_from_the_folders_that_are_there(tmp_path):
+    """So they are the same whatever was answered, and stay true when an extra comes or goes."""
+    project = bake(tmp_path, site="slurm", extras="notebook,scaling")
+    shutil.rmtree(project / "extras/notebook")
+    (project / "extras/mine").mkdir()
+    command = re.search(r"```bash\n(.*)\n```", page(project, "updating"))[1]
+    command = ["bash", "-c", command.replace("cookiecutter", "echo", 1)]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert shown.endswith("extras=scaling\n")
+    shutil.rmtree(project / "extras")
+    assert subprocess.check_output(["bash", project / "launch/extras.sh"], text=True) == "none\n"
