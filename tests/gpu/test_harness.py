@@ -240,7 +240,7 @@ def test_each_step_has_a_name_and_a_limit_and_each_failure_a_step():
 
 
 def test_the_causes_that_are_expected_are_rows_of_the_doctor(project):
-    text = (project / "slurm/doctor.py").read_text()
+    text = (project / "slurm/doctor/causes.py").read_text()
     causes = {step.run.keywords["cause"] for step in steps.STEPS if step.name.startswith("doctor ")} - {""}
     assert causes and all(f'name="{cause}"' in text for cause in causes)
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from baking import TEMPLATE
-from doctor_cases import DOCTOR, doctor, project
+from doctor_cases import doctor, project
 from waiting import PATIENCE
 
 # A title, a link, the clipboard, another screen, a reset, a way back in the line; C1 in UTF-8, and as a byte alone.
@@ -60,16 +60,15 @@ def test_doctor(doctor, tmp_path, words):
     assert is_harmless(doctor(NASTY[:9]).stderr)
 
 
-def test_doctor_on_lines_of_megabytes(tmp_path, monkeypatch):
-    """Two words with .* between them take the square of a line, a minute for 2 MB. What is searched is bounded."""
-    searched = []
-    monkeypatch.setattr(DOCTOR, "find_hits", lambda lines, job: searched.extend(lines) or [])
-    monkeypatch.setattr(sys, "argv", ["slurm/doctor.py", str(tmp_path / "x-7.out")])
-    long = "extension(s) Cuda failure " * 80_000
-    (tmp_path / "x-7.out").write_text(f"{long}\n10%\r{long}\r{long}\n[node1:0] {long}\nno end\n")
-    DOCTOR.main()
-    assert len(searched) == 4 and max(len(line.text) for line in searched) < 10_000
-    assert searched[1].text == searched[0].text == searched[2].text and long.startswith(searched[0].text)
+def test_doctor_on_a_line_of_megabytes(doctor, tmp_path):
+    """Two words with .* between them would take the square of a line, a minute for 2 MB."""
+    long = "extension(s) Cuda failure RuntimeError: Timed out " * 200_000
+    end = "launch/spawn.py on node1: rank 0 ended with exit code 1\n"
+    (tmp_path / "x-7.out").write_text(f"[node1:0] {long}\n10%\r{long}\r{long}\n[node1:0] ValueError: x\n{end}")
+    before = sum(os.times()[2:4])  # of processes that have ended [s]
+    report = doctor("x-7.out").stdout
+    assert sum(os.times()[2:4]) - before < 5
+    assert report.endswith(b"ValueError: x\n") and len(report) < 10_000, report
 
 
 def test_group():

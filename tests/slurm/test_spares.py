@@ -411,7 +411,9 @@ def test_a_bug_that_says_what_it_is(drill):
     drill.start_clock()
     job, seconds = drill.await_failure(within=60)
     assert drill.attempts == 1 and remembered(drill) == [], job.output
-    assert job.output.count("the program failed by itself") == 1, job.output
+    assert job.output.count("spawn ended with exit code") == 1, job.output
+    answer = drill.ask_doctor(job)
+    assert (answer["way"], answer["causes"], answer["exit_code"]) == ("error", [], 1), answer
     drill.row("a rank raises an error", job, seconds, message="KeyError: 'a bug'", lost=drill.resume())
 
 
