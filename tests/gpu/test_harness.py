@@ -302,7 +302,7 @@ def test_parts_of_a_split_gpu_are_listed_by_their_uuid(tmp_path, monkeypatch):
             "",
             "no cause, the error is quoted",
         ),
-        ("raise RuntimeError('CUDA out of memory')", "", "exit code 0, not 1, of "),
+        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "", "exit code 0, not 1, of "),
         ("pass", "module", "nothing failed"),
     ],
 )
