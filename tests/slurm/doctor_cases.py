@@ -30,8 +30,8 @@ PROGRAM = TEMPLATE / "slurm/doctor.py"
 spec = importlib.util.spec_from_file_location("doctor", PROGRAM)
 DOCTOR = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(DOCTOR)
-LOGS, LAUNCHER_REPORTS = sys.modules["logs"], sys.modules["launchers"]
-CAUSES = DOCTOR.load_causes()
+LOGS, LAUNCHER_REPORTS, KNOWN = sys.modules["logs"], sys.modules["launchers"], sys.modules["known_causes"]
+CAUSES = [*KNOWN.BY_SLURM, *KNOWN.BY_STARTER, *KNOWN.BY_RANK]
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"

@@ -268,15 +268,24 @@ class Failure:
         return 1 if self.code == -6 and self.message is None else 0  # as many ranks end that have lost another one
 
 
+def tasks_are_ranks(ranks):
+    """Tell whether a task of srun is a rank, and not the launcher of a node: then srun puts its number before lines."""
+    logs = [speaker for speaker in ranks if speaker.log]
+    if logs:
+        return not any(speaker.starts_ranks for speaker in logs)
+    return any(line.label[:1] in " 0123456789" for speaker in ranks for line in speaker.lines)
+
+
 class Ranks:
     """All ranks of a run, to ask which one failed first."""
 
     def __init__(self, speakers):
         """Take the ranks, and last the lines without a label."""
+        self.named, self.rest = speakers[:-1], speakers[-1]
+        self.tasks_are_ranks = tasks_are_ranks(self.named)
+        self.printed = {}
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
-        self.named, self.rest = speakers[:-1], speakers[-1]
-        self.printed = {}
 
     def first_failure(self, reports):
         """Return the first failure; None if no rank failed.
@@ -302,16 +311,9 @@ class Ranks:
 
         Signals 15 and 2 count only where nothing else is reported: launchers end the other ranks with them.
         """
-        if not self.tasks_are_ranks():
+        if not self.tasks_are_ranks:
             reports = [report for report in reports if report.launcher != "srun" and report.host] or reports
         return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
-
-    def tasks_are_ranks(self):
-        """Tell whether a task of srun is a rank, and not the launcher of a node: then srun puts its number before lines."""
-        logs = [speaker for speaker in self.named if speaker.log]
-        if logs:
-            return not any(speaker.starts_ranks for speaker in logs)
-        return any(line.label[:1] in " 0123456789" for speaker in self.named for line in speaker.lines[:1])
 
     def in_time(self):
         """Return the ranks in the order in which they ended, or began their last message."""
@@ -325,7 +327,7 @@ class Ranks:
 
     def reported(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
-        if report.launcher not in ("srun", "mpirun") or self.tasks_are_ranks():
+        if report.launcher not in ("srun", "mpirun") or self.tasks_are_ranks:
             same = [speaker for speaker in self.named if speaker.rank == report.rank]
             speaker = same[0] if same else Speaker(report.rank, report.host)
             speaker.host = report.host if "[" not in report.host and report.host else speaker.host

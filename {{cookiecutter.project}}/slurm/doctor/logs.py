@@ -123,6 +123,7 @@ SOURCE_FILE = r"[^] ]*(?:\||\.(?:py|cc|cpp|cu|h|hpp):)"
 ONE_LABEL = re.compile(r"\[(?!" + SOURCE_FILE + r")[^] :]+:\d+\] ?|\[(?:default|rank)\d+\]: ?| *\d+: ")
 LABEL = re.compile("(?:" + ONE_LABEL.pattern + ")*")
 HOST_LABEL = re.compile(r"\[([^] :]+):(\d+)\]")
+RANK = re.compile(r"(?:0|[1-9]\d{0,3})$")  # Open MPI writes process ids with five digits: [node1:00040]
 LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<rank>\d+)")
 
 
@@ -138,9 +139,9 @@ def labelled(number, line, file, is_rank=None):
     if line[:1] not in "[ 0123456789" or not line:
         return Line(file, number, "", line)
     end = LABEL.match(line).end()
-    for nth, match in enumerate(HOST_LABEL.finditer(line, 0, end)):
+    for match in HOST_LABEL.finditer(line, 0, end):
         # Behind the label of a launcher, Open MPI and others name hosts and processes of their own.
-        if nth or (is_rank and not is_rank(*match.groups())):
+        if match.start() or not RANK.match(match.group(2)) or (is_rank and not is_rank(*match.groups())):
             end = match.start()
             break
     return Line(file, number, line[:end], line[end:])
