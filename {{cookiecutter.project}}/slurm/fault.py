@@ -16,7 +16,7 @@ import sys
 # Causes of slurm/doctor.py that are the fault of the node on which the rank failed. The cause "driver of two versions"
 # is not among them: if a container brings a driver library of its own, each node has it. A node that has it without a
 # container is found by slurm/preflight.sh.
-OF_NODE = {"broken node", "GPU hardware"}
+OF_NODE = {"GPU hardware"}
 
 # Causes that the next start may not meet, and why. Any other cause would end the next start, too.
 MAY_PASS = {
