@@ -31,7 +31,7 @@ spec = importlib.util.spec_from_file_location("doctor", PROGRAM)
 DOCTOR = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(DOCTOR)
 LOGS, LAUNCHER_REPORTS, KNOWN = sys.modules["logs"], sys.modules["launchers"], sys.modules["known_causes"]
-CAUSES = [*KNOWN.BY_SLURM, *KNOWN.BY_STARTER, *KNOWN.BY_RANK]
+CAUSES = KNOWN.BY_SLURM + KNOWN.BY_STARTER + KNOWN.BY_RANK + KNOWN.BY_WAITING
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"
@@ -58,6 +58,18 @@ def doctor(project, tmp_path):
         return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False, timeout=PATIENCE)
 
     return call
+
+
+@pytest.fixture
+def ask_job(doctor):
+    """Calls doctor.py as `doctor` does, and returns its answer as JSON."""
+
+    def ask_job(*arguments, **more):
+        done = doctor("--json", *arguments, **more)
+        assert not done.stderr, done.stderr
+        return json.loads(done.stdout)
+
+    return ask_job
 
 
 @pytest.fixture
@@ -88,6 +100,20 @@ def ask(read, monkeypatch, capsysbinary):
         return json.loads(capsysbinary.readouterr().out)
 
     return ask
+
+
+def told(answer):
+    """Return how the first rank failed, its number, and the name of the cause; "" if none is known."""
+    return answer["way"], answer["rank"], answer["causes"][0]["name"] if answer["causes"] else ""
+
+
+def write_logs(run, texts, per_node=2, inner=""):
+    """Write the stderr.log of ranks into the folder of an attempt; `inner` are the folders of torchrun."""
+    for rank, text in texts.items():
+        node = rank // per_node
+        log = run / f"node{node}-node{node + 1}" / inner / str(rank % per_node) / "stderr.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
 
 
 # ---- lines and errors ------------------------------------------------------------------------------------------------
@@ -175,7 +201,7 @@ def mpirun_output(before):
     """The same under mpirun (Open MPI 4.1), which gives no labels."""
     line = "-" * 74 + "\n"
     return (
-        GOOD
+        GOOD.replace("[node1:0] ", "")
         + before
         + "\n"
         + line

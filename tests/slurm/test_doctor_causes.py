@@ -145,7 +145,7 @@ def assert_row(answer, cause, example):
 @pytest.mark.parametrize(("cause", "example"), OF_OUTPUT, ids=[cause.name for cause, _ in OF_OUTPUT])
 def test_an_example_of_each_row(ask, cause, example):
     """Its row is the answer. What a rank says counts as the last words of the rank that failed."""
-    of_a_rank = cause in KNOWN.BY_RANK and not OF_NO_RANK.match(example)
+    of_a_rank = cause in KNOWN.BY_RANK + KNOWN.BY_WAITING and not OF_NO_RANK.match(example)
     assert_row(ask(failing(example) if of_a_rank else f"{GOOD}{example}\n"), cause, example)
 
 

@@ -66,7 +66,7 @@ def main():
 
     logs = read_rank_logs(job.run)
     output = read_output(job, logs)
-    if not (output or any(log.lines for log in logs) or job.state):
+    if not (output or any(log.logged for log in logs) or job.state):
         die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.errors, job.run) if path))
     return show(job, diagnose(job, output, logs), as_json)
 

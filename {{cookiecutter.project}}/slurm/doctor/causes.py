@@ -544,12 +544,32 @@ BY_RANK = (
         source="Linux",
     ),
     Cause(
+        name="crashed",
+        patterns=(r"Segmentation fault",),
+        says="a process crashed in compiled code",
+        fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
+        source="Slurm",
+        signals=(11, 6, 8, 5),
+    ),
+    Cause(
+        name="unexpected signal",
+        patterns=(),
+        says="a signal ended a process that does not handle it",
+        fix="Handle SIGUSR1 in the program, or do not send it (--signal). STOP_FILE asks to end without a signal.",
+        source="Slurm",
+        signals=(1, 10, 12),
+    ),
+    Cause(
         name="network retries",
         patterns=(r"Transport retry count exceeded", r"UCX .*Endpoint timeout"),
         says="the network gave up sending to another node, which had ended, or has a bad cable or adapter",
         fix="Look at the other node's ranks first. If none had ended, submit with --exclude=NODE, and tell your site.",
         source="UCX",
     ),
+)
+
+# The last words of a rank that waited in vain, or lost another one, say so, and no rank is known to have failed.
+BY_WAITING = (
     Cause(
         name="waited in vain",
         patterns=(
@@ -577,21 +597,5 @@ BY_RANK = (
         says="a rank lost another one that printed no error",
         fix="See whether a rank returns early, then look at the other node: the logs of its ranks, sinfo -N -l.",
         source="torch, NCCL, Horovod",
-    ),
-    Cause(
-        name="crashed",
-        patterns=(r"Segmentation fault",),
-        says="a process crashed in compiled code",
-        fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
-        source="Slurm",
-        signals=(11, 6, 8, 5),
-    ),
-    Cause(
-        name="unexpected signal",
-        patterns=(),
-        says="a signal ended a process that does not handle it",
-        fix="Handle SIGUSR1 in the program, or do not send it (--signal). STOP_FILE asks to end without a signal.",
-        source="Slurm",
-        signals=(1, 10, 12),
     ),
 )

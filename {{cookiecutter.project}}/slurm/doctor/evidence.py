@@ -118,7 +118,7 @@ def ranks_that_waited(run):
         if first.way == "peer" and first.suspects and run.output:
             name = "returned early"  # as no launcher reports that it failed
         cause = found(cause_named(name), first.message.error)
-    ended = ranks_ended_by_srun(run.output) if run.ranks.tasks_are_ranks else ()
+    ended = ranks_ended_by_srun(run.output) if "srun" in run.ranks.names_ranks else ()
     alive = [speaker for speaker in first.suspects if speaker.rank not in ended]
     first.suspects = alive[:1] or first.suspects or stopped_rank(run, first)
     verdicts, places = run.stacks()

@@ -53,7 +53,8 @@ NO_FAILURE = re.compile(
 )
 # … or it belongs to one that has begun: a chain of exceptions, a thread that goes down too, a launcher.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
-OF_LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError|api\.SignalException")
+OF_TORCHRUN = re.compile(r"ChildFailedError|api\.SignalException")
+OF_LAUNCHER = re.compile(OF_TORCHRUN.pattern + "|CalledProcessError")  # also accelerate, or a command that a rank ran
 CONTINUES = re.compile(r" |frame #|<omitting|Exception raised from ")  # more of a message, the calls in compiled code
 # Lines of launchers and libraries, which are no words of a rank.
 NOISE = re.compile(
@@ -121,6 +122,7 @@ class Message:
         self.errors = []  # the lines that say what is wrong, the first one of a chain first
         self.is_harmless = is_harmless  # a line before it has announced that the program goes on
         self.inside = False  # a traceback, whose error has not come
+        self.is_bare = False  # a line alone, without a traceback
 
     @property
     def error(self):
@@ -168,10 +170,11 @@ def own(lines):
 
 def read_messages(lines):
     """Return the error messages in the lines of one rank, each with the messages that belong to it."""
-    messages, message, announced, joins = [], None, False, False
+    messages, message, announced, joins, apart = [], None, "", False, 0
     for at, line in enumerate(lines):
         text = line.text
         if message and message.inside:
+            apart = 0
             if text.startswith(WITHIN_TRACEBACK):
                 message.end = at
                 continue
@@ -181,20 +184,23 @@ def read_messages(lines):
         begins = BEGINNING.match(text) or WATCHDOG.search(text)
         if begins:
             native = bool(NATIVE.match(text)) and not TRACEBACK.match(text)
-            behind = message is not None and at - message.end <= LINES_BEHIND + 1
-            belongs = joins or text.startswith("Original") or (native and message)
-            if not (message and behind and belongs):
-                message = Message(lines, at, native, announced and bool(TRACEBACK.match(text)))
+            belongs = joins or text.startswith("Original") or native
+            if not (message and belongs and apart <= LINES_BEHIND):
+                is_harmless = bool(announced and TRACEBACK.match(text)) or "Exception ignored" in announced
+                message = Message(lines, at, native, is_harmless)
                 messages.append(message)
             message.inside = bool(TRACEBACK.match(text) or SYNTAX_ERROR.match(text))
-            message.end = at
+            message.end, apart = at, 0
             if not message.inside:
+                message.is_bare = not native and not message.errors
                 message.errors.append(line)
-        elif message and CONTINUES.match(text) and at == message.end + 1:
-            message.end = at
+        elif message and CONTINUES.match(text):
+            message.end = at if at == message.end + 1 else message.end
+        else:
+            apart += 1
         if text.strip('" '):
             joins = bool(message and GOES_ON.match(text))
-            announced = bool(NO_FAILURE.search(text))
+            announced = text if NO_FAILURE.search(text) else ""
     if message and message.inside:
         end_group(message)
     return joined_with_launchers(messages)
@@ -260,20 +266,12 @@ class Failure:
     def weakness(self):
         """How little it tells that this one failed first."""
         if self.way in ("waited", "peer"):
-            return 4 if self.way == "waited" else 5
+            return 4 if self.way == "waited" else 6
         if self.report is None:
-            return 2
+            return 5 if self.message.is_bare else 2  # a line may be a warning of a rank that others waited for
         if self.message is None and self.rank is None and self.code == 1:
             return 3  # a launcher that ended as one of its ranks did
         return 1 if self.code == -6 and self.message is None else 0  # as many ranks end that have lost another one
-
-
-def tasks_are_ranks(ranks):
-    """Tell whether a task of srun is a rank, and not the launcher of a node: then srun puts its number before lines."""
-    logs = [speaker for speaker in ranks if speaker.log]
-    if logs:
-        return not any(speaker.starts_ranks for speaker in logs)
-    return any(line.label[:1] in " 0123456789" for speaker in ranks for line in speaker.lines)
 
 
 class Ranks:
@@ -282,10 +280,19 @@ class Ranks:
     def __init__(self, speakers):
         """Take the ranks, and last the lines without a label."""
         self.named, self.rest = speakers[:-1], speakers[-1]
-        self.tasks_are_ranks = tasks_are_ranks(self.named)
+        self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
         self.printed = {}
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
+
+    def launchers_of_ranks(self):
+        """Return the launchers whose reports name ranks: a task of srun or mpirun may be the launcher of a node."""
+        logs = [speaker for speaker in self.named if speaker.log]
+        if logs:
+            return ("torchrun", "spawn.py", *([] if any(log.starts_ranks for log in logs) else ["srun", "mpirun"]))
+        is_numbered = any(line.label[:1] in " 0123456789" for speaker in self.named for line in speaker.lines)
+        has_hosts = any(speaker.host for speaker in self.named)  # labels of torchrun or spawn.py
+        return ("torchrun", "spawn.py", *(["srun"] if is_numbered else []), *([] if has_hosts else ["mpirun"]))
 
     def first_failure(self, reports):
         """Return the first failure; None if no rank failed.
@@ -311,8 +318,7 @@ class Ranks:
 
         Signals 15 and 2 count only where nothing else is reported: launchers end the other ranks with them.
         """
-        if not self.tasks_are_ranks:
-            reports = [report for report in reports if report.launcher != "srun" and report.host] or reports
+        reports = [report for report in reports if report.launcher in self.names_ranks] or reports
         return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
 
     def in_time(self):
@@ -327,7 +333,7 @@ class Ranks:
 
     def reported(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
-        if report.launcher not in ("srun", "mpirun") or self.tasks_are_ranks:
+        if report.launcher in self.names_ranks:
             same = [speaker for speaker in self.named if speaker.rank == report.rank]
             speaker = same[0] if same else Speaker(report.rank, report.host)
             speaker.host = report.host if "[" not in report.host and report.host else speaker.host
@@ -372,8 +378,8 @@ class Ranks:
             order = ["error", "waited", "peer"]
             return min(ends, key=lambda message: order.index(message.way))
         last, before = ends[-1], ends[-2] if len(ends) > 1 else None
-        if last.of_launcher and before is None:
-            return None  # the rank of this log has started a launcher
+        if before is None and OF_TORCHRUN.search(last.error.text):
+            return None  # the rank of this log has started torchrun
         lost_server = last.way == "error" and SOCKET_ERROR.match(last.error.text)
         if before and lost_server and before.way in ("waited", "peer"):
             return before  # as the rank went down, its connection to a tracker or the like broke, too

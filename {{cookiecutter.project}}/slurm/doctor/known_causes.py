@@ -21,7 +21,7 @@ def rows(table):
     return [row for module in modules for row in getattr(module, table, ())]
 
 
-BY_SLURM, BY_STARTER, BY_RANK = rows("BY_SLURM"), rows("BY_STARTER"), rows("BY_RANK")
+BY_SLURM, BY_STARTER, BY_RANK, BY_WAITING = map(rows, ("BY_SLURM", "BY_STARTER", "BY_RANK", "BY_WAITING"))
 
 
 class Found(NamedTuple):
@@ -50,7 +50,7 @@ def found(cause, line):
 
 def cause_named(name):
     """Return the row of this name."""
-    return next(cause for cause in [*BY_SLURM, *BY_STARTER, *BY_RANK] if cause.name == name)
+    return next(cause for cause in BY_SLURM + BY_STARTER + BY_RANK + BY_WAITING if cause.name == name)
 
 
 def search(causes, lines):
@@ -71,13 +71,14 @@ def is_undone(cause, lines):
 
 def search_message(message):
     """Return what an error message proves: its first error first, then the lines behind it; None if nothing."""
+    by_rank = BY_RANK + (BY_WAITING if message.way in ("waited", "peer") else [])
     for line in message.errors:
-        for cause in [*BY_STARTER, *BY_RANK]:
+        for cause in BY_STARTER + by_rank:
             if any(re.search(pattern, line.text) for pattern in cause.patterns):
                 return found(cause, line)
     behind = message.lines[message.end + 1 : message.end + 1 + WORDS]
     within = message.lines[message.start : message.end + 1] if message.native else []
-    return search(BY_RANK, [*within, *behind])
+    return search(by_rank, [*within, *behind])
 
 
 def cause_of_signal(report):
