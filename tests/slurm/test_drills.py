@@ -98,9 +98,9 @@ def test_a_rank_hangs(drill):
     drill.start_clock()
     os.kill(drill.rank(3), signal.SIGSTOP)
     job, seconds = drill.await_failure(within=60)
-    said = drill.line_of_report(job, "first failure: ")
-    assert "rank 3 on node2" in said, job.output
-    assert drill.ask_doctor(job)["way"] in ("waited", "peer"), job.output
+    answer = drill.ask_doctor(job)
+    assert answer["way"] == "waited" and answer["causes"][0]["says"].startswith("rank 3 on node2 has "), answer
+    said = drill.line_of_report(job, "cause: ")
     drill.row("`kill -STOP` of a rank, `--timeout 10`", job, seconds, message=said, lost=drill.resume())
 
 
