@@ -308,10 +308,10 @@ a_node_is_at_fault() {
     one_has_died || { ! check_nodes && note_unfit_nodes; }
 }
 
-# Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/doctor.py
-# blames a node, or knows no cause. Without a cause, two failed attempts in a row end the job,
-# unless the program saves a checkpoint, and then creates SAVED_FILE. A job that hung is not started
-# again. Argument: the exit code of launch.
+# Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/fault.py
+# blames a node, or does not know whose fault it is. In the second case, two failed attempts in a
+# row end the job, unless the program saves a checkpoint, and then creates SAVED_FILE. A job that
+# hung is not started again. Argument: the exit code of launch.
 retry_may_succeed() {
     local fault='' node=''
     [[ -z ${stuck:-} ]] && type -P python3 >/dev/null || return 1

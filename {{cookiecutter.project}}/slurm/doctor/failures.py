@@ -23,6 +23,7 @@ WAYS = {
 }
 WORDS = 25  # lines that a report quotes
 RECENT = 2000  # lines of a rank that are searched
+NEWEST = 10  # error messages of a rank that are considered
 LINES_BEHIND = 12  # a rank whose traceback has more lines behind it has survived it
 
 # ---- how an error message begins -------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ class Ranks:
         """Take the ranks, and last the lines without a label."""
         self.named, self.rest = speakers[:-1], speakers[-1]
         self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
-        self.printed = {}
+        self.printed, self.messages = {}, {}  # what was read, by the id of a speaker or of lines
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
 
@@ -363,13 +364,19 @@ class Ranks:
         Python ends with 1 after a traceback, so another exit code has another reason.
         """
         for lines in (speaker.errors, speaker.lines):
-            ends = [message for message in read_messages(lines) if self.is_end(message, speaker, code)]
+            ends = [message for message in self.newest_messages(lines) if self.is_end(message, speaker, code)]
             if code is not None and code > 1:
                 ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
             ends = [message for message in ends if not self.others_survived(message, speaker)]
             if ends:
                 return self.chosen(ends, speaker)
         return None
+
+    def newest_messages(self, lines):
+        """Return the newest error messages in the lines of a rank, which are read once."""
+        if id(lines) not in self.messages:
+            self.messages[id(lines)] = read_messages(lines)[-NEWEST:]
+        return self.messages[id(lines)]
 
     def chosen(self, ends, speaker):
         """Return the one of several error messages that tells why; None if they are a launcher's, of other ranks."""
@@ -413,7 +420,7 @@ class Ranks:
         return any(
             not self.is_end(same, other, None)
             for other in others
-            for same in read_messages(other.errors or other.lines)
+            for same in self.newest_messages(other.errors or other.lines)
             if digits_gone(same.error.text) == text
         )
 
