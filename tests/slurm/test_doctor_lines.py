@@ -65,7 +65,8 @@ def test_a_progress_bar_does_not_hide_a_label(ask, label):
 
 def test_a_progress_bar_may_begin_with_a_number_that_is_no_label():
     """tqdm(desc="3"), of an output without labels."""
-    (line,) = lines_of("\r3:  10%|#         | 10/100 [00:01<00:10,  4.0it/s]Traceback (most recent call last):")
+    shown = LOGS.shown("\r3:  10%|#         | 10/100 [00:01<00:10,  4.0it/s]Traceback (most recent call last):")
+    (line,) = lines_of(shown)
     assert (line.label, line.text) == ("", "Traceback (most recent call last):")
 
 

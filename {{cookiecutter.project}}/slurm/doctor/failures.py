@@ -4,6 +4,7 @@ A launcher names the rank; the rank's last words say why. Words that only compla
 the first to fail. A traceback counts only if it was the end of its rank: many a program prints one, and goes on.
 """
 
+import itertools
 import re
 
 from launchers import ENDED_BY_OTHERS
@@ -408,8 +409,9 @@ class Ranks:
 
     def went_on(self, message, speaker):
         """Tell whether the output has a step of the rank behind an error that it printed."""
-        at = max((at for at, line in enumerate(speaker.lines) if line.text == message.error.text), default=None)
-        return at is not None and any(STEP.search(line.text) for line in speaker.lines[at + 1 :])
+        error = message.error.text
+        behind = list(itertools.takewhile(lambda line: line.text != error, reversed(speaker.lines)))
+        return len(behind) < len(speaker.lines) and any(STEP.search(line.text) for line in behind)
 
     def others_survived(self, message, speaker):
         """Tell whether all other ranks printed the same error, too, and one of them went on."""
