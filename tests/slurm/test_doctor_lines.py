@@ -7,7 +7,7 @@ import sys
 import pytest
 from doctor_cases import GOOD, LOGS, ask, ask_job, doctor, labelled, lines_of, project, read, told, traceback
 
-FAILURES = sys.modules["failures"]
+MESSAGES = sys.modules["errors"]
 
 # ---- its functions ---------------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def test_the_place_in_a_source_file_is_no_label(line):
     for label in ("", "3: ", "[node2:3] ", "[node2.site.org:3] "):
         (found,) = lines_of(label + line)
         assert (found.label, found.text) == (label, line)
-    assert bool(FAILURES.HARMLESS.search(found.text)) is ("|" in line)  # the level of a logger is seen
+    assert bool(MESSAGES.HARMLESS.search(found.text)) is ("|" in line)  # the level of a logger is seen
 
 
 def test_a_progress_bar_as_a_terminal_shows_it():
