@@ -293,6 +293,10 @@ EXAMPLES = {
         "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
         "/tmp/x/main.c:5:10: fatal error: Python.h: No such file or directory",
     ),
+    "encoding": (
+        "Megvii-BaseDetection/YOLOX #694, salesforce/ctrl #17 (2026-11-27)",
+        "UnicodeEncodeError: 'ascii' codec can't encode characters in position 246-247: ordinal not in range(128)",
+    ),
     "file locks": (
         "huggingface/datasets #2618 #8638, DataBiosphere/toil #4846 (2026-11-27)",
         "OSError: [Errno 37] No locks available",

@@ -386,6 +386,7 @@ def test_a_table_of_torchrun_names_the_rank(ask):
 
 def test_the_reader_of_messages():
     """A chain is one message, whose first error decides."""
-    failures = sys.modules["failures"]
-    (message,) = failures.read_messages(lines_of(*(traceback("A: b") + DURING + traceback("C: d")).splitlines()))
+    (message,) = sys.modules["errors"].read_messages(
+        lines_of(*(traceback("A: b") + DURING + traceback("C: d")).splitlines())
+    )
     assert [line.text for line in message.errors] == ["A: b", "C: d"] and message.way == "error"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from doctor_cases import GOOD, LOGS, ask, ask_job, doctor, labelled, lines_of, project, read, told, traceback
 
-FAILURES = sys.modules["failures"]
+MESSAGES = sys.modules["errors"]
 
 # ---- its functions ---------------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def test_the_place_in_a_source_file_is_no_label(line):
     for label in ("", "3: ", "[node2:3] ", "[node2.site.org:3] "):
         (found,) = lines_of(label + line)
         assert (found.label, found.text) == (label, line)
-    assert bool(FAILURES.HARMLESS.search(found.text)) is ("|" in line)  # the level of a logger is seen
+    assert bool(MESSAGES.HARMLESS.search(found.text)) is ("|" in line)  # the level of a logger is seen
 
 
 def test_a_progress_bar_as_a_terminal_shows_it():
@@ -65,7 +65,8 @@ def test_a_progress_bar_does_not_hide_a_label(ask, label):
 
 def test_a_progress_bar_may_begin_with_a_number_that_is_no_label():
     """tqdm(desc="3"), of an output without labels."""
-    (line,) = lines_of("\r3:  10%|#         | 10/100 [00:01<00:10,  4.0it/s]Traceback (most recent call last):")
+    shown = LOGS.shown("\r3:  10%|#         | 10/100 [00:01<00:10,  4.0it/s]Traceback (most recent call last):")
+    (line,) = lines_of(shown)
     assert (line.label, line.text) == ("", "Traceback (most recent call last):")
 
 

@@ -188,16 +188,16 @@ LONG = {
     "one line": lambda file: file.write("extension(s) Cuda failure " * 400_000),
     "one line of carriage returns": lambda file: file.write("\r 10%|#  | 10/100 [00:01<00:10,  4.0it/s]" * 250_000),
     "one line with labels": lambda file: file.write("[node1:0] " * 1_000_000),
-    "100 MB": lambda file: file.writelines(
-        f"[node{n % 2}:{n % 8}] step {n} loss 2.31 {'x' * 70}\n" for n in range(1_000_000)
-    ),
-    "100 MB of errors": lambda file: file.writelines(
-        traceback("KeyError: 'x'", f"[n{n % 2}:{n % 8}] ") for n in range(600_000)
-    ),
-    "100 MB without labels": lambda file: file.writelines(
-        f"error: x{n} failed Connection {'x' * 70}\n" for n in range(1_000_000)
-    ),
+    "100 MB": lambda file: many(file, lambda n: f"[node{n % 2}:{n % 8}] step {n} loss 2.31 {'x' * 70}\n"),
+    "100 MB of errors": lambda file: many(file, lambda n: traceback("KeyError: 'x'", f"[n{n % 2}:{n % 8}] ", depth=1)),
+    "100 MB without labels": lambda file: many(file, lambda n: f"error: x{n} failed Connection {'x' * 70}\n"),
 }
+
+
+def many(file, text):
+    """Write 20 MB of lines and more behind a hole of 80 MB."""
+    file.seek(80_000_000)
+    file.writelines(text(number) for number in range(210_000))
 
 
 @pytest.mark.parametrize("kind", LONG)
@@ -261,7 +261,20 @@ def test_mistakes(doctor, tmp_path):
 # ---- the Python of login nodes ---------------------------------------------------------------------------------------
 
 
-MODULES = {"argparse", "glob", "importlib", "json", "os", "pwd", "re", "signal", "subprocess", "sys", "typing"}
+MODULES = {
+    "argparse",
+    "glob",
+    "importlib",
+    "itertools",
+    "json",
+    "os",
+    "pwd",
+    "re",
+    "signal",
+    "subprocess",
+    "sys",
+    "typing",
+}
 
 
 def test_it_is_python_3_6_with_its_standard_library():

@@ -48,8 +48,9 @@ import sys
 # PYTHONSAFEPATH=1 and python -I leave this folder out.
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "doctor"))
 
+from errors import WORDS
 from evidence import Diagnosis, diagnose
-from failures import WAYS, WORDS
+from failures import WAYS
 from logs import die, printable, read_output, read_rank_logs, short
 from slurm_job import find_job
 

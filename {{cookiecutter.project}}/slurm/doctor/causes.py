@@ -372,6 +372,13 @@ BY_RANK = (
         source="Triton",
     ),
     Cause(
+        name="encoding",
+        patterns=(r"UnicodeEncodeError: 'ascii' codec",),
+        says="the program prints a letter that is not ASCII, and the locale of the job knows no other letters",
+        fix="Write export LC_ALL=C.UTF-8 PYTHONUTF8=1 into env.sh.",
+        source="CPython",
+    ),
+    Cause(
         name="file locks",
         patterns=(r"No locks available",),
         says="the file system has no locks",

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from failures import RECENT, Ranks, last_words
+from errors import RECENT, last_words
+from failures import Ranks
 from known_causes import (
     BY_RANK,
     BY_SLURM,

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from causes import Cause
-from failures import HARMLESS, WORDS
+from errors import HARMLESS, WORDS
 from logs import Line
 
 PROOF_WIDTH = 300
