@@ -1,6 +1,6 @@
 """The causes of failures that are known: data for slurm/doctor.py.
 
-To add one, add a row here, and an example to tests/slurm/doctor_examples.py of the template, under the row's name.
+To add one, add a row here. In the template, add an example to doctor_examples.py under the row's name, too.
 A pattern is searched in one line, without its label: in "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
 Of two rows that match the same message, the one that stands first counts.
 

@@ -6,7 +6,16 @@ the first to fail. A traceback counts only if it was the end of its rank: many a
 
 import itertools
 
-from errors import HARMLESS, LINES_BEHIND, OF_TORCHRUN, SOCKET_ERROR, STEP, digits_gone, own, read_messages
+from errors import (
+    HARMLESS,
+    LINES_BEHIND,
+    OF_TORCHRUN,
+    SOCKET_ERROR,
+    STEP,
+    digits_gone,
+    own,
+    read_messages,
+)
 from launchers import ENDED_BY_OTHERS
 from logs import Speaker, same_host
 
@@ -49,7 +58,7 @@ class Failure:
 
     @property
     def weakness(self):
-        """How little it tells that this one failed first."""
+        """How little it tells that this one failed first: of several failures the one with the least counts."""
         if self.way in ("waited", "peer"):
             return 4 if self.way == "waited" else 6
         if self.report is None:
@@ -159,8 +168,8 @@ class Ranks:
     def newest_messages(self, lines):
         """Return the newest error messages in the lines of a rank, which are read once."""
         if id(lines) not in self.messages:
-            self.messages[id(lines)] = read_messages(lines)[-NEWEST:]
-        return self.messages[id(lines)]
+            self.messages[id(lines)] = lines, read_messages(lines)[-NEWEST:]  # lines are kept, and with them their id
+        return self.messages[id(lines)][1]
 
     def chosen(self, ends, speaker):
         """Return the one of several error messages that tells why; None if they are a launcher's, of other ranks."""
@@ -232,16 +241,12 @@ class Ranks:
 
         What all ranks printed is left out, unless it is the very end: then all may have failed alike.
         """
-        speaker, shown, alone = failure.speaker, [], []
+        speaker, alone, end = failure.speaker, [], []
         errors = {line.text for line in speaker.errors}
         printed = [line for line in speaker.lines if line.text not in errors] if errors else speaker.lines
         for stream in (printed, speaker.errors):
             lines = [line for line in stream if not HARMLESS.search(line.text)]
             last_step = max((at for at, line in enumerate(lines) if STEP.search(line.text)), default=-1)
-            its_own = [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
-            alone += its_own
-            ends_alone = bool(its_own) and its_own[-1] is lines[-1]
-            shown.append((its_own, lines[-most:] if not ends_alone else its_own))
-        if alone:
-            return [line for own_lines, end in shown for line in (own_lines or [])], alone
-        return [line for _, end in shown for line in end][-most:], alone
+            alone += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
+            end += lines[-most:]
+        return alone or end[-most:], alone
