@@ -9,16 +9,10 @@ import re
 import sys
 
 import pytest
-from baking import TEMPLATE
 from doctor_cases import EXITS, GOOD, LAUNCHERS, labelled, project, traceback
 from doctor_noise import MESSAGES, PLACES, label, with_noise
 from good_runs import GOOD_RUNS
 from test_doctor_causes import CASES, EXAMPLES
-
-# Wanted of the next doctor: a form that programs can read, and no cause without evidence.
-pytestmark = pytest.mark.skipif(
-    "--json" not in (TEMPLATE / "slurm/doctor.py").read_text(), reason="the doctor has no --json yet"
-)
 
 
 @pytest.fixture(scope="module")

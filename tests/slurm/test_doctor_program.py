@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from doctor_cases import (
+    CANCELLED,
     EXITS,
     GOOD,
     LAUNCHERS,
@@ -44,6 +45,19 @@ def test_what_slurm_knows(doctor, state):
         assert done.returncode == 0 and lines[0].startswith("cause: ") and KNOWN[state] in lines[0], lines
         assert re.fullmatch(rf"proof: {command}: JobState={state}.* ExitCode=0:15", lines[1])
     assert doctor("12", scontrol=record.replace(state, "COMPLETED")).stdout.startswith(b"job 12 did not fail: ")
+
+
+def test_a_rank_that_slurm_ended_is_not_named(ask_job, project):
+    """srun reports the tasks that the time limit ended. A rank that had failed before is named."""
+    limit = CANCELLED.replace("JOB", "STEP") + " DUE TO TIME LIMIT ***\n"
+    killed, failed = (f"srun: error: node2: task 3: {how}\n" for how in ("Killed", "Exited with exit code 2"))
+    record = f"JobId=64\n JobState=TIMEOUT ExitCode=0:15\n StdOut={project}/demo-64.out\n"
+    for lines, expected in (
+        (limit + killed, ("slurm", None, "time limit")),
+        (failed + limit, ("slurm", 3, "time limit")),
+    ):
+        (project / "demo-64.out").write_text(GOOD + "3: x\n" + lines)
+        assert told(ask_job("64", cwd=project, scontrol=record)) == expected, lines
 
 
 def test_a_number_in_a_name_need_not_be_a_job_of_ours(doctor, project, tmp_path):

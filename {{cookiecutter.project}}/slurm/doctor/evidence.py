@@ -59,13 +59,14 @@ class Run:
 
 def ended_by_slurm(run):
     """Return the diagnosis if Slurm ended the ranks, or the job ended itself as no rank moved."""
-    record = Line(run.job.record, 0, "", run.job.state)
-    cause = search(BY_SLURM, [record, *(line for line in run.output if is_of_slurm(line))])
+    record, said = Line(run.job.record, 0, "", run.job.state), [line for line in run.output if is_of_slurm(line)]
+    cause = search(BY_SLURM, [record, *said])
     if not cause:
         return None
     failure = run.first if run.first and run.first.report else None
-    if failure and cause.line is not record and cause.name != "host memory":
-        is_before = run.output.index(failure.report.line) < run.output.index(cause.line)
+    in_output = search([cause.cause], said)
+    if failure and in_output and cause.name != "host memory":
+        is_before = run.output.index(failure.report.line) < run.output.index(in_output.line)
         failure = failure if is_before else None  # else the rank ended because Slurm ended all
     way = cause.cause.way
     places = run.stacks()[1] if way == "waited" else []
