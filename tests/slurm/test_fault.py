@@ -57,6 +57,7 @@ LOST_A_NODE = "PRTE has lost communication with a remote daemon.\n\n  HNP daemon
         (GOOD + "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=12.0. Some of the step tasks", "program"),
         (GOOD, "unknown"),
     ],
+    ids=lambda value: value if len(value) < 20 else "output",  # an id has no lines
 )
 def test_whose_fault_it_is(ask, output, fault):
     answer = ask(output)
