@@ -10,7 +10,6 @@ The table STEPS is at the end. Figures are ratios of things that took turns in t
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import math
 import os
@@ -448,7 +447,7 @@ print(*records.left_by_ranks(sys.argv[2]), sep="\\n")
 def doctor(machine: Machine, failure: str, cause: str, count: int = 1) -> dict:
     """A failure of provoke.py is provoked, and slurm/doctor.py has to name its cause.
 
-    cause: the name of a row in CAUSES of doctor.py; '' where it knows none, and has to quote the error instead.
+    cause: the name of a row in slurm/doctor/causes.py; '' where it knows none, and has to quote the error instead.
     """
     if failure != "no-visible-gpu":
         require_gpu(machine)
@@ -470,26 +469,14 @@ def compare_answer(machine: Machine, cause: str, program: list[object], count: i
     if done.returncode == 0 and "NOT PROVOKED" in text:
         raise Skipped("this torch or NCCL allows it: " + text.partition("NOT PROVOKED: ")[2].splitlines()[0])
     require(done.returncode, "nothing failed")
-    answer = run([sys.executable, machine.project / "slurm/doctor.py", output], machine, exit_code=0 if cause else 1)
-    named = named_cause(machine.project, answer)
+    ask = [sys.executable, machine.project / "slurm/doctor.py", "--json", output]
+    answer = json.loads(run(ask, machine, exit_code=0 if cause else 1))
+    named = answer["causes"][0]["name"] if answer["causes"] else ""
     require(named == cause, f"doctor.py names {named or 'no cause'}, not {cause or 'none'}")
     if not cause:
         error = last_error(text)
-        require(error in answer, f"doctor.py does not quote the error: {error}")
+        require(error in "\n".join(answer["words"]), f"doctor.py does not quote the error: {error}")
     return named or "no cause, the error is quoted"
-
-
-def named_cause(project: Path, answer: str) -> str:
-    """Return the name of the row of CAUSES that an answer of doctor.py begins with; '' if it knows no cause."""
-    match = re.match(r"cause: (.*)", answer)
-    if not match:
-        return ""
-    spec = importlib.util.spec_from_file_location("doctor", project / "slurm/doctor.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    rows = [row.name for row in module.CAUSES if row.says == match[1]]
-    require(rows, f"no row of CAUSES says: {match[1]}")
-    return rows[0]
 
 
 def last_error(text: str) -> str:

@@ -184,7 +184,7 @@ def test_what_nccl_writes_after_a_timeout(cluster, project, tmp_path, is_asked):
     doctor = cluster.run("python3", project / "slurm/doctor.py", str(job.id), cwd=tmp_path, check=False).stdout
     late = r"cause: rank 1 on node1 has not entered all_reduce number 2, in which ranks 0,2-3 have waited since "
     assert re.match(late, doctor), doctor
-    assert f"{place}who complained: rank " in doctor, doctor
+    assert f"{place}one that waited in vain: rank " in doctor, doctor
 
 
 @pytest.mark.drill

@@ -112,7 +112,7 @@ def test_trainings_have_folders_and_losses(cluster, project, tmp_path, sweep):
         rows = [json.loads(row) for row in (runs / f"{line}/metrics.jsonl").read_text().splitlines()]
         loss = [row["loss"] for row in rows if "loss" in row][-1]
         validation = [row["val_loss"] for row in rows if "val_loss" in row][-1]
-        cells = rf"^{line}     COMPLETED  0:00:\d\d  4     {loss:.4f}  {validation:.4f} +--learning-rate {rate} --out "
+        cells = rf"^{line}     COMPLETED  0:0\d:\d\d  4     {loss:.4f}  {validation:.4f} +--learning-rate {rate} --out "
         assert re.search(cells, said, re.MULTILINE), said
     assert re.search(r"^line 3: .*argument --steps: 'x' has to be a whole number", said, re.MULTILINE), said
 

@@ -102,13 +102,12 @@ def results(sweep, line, words):
 
 
 def cause_of(job):
-    """Return the cause of a failure that slurm/doctor.py finds."""
+    """Return the cause of a failure that slurm/doctor.py finds, else the last line of the rank that failed first."""
     doctor = os.path.join(PROJECT, "slurm", "doctor.py")
-    said = output_of(sys.executable, doctor, job)
-    cause = re.search(r"^cause: (.*)", said, re.MULTILINE)
-    if not cause:
-        return f"no cause found, perhaps cancelled (python3 slurm/doctor.py {job})"
-    return f"{cause.group(1)} (python3 slurm/doctor.py {job})"
+    answer = json.loads(output_of(sys.executable, doctor, "--json", job) or '{"causes": [], "words": []}')
+    says = [cause["says"] for cause in answer["causes"]] or answer["words"][-1:]
+    says = says or ["no cause found, perhaps cancelled"]
+    return f"{printable(says[0].strip())} (python3 slurm/doctor.py {job})"
 
 
 if __name__ == "__main__":
