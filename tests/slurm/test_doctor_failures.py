@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from baking import TEMPLATE, bake
+from baking import bake
 from needs import needs_namespaces
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import wait_for
@@ -25,10 +25,6 @@ from waiting import wait_for
 PROGRAMS = Path(__file__).resolve().parent / "failures"
 LAUNCHERS = ("torchrun", "srun", "spawn")
 KEPT = os.environ.get("FAILURES_FOLDER")
-# Wanted of the next doctor: a form that programs can read, and no cause without evidence.
-pytestmark = pytest.mark.skipif(
-    not KEPT and "--json" not in (TEMPLATE / "slurm/doctor.py").read_text(), reason="the doctor has no --json yet"
-)
 ANY = "ANY"  # of ranks: the launcher may name one or another
 NONE = ""  # of causes: none may be named
 
