@@ -248,11 +248,11 @@ def test_who_kept_the_others_waiting(doctor, ask_job, project):
     run = project / "logs/900012.10"  # a number that no job of the other tests has, which share the project
     write_logs(run, {**{rank: traceback(WAITED) for rank in range(3)}, 3: "a warning\n"})
     assert told(ask_job(run))[::2] == ("waited", "waited in vain")
-    assert "\nfirst failure: rank 3 on node2 (" in doctor(run).stdout.decode()
+    assert "\nprobably first: rank 3 on node2 (" in doctor(run).stdout.decode()
     for last in ("Timed out waiting 8000ms for recv operation", "Connection closed by peer"):
         write_logs(run, {3: traceback(f"RuntimeError: {last}")})
         os.utime(run / "node1-node2/1/stderr.log", (time.time() + 2, time.time() + 2))
-        assert "\nfirst failure: rank 3 on node2 (" in doctor(run).stdout.decode(), last
+        assert "\nprobably first: rank 3 on node2 (" in doctor(run).stdout.decode(), last
 
 
 def test_the_oldest_failure_of_the_newest_attempt(ask_job, project):
@@ -272,7 +272,7 @@ def test_who_hung_beside_a_launcher_that_ended(doctor, project):
         write_logs(project / "logs/14.0", texts, inner="x/attempt_0")
         (project / "demo-14.out").write_text(f"srun: error: {ended}: Exited with exit code 1\n")
         report = doctor("14", cwd=project).stdout.decode()
-        assert f"\nfirst failure: rank {hung} on node{hung // 2 + 1} (" in report, report
+        assert f"\nprobably first: rank {hung} on node{hung // 2 + 1} (" in report, report
 
 
 def test_a_rank_that_srun_ended_is_not_the_one_that_was_lost(doctor, project):
@@ -281,7 +281,7 @@ def test_a_rank_that_srun_ended_is_not_the_one_that_was_lost(doctor, project):
     ended = "srun: error: node1: task 1: Exited with exit code 1\nsrun: Terminating StepId=63.0\n"
     (project / "demo-63.out").write_text(GOOD + ended + "srun: error: node1: tasks 0,5-6: Terminated\n")
     report = doctor("63", cwd=project).stdout.decode()
-    assert "\nfirst failure: rank 2 on node2 (" in report and "rank 0" not in report, report
+    assert "\nprobably first: rank 2 on node2 (" in report and "rank 0" not in report, report
 
 
 def test_what_a_rank_said_before_it_left(ask_job, project):
@@ -354,10 +354,29 @@ def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, ask_job, project
     (project / "demo-59.out").write_text(GOOD + labelled("0: ", words))
     assert told(ask_job("59", cwd=project)) == ("peer", 0, "returned early")
     report = doctor("59", cwd=project).stdout.decode()
-    assert "\nfirst failure: rank 1 on node1 (" in report and "\none that lost it: rank 0 on node1 (" in report, report
+    assert "\nprobably first: rank 1 on node1 (" in report, report
+    assert "\na rank that lost another one: rank 0 on node1 (" in report, report
 
 
 # ---- errors that a rank survived, or that all had --------------------------------------------------------------------
+
+
+def test_an_error_that_all_ranks_caught_once_and_died_of_later(ask_job, project):
+    """The last time counts, of each rank."""
+    words = traceback("RuntimeError: no batch") + "step 2 of 9\n" + traceback("RuntimeError: no batch")
+    for other in (words, words + "".join(f"tidying up file {letter}\n" for letter in "abcdefghijklmnop")):
+        write_logs(project / "logs/61.0", {0: words, 1: other})
+        (project / "demo-61.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 1\n")
+        answer = ask_job("61", cwd=project)
+        assert (answer["way"], answer["words"][-1]) == ("error", "RuntimeError: no batch"), answer
+
+
+def test_the_last_line_is_shown_though_all_ranks_printed_it(ask_job, project):
+    words = {rank: f"loaded shard {letter}\nfatal: disk full\n" for rank, letter in enumerate("ab")}
+    write_logs(project / "logs/62.0", words)
+    (project / "demo-62.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 3\n")
+    answer = ask_job("62", cwd=project)
+    assert answer["words"] == ["loaded shard a", "fatal: disk full"], answer
 
 
 def test_an_error_before_the_last_step_did_not_end_a_rank(ask):

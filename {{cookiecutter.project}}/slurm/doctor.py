@@ -12,7 +12,7 @@ It weighs evidence in this order:
   3. the last words of that rank: its error message, else its last lines
   4. a collective in which ranks waited in vain, and who was missing
   5. known causes (slurm/doctor/causes*.py), if one of these lines proves one. A known cause adds the fix
-A line that only stands somewhere in the output proves nothing: good runs print many that sound like failures.
+Lines elsewhere in the output that sound like failures do not count, as good runs print many of them.
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's log, and Slurm's record of the job.
 Of an output with several attempts it reads the newest one. Of an older attempt, or one that still runs, it reads
@@ -23,11 +23,11 @@ It runs on login nodes: Python 3.6, standard library only.
 
 The JSON object has, in this order:
   job         its number; "" for a file or a folder
-  state       Slurm's state, as "FAILED"; ""
+  state       Slurm's state, as "FAILED"; "" if it is not known
   way         how the first failing process ended, one of the words below
-  rank        its number; null
-  host        its node; ""
-  exit_code   its exit code, -N for signal N; null
+  rank        its number; null if it is not known
+  host        its node; "" if it is not known
+  exit_code   its exit code, -N for signal N; null if it is not known
   causes      a list of {"name": ..., "says": ..., "fix": ..., "proof": ...}; empty if no cause is known
   words       a list of its last lines, at most 25
 Each way:
@@ -45,7 +45,7 @@ import os
 import signal
 import sys
 
-# PYTHONSAFEPATH=1 and python -I leave this folder out.
+# The modules lie in slurm/doctor/.
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "doctor"))
 
 from errors import WORDS
@@ -131,8 +131,8 @@ def report_lines(job, diagnosis):
         lines += ["cause: " + cause.says, "proof: " + cause.proof, "fix: " + cause.fix]
     else:
         state = f" ({job.state})" if job.exit_code is not None else ""
-        says_more = "what it said last may say more" if diagnosis.words else "it said nothing of its own"
-        lines.append(f"no cause known{state}: {says_more}")
+        words = "the last words are below" if diagnosis.words else "it said nothing of its own"
+        lines.append(f"no cause known{state}: {words}")
     if diagnosis.places:
         lines += ["where each rank was:", *diagnosis.places]
     return lines + failure_lines(job, diagnosis) + ["    " + word for word in quoted(diagnosis.words)]
@@ -147,11 +147,11 @@ def failure_lines(job, diagnosis):
         return lines
     role = "first failure"
     if diagnosis.cause and diagnosis.cause.name == "different tensors":
-        role = "one that noticed it"
+        role = "a rank that noticed it"
     elif diagnosis.way in ("waited", "peer") and (diagnosis.places or failure.suspects):
-        role = "one that waited in vain" if diagnosis.way == "waited" else "one that lost it"
+        role = "a rank that waited in vain" if diagnosis.way == "waited" else "a rank that lost another one"
         if failure.suspects and not diagnosis.places:
-            lines.append("first failure: " + suspects_in_words(failure.suspects, diagnosis.way))
+            lines.append("probably first: " + suspects_in_words(failure.suspects, diagnosis.way))
     who = failure.speaker.name or (f"on {failure.host}" if failure.host else "")
     line = failure.message.error if failure.message else failure.report.line
     place = f"({failure.speaker.log or line.place})"

@@ -69,7 +69,8 @@ def ended_by_slurm(run):
         is_before = run.output.index(failure.report.line) < run.output.index(in_output.line)
         failure = failure if is_before else None  # else the rank ended because Slurm ended all
     way = cause.cause.way
-    places = run.stacks()[1] if way == "waited" else []
+    verdicts, places = run.stacks() if way == "waited" else ([], [])
+    cause = with_verdict(cause, verdicts)
     words = last_words(failure.message) if failure and failure.message else []
     return Diagnosis(way, failure, cause, tuple(words), tuple(places))
 
@@ -128,13 +129,16 @@ def ranks_that_waited(run):
     return Diagnosis(first.way, first, cause, tuple(last_words(first.message)), tuple(places))
 
 
+LATE_SECONDS = 0.5  # a launcher ends its ranks within hundredths of a second
+
+
 def stopped_rank(run, first):
     """Return the rank that had been stopped, if one was: it woke up to be told to end, later than all others."""
     if len(run.logs) < 2 or first.way != "waited":
         return []
     in_time = sorted(run.logs, key=lambda log: log.ended)
     last, message = in_time[-1], run.ranks.last_message(in_time[-1], None)
-    is_late = last.ended - in_time[-2].ended > 0.5
+    is_late = last.ended - in_time[-2].ended > LATE_SECONDS
     return [last] if is_late or (message and message.way == "peer") else []
 
 
@@ -154,12 +158,13 @@ def script_that_failed(run):
     return Diagnosis(way, None, search(BY_STARTER + BY_RANK, words[::-1]), tuple(words))
 
 
-# Causes in whose place the report puts the verdict on a collective: it also names the rank that the others waited for.
-OF_WAITING = ("waited in vain", "lost another rank", "returned early", "process group")
+# For these causes the verdict on a collective, if there is one, replaces what the row says: it also names the rank that
+# the others waited for.
+OF_WAITING = ("waited in vain", "lost another rank", "returned early", "process group", "stuck")
 
 
 def with_verdict(cause, verdicts):
     """Return a cause with what is known of the collective in which the ranks waited."""
     if verdicts and verdicts[0].startswith("ranks disagree"):
-        return cause._replace(says=verdicts[0], fix=cause_named("different tensors").fix)
+        return found(cause_named("different tensors"), cause.line)._replace(says=verdicts[0])
     return cause._replace(says=verdicts[0]) if verdicts and cause.name in OF_WAITING else cause

@@ -59,13 +59,17 @@ class Failure:
     @property
     def weakness(self):
         """How little it tells that this one failed first: of several failures the one with the least counts."""
-        if self.way in ("waited", "peer"):
-            return 4 if self.way == "waited" else 6
-        if self.report is None:
-            return 5 if self.message.is_bare else 2  # a line may be a warning of a rank that others waited for
+        if self.way == "peer":
+            return 6
+        if self.way == "waited":
+            return 4
+        if self.report is None:  # a line alone, without a traceback, may be a warning of a rank that others waited for
+            return 5 if self.message.is_bare else 2
         if self.message is None and self.rank is None and self.code == 1:
-            return 3  # a launcher that ended as one of its ranks did
-        return 1 if self.code == -6 and self.message is None else 0  # as many ranks end that have lost another one
+            return 3  # the launcher of a node, which ended because one of its ranks did
+        if self.message is None and self.code == -6:
+            return 1  # abort: so end many ranks that have lost another one
+        return 0
 
 
 class Ranks:
@@ -160,7 +164,7 @@ class Ranks:
             ends = [message for message in self.newest_messages(lines) if self.is_end(message, speaker, code)]
             if code is not None and code > 1:
                 ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
-            ends = [message for message in ends if not self.others_survived(message, speaker)]
+            ends = [message for message in ends if not self.others_survived(message, speaker, code)]
             if ends:
                 return self.chosen(ends, speaker)
         return None
@@ -205,18 +209,18 @@ class Ranks:
         behind = list(itertools.takewhile(lambda line: line.text != error, reversed(speaker.lines)))
         return len(behind) < len(speaker.lines) and any(STEP.search(line.text) for line in behind)
 
-    def others_survived(self, message, speaker):
-        """Tell whether all other ranks printed the same error, too, and one of them went on."""
+    def others_survived(self, message, speaker, code):
+        """Tell whether all other ranks printed the same error, too, and one of them went on after the last time."""
         others = self.others_than(speaker)
         if not others or not self.is_alike(message.error, speaker):
             return False
         text = digits_gone(message.error.text)
-        return any(
-            not self.is_end(same, other, None)
-            for other in others
-            for same in self.newest_messages(other.errors or other.lines)
-            if digits_gone(same.error.text) == text
-        )
+        for other in others:
+            messages = self.newest_messages(other.errors or other.lines)
+            same = [found for found in messages if digits_gone(found.error.text) == text]
+            if same and not self.is_end(same[-1], other, code):
+                return True
+        return False
 
     def others_than(self, speaker):
         """Return other ranks that have printed something; none for lines of which the rank is not known."""
@@ -239,7 +243,7 @@ class Ranks:
     def last_lines(self, failure, most=10):
         """Return the last lines of a rank that printed no error message, and which of them it printed alone.
 
-        What all ranks printed is left out, unless it is the very end: then all may have failed alike.
+        What all ranks printed is left out, but for the very last line: then all may have failed alike.
         """
         speaker, alone, end = failure.speaker, [], []
         errors = {line.text for line in speaker.errors}
@@ -249,4 +253,6 @@ class Ranks:
             last_step = max((at for at, line in enumerate(lines) if STEP.search(line.text)), default=-1)
             alone += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
             end += lines[-most:]
-        return alone or end[-most:], alone
+        if alone:
+            return alone + [line for line in end[-1:] if line not in alone], alone
+        return end[-most:], alone

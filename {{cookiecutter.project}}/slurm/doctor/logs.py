@@ -209,7 +209,10 @@ def in_ranges(number, ranges):
 # How a report of the doctor begins in an output, and how its further lines do: it must not prove itself.
 REPORT_BEGINS = re.compile(r"cause: |no cause known|no launcher reports a rank that failed|job \S+ is not yours, but ")
 REPORT_GOES_ON = re.compile(
-    r"cause: |no cause |no launcher |proof: |fix: |first failure: |one that |where each rank was:| {4}"
+    r"cause: |no cause |no launcher |proof: |fix: |first failure: |probably first: "
+    r"|a rank that (?:noticed|waited|lost) |where each rank was:| {4}"
+    r"|(?:ranks?|other process of ranks?) [\d,-]+(?: on [^:]+)?: "
+    r"|[\d-]{10} [\d:]{8} \S+ ended with exit code "  # the job's line behind it
 )
 
 
