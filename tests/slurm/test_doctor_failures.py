@@ -255,8 +255,9 @@ def test_a_failure(slurm, failing, submitted, failure, launcher):
 
 
 def assert_report(output, answer, words):
-    """The job ends with the report: the cause, then the words."""
-    report = re.search(r"(?ms)^\S+ \S+ (?:torchrun|srun|spawn) ended with exit code \d+\n(.*)", output)[1]
+    """The job ends with the report, the cause first, then the words, and behind it the exit code."""
+    end = r"^\S+ \S+ (?:torchrun|srun|spawn) ended with exit code \d+\. To ask again, run python3 slurm/doctor\.py \d+$"
+    report = re.search(rf"(?ms)^((?:cause: |no cause known)(?:(?!^cause: |^no cause known).)*?){end}", output)[1]
     first = report.splitlines()[0]
     if answer["causes"]:
         assert first == f"cause: {answer['causes'][0]['says']}", report
