@@ -371,6 +371,15 @@ def test_an_error_that_all_ranks_caught_once_and_died_of_later(ask_job, project)
         assert (answer["way"], answer["words"][-1]) == ("error", "RuntimeError: no batch"), answer
 
 
+def test_a_line_of_another_process_behind_an_error_proves_nothing(ask_job, project):
+    """torchrun itself dies, beside a file argparse.py; the other node's shell complains behind it."""
+    error = traceback("AttributeError: partially initialized module 'argparse' has no attribute 'ArgumentParser'")
+    lines = error + "/etc/profile.d/z00_lmod.sh: line 32: module: command not found\n"
+    (project / "demo-63.out").write_text(GOOD + lines + "srun: error: node1: task 0: Exited with exit code 1\n")
+    answer = ask_job("63", cwd=project)
+    assert answer["causes"] == [] and any("AttributeError" in word for word in answer["words"]), answer
+
+
 def test_the_last_line_is_shown_though_all_ranks_printed_it(ask_job, project):
     words = {rank: f"loaded shard {letter}\nfatal: disk full\n" for rank, letter in enumerate("ab")}
     write_logs(project / "logs/62.0", words)

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from causes import Cause
-from errors import HARMLESS, WORDS
+from errors import HARMLESS, OF_COMMUNICATION, WORDS
 from logs import Line
 
 PROOF_WIDTH = 300
@@ -76,6 +76,8 @@ def search_message(message):
         for cause in BY_STARTER + by_rank:
             if any(re.search(pattern, line.text) for pattern in cause.patterns):
                 return found(cause, line)
+    if not (message.native or OF_COMMUNICATION.search(message.error.text)):
+        return None  # behind others may stand what another process printed
     behind = message.lines[message.end + 1 : message.end + 1 + WORDS]
     within = message.lines[message.start : message.end + 1] if message.native else []
     return search(by_rank, [*within, *behind])
