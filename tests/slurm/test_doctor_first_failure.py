@@ -365,9 +365,9 @@ def test_an_error_that_all_ranks_caught_once_and_died_of_later(ask_job, project)
     """The last time counts, of each rank."""
     words = traceback("RuntimeError: no batch") + "step 2 of 9\n" + traceback("RuntimeError: no batch")
     for other in (words, words + "".join(f"tidying up file {letter}\n" for letter in "abcdefghijklmnop")):
-        write_logs(project / "logs/61.0", {0: words, 1: other})
-        (project / "demo-61.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 1\n")
-        answer = ask_job("61", cwd=project)
+        write_logs(project / "logs/161.0", {0: words, 1: other})
+        (project / "demo-161.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 1\n")
+        answer = ask_job("161", cwd=project)
         assert (answer["way"], answer["words"][-1]) == ("error", "RuntimeError: no batch"), answer
 
 
@@ -375,16 +375,16 @@ def test_a_line_of_another_process_behind_an_error_proves_nothing(ask_job, proje
     """torchrun itself dies, beside a file argparse.py; the other node's shell complains behind it."""
     error = traceback("AttributeError: partially initialized module 'argparse' has no attribute 'ArgumentParser'")
     lines = error + "/etc/profile.d/z00_lmod.sh: line 32: module: command not found\n"
-    (project / "demo-63.out").write_text(GOOD + lines + "srun: error: node1: task 0: Exited with exit code 1\n")
-    answer = ask_job("63", cwd=project)
+    (project / "demo-163.out").write_text(GOOD + lines + "srun: error: node1: task 0: Exited with exit code 1\n")
+    answer = ask_job("163", cwd=project)
     assert answer["causes"] == [] and any("AttributeError" in word for word in answer["words"]), answer
 
 
 def test_the_last_line_is_shown_though_all_ranks_printed_it(ask_job, project):
     words = {rank: f"loaded shard {letter}\nfatal: disk full\n" for rank, letter in enumerate("ab")}
-    write_logs(project / "logs/62.0", words)
-    (project / "demo-62.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 3\n")
-    answer = ask_job("62", cwd=project)
+    write_logs(project / "logs/162.0", words)
+    (project / "demo-162.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 3\n")
+    answer = ask_job("162", cwd=project)
     assert answer["words"] == ["loaded shard a", "fatal: disk full"], answer
 
 
