@@ -86,7 +86,7 @@ def test_a_job_for_each_line(cluster, project, tmp_path, sweep):
     rows = [line.split()[:2] for line in said.splitlines()[:3]]
     assert rows == [["line", "state"], ["2", "COMPLETED"], ["4", "FAILED"]], said
     assert "\n1 COMPLETED, 1 FAILED\n" in said
-    assert re.search(rf"^line 4: .*\(python3 slurm/doctor\.py {number}_4\)$", said, re.MULTILINE), said
+    assert re.search(rf"^line 4: got \['3', .* \(python3 slurm/doctor\.py {number}_4\)$", said, re.MULTILINE), said
     run = json.loads(next(project.glob("logs/*/run.json")).read_text())
     assert run["array_task"] in ("2", "4") and "%a" not in run["program"]
 

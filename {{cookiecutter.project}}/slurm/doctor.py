@@ -148,10 +148,10 @@ def failure_lines(job, diagnosis):
     role = "first failure"
     if diagnosis.cause and diagnosis.cause.name == "different tensors":
         role = "a rank that noticed it"
-    elif diagnosis.way in ("waited", "peer") and (diagnosis.places or failure.suspects):
+    elif diagnosis.way in ("waited", "peer") and (diagnosis.places or diagnosis.suspects):
         role = "a rank that waited in vain" if diagnosis.way == "waited" else "a rank that lost another one"
-        if failure.suspects and not diagnosis.places:
-            lines.append("probably first: " + suspects_in_words(failure.suspects, diagnosis.way))
+        if diagnosis.suspects and not diagnosis.places:
+            lines.append("probably first: " + suspects_in_words(diagnosis.suspects, diagnosis.way))
     who = failure.speaker.name or (f"on {failure.host}" if failure.host else "")
     line = failure.message.error if failure.message else failure.report.line
     place = f"({failure.speaker.log or line.place})"

@@ -39,7 +39,7 @@ class Failure:
     def __init__(self, way, speaker, report=None, message=None):
         """Join what a launcher reports and what the rank printed; either may be missing."""
         self.way, self.speaker, self.report, self.message = way, speaker, report, message
-        self.suspects = []  # of ranks that waited in vain, or lost another one: ranks that said nothing
+        self.suspects = []  # ranks that said nothing, while this one waited in vain, or lost another one
 
     @property
     def rank(self):

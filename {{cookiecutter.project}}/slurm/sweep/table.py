@@ -104,7 +104,8 @@ def results(sweep, line, words):
 def cause_of(job):
     """Return the cause of a failure that slurm/doctor.py finds, else the last line of the rank that failed first."""
     doctor = os.path.join(PROJECT, "slurm", "doctor.py")
-    answer = json.loads(output_of(sys.executable, doctor, "--json", job) or '{"causes": [], "words": []}')
+    said = output_of(sys.executable, doctor, "--json", job, codes=(0, 1))  # 1: it knows no cause
+    answer = json.loads(said or '{"causes": [], "words": []}')
     says = [cause["says"] for cause in answer["causes"]] or answer["words"][-1:]
     says = says or ["no cause found, perhaps cancelled"]
     return f"{printable(says[0].strip())} (python3 slurm/doctor.py {job})"

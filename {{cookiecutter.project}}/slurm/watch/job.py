@@ -32,8 +32,8 @@ def moment(text):
         return None
 
 
-def output_of(*command):
-    """Return the standard output of a command; "" if it fails, or takes more than 60 s."""
+def output_of(*command, codes=(0,)):
+    """Return the standard output of a command; "" if it ends with no code of `codes`, or takes more than 60 s."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     try:
         done = subprocess.run(
@@ -41,4 +41,4 @@ def output_of(*command):
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+    return done.stdout.decode(errors="replace") if done.returncode in codes else ""
