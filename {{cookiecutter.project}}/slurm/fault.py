@@ -5,7 +5,7 @@
 It prints one line:
     node NODE    this node is broken: the next start may succeed on other nodes
     program      the next start would fail, too
-    unknown      the next start may succeed
+    unknown      neither is certain: the next start may succeed
 
 It runs on compute nodes: Python 3.6, standard library only.
 """
@@ -18,7 +18,8 @@ import sys
 # container is found by slurm/preflight.sh.
 OF_NODE = {"GPU hardware"}
 
-# Causes that the next start may not meet, and why. Any other cause would end the next start, too.
+# Causes that the next start may not meet, and why (for readers; only the names are used). Any cause that is neither
+# here nor in OF_NODE would end the next start, too: it is the program's.
 MAY_PASS = {
     "driver of two versions": "slurm/preflight.sh may find the node, and leave it out",
     "file system": "the file server may answer again",

@@ -5,9 +5,9 @@ A rank may have survived them, or complain of another rank: Message.way and Mess
 
 import re
 
-WORDS = 25  # lines that a report quotes
+WORDS = 25  # lines of a rank that a report quotes, at most
 RECENT = 2000  # lines of a rank that are searched
-LINES_BEHIND = 12  # a rank whose traceback has more lines behind it has survived it
+LINES_BEHIND = 12  # what is nearer to a message may belong to it; a rank that prints more behind it has survived it
 
 # ---- how an error message begins -------------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ NATIVE = re.compile(  # compiled code says that it goes down
     r"|.*: Assertion [`'].*' failed|F\d{4} .*\] |.*Check failed: |The application appears to have been direct launched"
 )
 WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
-# The last line of a traceback alone, or argparse: nothing that goes on begins a line so.
+# An error without a traceback: the last line of one, argparse's, CUDA's. What goes on rarely prints such a line.
 ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)|\S+\.py: error: \S|CUDA error: \S")
 BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE, ERROR_LINE)))
 WITHIN_TRACEBACK = (" ", "Traceback", "╭", "+", "│", "╰", "|")  # how its lines begin, but for the last one, the error
@@ -35,8 +35,9 @@ NO_FAILURE = re.compile(
     r"Exception ignored|Error in atexit|Retry attempt failed|Triton is not available|--- Logging error ---"
     r"|Exception in callback|exception was never retrieved|^(?:future|handle|task|protocol|transport): <"  # asyncio
 )
-# … or it belongs to one that has begun: a chain of exceptions, a thread that goes down too, a launcher.
+# … or it belongs to the message before it: a chain of exceptions, or a thread that goes down too.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
+# Errors of launchers, which follow from that of a rank.
 OF_TORCHRUN = re.compile(r"ChildFailedError|api\.SignalException")
 OF_LAUNCHER = re.compile(OF_TORCHRUN.pattern + "|CalledProcessError")  # also accelerate, or a command that a rank ran
 CONTINUES = re.compile(r" |frame #|<omitting|Exception raised from ")  # more of a message, the calls in compiled code
@@ -58,7 +59,7 @@ HARMLESS = re.compile(
     r"|\bRetrying\b|thrown while requesting|entering retry loop|^wandb: "  # huggingface_hub, urllib3, wandb
     r"|not a git repository"
 )
-# A step of a program: what stands before the last one did not end the rank.
+# A step of a program, as in "step 3/100": an error before the last one did not end the rank.
 STEP = re.compile(r"\b(?:step|iter(?:ation)?|epoch)s?\b\W*\d.*\d|\bloss\b\W*\d", re.IGNORECASE)
 
 # ---- words about another rank ----------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ BETWEEN_RANKS = re.compile(r'(?:File "|[│|] ).*\b(?:torch/distributed|horovod|
 
 
 def way_of(text, traceback=()):
-    """Return how a rank failed whose error is this line: "error", "waited" or "peer"."""
+    """Return how a rank with this error failed: "peer" (it lost another rank), "waited" or "error" (its own)."""
     if OTHER_PEER.match(text):
         return "error"
     if SOCKET_ERROR.match(text) and not any(BETWEEN_RANKS.search(line.text) for line in traceback):
@@ -143,7 +144,7 @@ class Message:
 
 
 def digits_gone(text):
-    """Return a line without numbers, in which it may differ from one rank to the next."""
+    """Return a line with 0 for each number, so that the lines of different ranks compare equal."""
     return re.sub(r"\d+", "0", text)
 
 
@@ -199,7 +200,7 @@ def end_traceback(message, line, at):
 
 
 def end_group(message):
-    """Take the errors of a group of exceptions, which stand within it, the innermost last; tell whether it is one."""
+    """Take the errors that stand within a group of exceptions, the last one first; tell whether it is a group."""
     body = message.lines[message.start : message.end + 1]
     if "Exception Group Traceback" not in body[0].text:
         return False
@@ -225,7 +226,7 @@ STARTS_PROGRAM = re.compile(r'  File "(?:.*/launch/spawn\.py|<frozen runpy>|.*/r
 
 
 def last_words(message):
-    """Return the lines of an error message: its end, and the first errors of a chain if these are not among them."""
+    """Return the lines to quote: the end of a message with what follows it, and its first errors, without frames."""
     lines, is_left_out = [], False
     for line in message.lines[message.start : message.end + 1]:
         if line.text.startswith("  File "):

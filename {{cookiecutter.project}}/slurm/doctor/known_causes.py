@@ -14,7 +14,7 @@ PROOF_WIDTH = 300
 
 
 def rows(table):
-    """Return the rows of a table, those of optional parts of the project first."""
+    """Return the rows of all tables of this name, those of optional parts first: the first row that fits counts."""
     paths = sorted(glob.glob(glob.escape(os.path.dirname(os.path.abspath(__file__))) + "/causes_*.py"))
     names = [os.path.basename(path)[: -len(".py")] for path in paths]
     modules = [importlib.import_module(name) for name in [*names, "causes"]]
@@ -54,7 +54,7 @@ def cause_named(name):
 
 
 def search(causes, lines):
-    """Return what the lines prove: of these causes the first one, by the first line of it; None if there is none."""
+    """Return the first of these causes that a line proves, with the first line of its pattern; else None."""
     lines = [line for line in lines if not HARMLESS.search(line.text)]
     for cause in causes:
         for pattern in cause.patterns:
@@ -65,7 +65,7 @@ def search(causes, lines):
 
 
 def is_undone(cause, lines):
-    """Tell whether a later line says that all went well after all."""
+    """Tell whether one of the lines, from the last match on, says that all went well after all."""
     return bool(cause.undone_by) and any(re.search(cause.undone_by, line.text) for line in lines)
 
 
@@ -77,7 +77,7 @@ def search_message(message):
             if any(re.search(pattern, line.text) for pattern in cause.patterns):
                 return found(cause, line)
     if not (message.native or OF_COMMUNICATION.search(message.error.text)):
-        return None  # behind others may stand what another process printed
+        return None  # behind any other message may stand what another process printed
     behind = message.lines[message.end + 1 : message.end + 1 + WORDS]
     within = message.lines[message.start : message.end + 1] if message.native else []
     return search(by_rank, [*within, *behind])
