@@ -42,11 +42,12 @@ EXAMPLES = {
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     ),
     "no GPU": (
-        "torch 2.13; meta-llama/codellama #125, NVIDIA/nccl #861 (2026-11-22)",
+        "torch 2.13; meta-llama/codellama #125, NVIDIA/nccl #861 (2026-11-22); an H200, torch 2.11 (2026-11-27)",
         "RuntimeError: No CUDA GPUs are available",
         "RuntimeError: CUDA error: no CUDA-capable device is detected",
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 4000",
+        "torch.AcceleratorError: CUDA error: invalid device ordinal",
     ),
     "busy GPU": (
         "NVIDIA/DIGITS #2005, facebookresearch/detectron2 #2580, ggml-org/llama.cpp #11841 (2026-11-22)",
@@ -54,9 +55,11 @@ EXAMPLES = {
         "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
     ),
     "GPU program": (
-        "karpathy/nanoGPT #470, huggingface/trl #2996, ymcui/Chinese-LLaMA-Alpaca-2 #376 (2026-11-22)",
+        "karpathy/nanoGPT #470, huggingface/trl #2996, ymcui/Chinese-LLaMA-Alpaca-2 #376 (2026-11-22); an H200,"
+        " torch 2.11 (2026-11-27)",
         "RuntimeError: CUDA error: device-side assert triggered",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     ),
     "driver of two versions": (
         "oddmario/NVIDIA-Ubuntu-Driver-Guide #4, NVIDIA/nvidia-container-toolkit #394 (2026-11-24)",
