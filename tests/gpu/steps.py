@@ -1,6 +1,6 @@
 """The steps of `make test-gpu`: all that needs a GPU and that no other test can run. harness.py runs this table.
 
-    bash tests/gpu/run.sh                   all steps, below ten minutes on one H100 (planned; never run on a GPU)
+    bash tests/gpu/run.sh                   all steps, about ten minutes on one H200
     bash tests/gpu/run.sh --only doctor     those whose names contain a word
     bash tests/gpu/run.sh --rehearse        on the CPU what can run there: it tries the steps, and says nothing of GPUs
 
@@ -10,7 +10,6 @@ The table STEPS is at the end. Figures are ratios of things that took turns in t
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import math
 import os
@@ -46,8 +45,9 @@ ROUNDS = 3  # of commands that take turns
 STEPS_OF_TRAINING = 20
 # The least that a loss has to fall in these steps [nats]. It begins at ln 256 = 5.5, and falls by 2 on a CPU.
 LEAST_FALL = 0.5
-# Between programs in float64, which add the same numbers in another order; see training/compare.py of a project.
-TOLERANCE = 1e-12
+# Between programs in float64, which add the same numbers in another order (training/compare.py of a project). With the
+# library of Python 3.11.2 as the corpus the losses differ by up to 1.7e-11 in these steps (2026-11-27).
+TOLERANCE = 1e-9
 # Rounds of ours against others. The targets for CPUs are in docs/figures.md; on GPUs none has been measured.
 TIMING = (0.9, 1.1)
 LEAST_SPEED = 0.9
@@ -77,17 +77,17 @@ def pi(machine: Machine) -> dict:
     """pi/pi.py is right on a GPU, and how much faster it is than on all cores of this job."""
     program = machine.project / "pi/pi.py"
 
-    def speed(intervals: str, **environment: str) -> float:
-        run_ranks(machine, 1, program, "--intervals", intervals, "--json", "pi.json", **environment)
+    def speed(device: str, intervals: str, **environment: str) -> float:
+        output = run_ranks(machine, 1, program, "--intervals", intervals, "--json", "pi.json", **environment)
+        require(f"({device})" in output, f"it did not run on {device}")
         result = json.loads((machine.folder / "pi.json").read_text())
         require(abs(result["error"]) < 1e-14, f"pi is wrong by {result['error']}")
         return result["intervals_per_second"]
 
     if machine.device == "cpu":
-        return {"intervals per second": f"{speed('1e7'):.1e}"}
-    output = run_ranks(machine, machine.ranks, program, "--intervals", "1e9")
-    require("(cuda)" in output, "it did not run on the GPU")
-    return {"GPU / CPU": spread(speed("1e10") / speed("1e9", CUDA_VISIBLE_DEVICES="") for _ in range(ROUNDS))}
+        return {"intervals per second": f"{speed('cpu', '1e7'):.1e}"}
+    ratios = (speed("cuda", "1e10") / speed("cpu", "1e9", CUDA_VISIBLE_DEVICES="") for _ in range(ROUNDS))
+    return {"GPU / CPU": spread(ratios)}
 
 
 def all_reduce(machine: Machine, count: int | None = None) -> dict:
@@ -139,13 +139,19 @@ def train(machine: Machine, name: str, out: str, *flags: object, **environment: 
     return figures
 
 
-def training(machine: Machine, name: str, dtype: str) -> dict:
-    """A training program learns in a precision."""
-    found = train(machine, name, "run", "--dtype", dtype)
+def learn(machine: Machine, name: str, out: str, dtype: str, *flags: object) -> list[float]:
+    """Train in a precision, and require that the loss falls. Returns the losses."""
+    found = train(machine, name, out, "--dtype", dtype, *flags)
     require(found["dtype"] == dtype, f"dtype {found['dtype']}, not {dtype}")
-    fall = found["losses"][0] - found["losses"][-1]
-    require(fall > LEAST_FALL, f"the loss fell by {fall}: {found['losses']}")
-    return {"ranks": found["world_size"], "loss fell by": round(fall, 3)}
+    losses = found["losses"]
+    require(losses[0] - losses[-1] > LEAST_FALL, f"the loss fell by too little: {losses}")
+    return losses
+
+
+def training(machine: Machine, name: str) -> dict:
+    """A training program learns in float32."""
+    losses = learn(machine, name, "run", "float32")
+    return {"loss fell by": round(losses[0] - losses[-1], 3)}
 
 
 def same_losses(machine: Machine) -> dict:
@@ -192,10 +198,10 @@ def logged_speeds(out: Path) -> list[float]:
 
 
 def resume(machine: Machine, name: str) -> dict:
-    """A run that is resumed has the same losses, bit by bit, as one that was not interrupted."""
+    """It learns in bfloat16, and resumed it has the same losses, bit by bit, as a run that was not interrupted."""
     half = STEPS_OF_TRAINING // 2
-    flags = ("--save-every", half)
-    whole = train(machine, name, "whole", *flags)["losses"]
+    whole = learn(machine, name, "whole", "bfloat16", "--save-every", half)
+    flags = ("--dtype", "bfloat16", "--save-every", half)
     shutil.copytree(machine.folder / "whole", machine.folder / "resumed", symlinks=True)  # latest is a link
     newest = sorted((machine.folder / "resumed").glob("checkpoint-*"))
     require(len(newest) == 2, f"expected two checkpoints: {newest}")
@@ -206,7 +212,7 @@ def resume(machine: Machine, name: str) -> dict:
         again = train(machine, name, "again", *flags)["losses"]
         same = "has the same losses" if again == whole else f"has other losses too: {again}"
         require(False, f"resumed: {resumed['losses']}, whole: {whole}; a second whole run {same}")
-    return {"steps": len(resumed["losses"]), "bit equal": True}
+    return {"loss fell by": round(whole[0] - whole[-1], 3), "bit equal steps": len(resumed["losses"])}
 
 
 def trace(machine: Machine) -> dict:
@@ -403,6 +409,8 @@ def stuck_collective(machine: Machine) -> dict:
     logs.mkdir()
     words = [str(word) for word in ranks_command(machine, HERE / "stuck_collective.py", machine.folder)]
     environment = {**os.environ, "RUN_DIR": str(logs), "NPROC_PER_NODE": str(count)}
+    # NCCL's watchdog waits four times as long before it ends the rank: a minute by default (H200, torch 2.11).
+    environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "5000"
     with open(machine.folder / "output.txt", "w") as output:
         ranks = subprocess.Popen(words, cwd=machine.folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
     wait_for(lambda: len(list(machine.folder.glob("entered-*"))) == count, "all ranks at the stuck collective", ranks)
@@ -448,7 +456,7 @@ print(*records.left_by_ranks(sys.argv[2]), sep="\\n")
 def doctor(machine: Machine, failure: str, cause: str, count: int = 1) -> dict:
     """A failure of provoke.py is provoked, and slurm/doctor.py has to name its cause.
 
-    cause: the name of a row in CAUSES of doctor.py; '' where it knows none, and has to quote the error instead.
+    cause: the name of a row in slurm/doctor/causes.py; '' where it knows none, and has to quote the error instead.
     """
     if failure != "no-visible-gpu":
         require_gpu(machine)
@@ -470,26 +478,14 @@ def compare_answer(machine: Machine, cause: str, program: list[object], count: i
     if done.returncode == 0 and "NOT PROVOKED" in text:
         raise Skipped("this torch or NCCL allows it: " + text.partition("NOT PROVOKED: ")[2].splitlines()[0])
     require(done.returncode, "nothing failed")
-    answer = run([sys.executable, machine.project / "slurm/doctor.py", output], machine, exit_code=0 if cause else 1)
-    named = named_cause(machine.project, answer)
+    ask = [sys.executable, machine.project / "slurm/doctor.py", "--json", output]
+    answer = json.loads(run(ask, machine, exit_code=0 if cause else 1))
+    named = answer["causes"][0]["name"] if answer["causes"] else ""
     require(named == cause, f"doctor.py names {named or 'no cause'}, not {cause or 'none'}")
     if not cause:
         error = last_error(text)
-        require(error in answer, f"doctor.py does not quote the error: {error}")
+        require(error in "\n".join(answer["words"]), f"doctor.py does not quote the error: {error}")
     return named or "no cause, the error is quoted"
-
-
-def named_cause(project: Path, answer: str) -> str:
-    """Return the name of the row of CAUSES that an answer of doctor.py begins with; '' if it knows no cause."""
-    match = re.match(r"cause: (.*)", answer)
-    if not match:
-        return ""
-    spec = importlib.util.spec_from_file_location("doctor", project / "slurm/doctor.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    rows = [row.name for row in module.CAUSES if row.says == match[1]]
-    require(rows, f"no row of CAUSES says: {match[1]}")
-    return rows[0]
 
 
 def last_error(text: str) -> str:
@@ -513,15 +509,11 @@ STEPS = (
     Step("all-reduce on one rank", partial(all_reduce, count=1), 90),
     Step("all-reduce on all GPUs", all_reduce_on_all_gpus, 120),
     Step("event timing", event_timing, 120),
-    *(
-        Step(f"training {name} {dtype}", partial(training, name=name, dtype=dtype), 120)
-        for name in ("single", "ddp", "fsdp")
-        for dtype in ("bfloat16", "float32")
-    ),
+    *(Step(f"training {name} float32", partial(training, name=name), 120) for name in ("single", "ddp", "fsdp")),
     Step("training same losses", same_losses, 240),
     Step("training tf32", tf32_switch, 120),
     Step("training compiled", compiled, 300),
-    *(Step(f"resume {name}", partial(resume, name=name), 240) for name in ("single", "ddp", "fsdp")),
+    *(Step(f"resume {name} bfloat16", partial(resume, name=name), 240) for name in ("single", "ddp", "fsdp")),
     Step("profiler trace", trace, 120),
     Step("speed of GPT-2", speed, 300),
     Step("stuck collective", stuck_collective, 180),

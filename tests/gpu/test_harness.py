@@ -240,7 +240,7 @@ def test_each_step_has_a_name_and_a_limit_and_each_failure_a_step():
 
 
 def test_the_causes_that_are_expected_are_rows_of_the_doctor(project):
-    text = (project / "slurm/doctor.py").read_text()
+    text = (project / "slurm/doctor/causes.py").read_text()
     causes = {step.run.keywords["cause"] for step in steps.STEPS if step.name.startswith("doctor ")} - {""}
     assert causes and all(f'name="{cause}"' in text for cause in causes)
 
@@ -302,7 +302,7 @@ def test_parts_of_a_split_gpu_are_listed_by_their_uuid(tmp_path, monkeypatch):
             "",
             "no cause, the error is quoted",
         ),
-        ("raise RuntimeError('CUDA out of memory')", "", "exit code 0, not 1, of "),
+        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "", "exit code 0, not 1, of "),
         ("pass", "module", "nothing failed"),
     ],
 )

@@ -5,6 +5,7 @@ and what runs print that go well or fail.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,8 @@ PROGRAM = TEMPLATE / "slurm/doctor.py"
 spec = importlib.util.spec_from_file_location("doctor", PROGRAM)
 DOCTOR = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(DOCTOR)
+LOGS, LAUNCHER_REPORTS, KNOWN = sys.modules["logs"], sys.modules["launchers"], sys.modules["known_causes"]
+CAUSES = KNOWN.BY_SLURM + KNOWN.BY_STARTER + KNOWN.BY_RANK + KNOWN.BY_WAITING
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"
@@ -58,6 +61,18 @@ def doctor(project, tmp_path):
 
 
 @pytest.fixture
+def ask_job(doctor):
+    """Calls doctor.py as `doctor` does, and returns its answer as JSON."""
+
+    def ask_job(*arguments, **more):
+        done = doctor("--json", *arguments, **more)
+        assert not done.stderr, done.stderr
+        return json.loads(done.stdout)
+
+    return ask_job
+
+
+@pytest.fixture
 def read(tmp_path, monkeypatch, capsysbinary):
     """Returns exit code and report on a text. In this process: of an output alone doctor.py asks no other program."""
 
@@ -74,11 +89,36 @@ def read(tmp_path, monkeypatch, capsysbinary):
     return read
 
 
+@pytest.fixture
+def ask(read, monkeypatch, capsysbinary):
+    """Returns what the doctor says of a text, as JSON."""
+
+    def ask(text):
+        read(text)
+        monkeypatch.setattr(sys, "argv", ["slurm/doctor.py", "--json", "my job-12.out"])
+        DOCTOR.main()
+        return json.loads(capsysbinary.readouterr().out)
+
+    return ask
+
+
+def told(answer):
+    """Return how the first rank failed, its number, and the name of the cause; "" if none is known."""
+    return answer["way"], answer["rank"], answer["causes"][0]["name"] if answer["causes"] else ""
+
+
+def write_logs(run, texts, per_node=2, inner=""):
+    """Write the stderr.log of ranks into the folder of an attempt; `inner` are the folders of torchrun."""
+    for rank, text in texts.items():
+        node = rank // per_node
+        log = run / f"node{node}-node{node + 1}" / inner / str(rank % per_node) / "stderr.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+
+
 # ---- lines and errors ------------------------------------------------------------------------------------------------
 
-OTHER = (
-    "PermissionError: [Errno 13] Permission denied: '/root/.cache/x'; going on without a cache"  # this one may matter
-)
+OTHER = "PermissionError: [Errno 13] Permission denied: '/root/.cache/x'; going on without a cache"
 PEERS = "RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.12]:23942. This is typically caused by a remote"
 
 PEER = "RuntimeError: [pair.cc:553] Connection closed by peer [10.77.0.12]:23942. This is typically caused by"
@@ -92,7 +132,13 @@ def labelled(label, text):
 
 
 def lines_of(*texts):
-    return [DOCTOR.labelled(number, text, "x.out") for number, text in enumerate(texts, 1)]
+    return [LOGS.labelled(number, text, "x.out") for number, text in enumerate(texts, 1)]
+
+
+def failing(words, code=1):
+    """What a job printed of which rank 3 ended with an exit code, and said something before."""
+    end = f"launch/spawn.py on node2: rank 3 ended with exit code {code}\n"
+    return GOOD + labelled("[node2:3] ", words) + end
 
 
 def traceback(error, label="", depth=2):
@@ -155,7 +201,7 @@ def mpirun_output(before):
     """The same under mpirun (Open MPI 4.1), which gives no labels."""
     line = "-" * 74 + "\n"
     return (
-        GOOD
+        GOOD.replace("[node1:0] ", "")
         + before
         + "\n"
         + line

@@ -20,7 +20,9 @@ RANKS = range(4)
 WITHOUT_LABEL = "slurm"
 # What libraries print when a program ends.
 AT_THE_END = re.compile(r"destroy|resource_tracker|retry loop|Retrying|git repository|device-side")
-ERROR = re.compile(r"Traceback|[Ee]rror|Killed|Terminat|CANCELLED|Watchdog|FAULT|fatal|failed|warning:|mpirun|prterun")
+ERROR = re.compile(
+    r"Traceback|[Ee]rror|Killed|Terminat|CANCELLED|Watchdog|FAULT|fatal|failed|warning:|mpirun|prterun|still disabled"
+)
 
 
 class Message(NamedTuple):

@@ -324,6 +324,29 @@ class Drill:
         assert self.metrics().read_text().count('"loss"') == STEPS  # each step once
         return max(abs(found[step] - self.reference[step]) for step in found)
 
+    def first_failure(self, job, rank, host, exit_code):
+        """Assert which rank failed first, as the doctor says; return the line of the job's output that says so."""
+        answer = self.ask_doctor(job)
+        assert (answer["rank"], answer["host"], answer["exit_code"]) == (rank, host, exit_code), (answer, job.output)
+        return self.line_of_report(job, "first failure: ")
+
+    def cause(self, job, name):
+        """Assert which cause the doctor names; return the line of the job's output that says so."""
+        answer = self.ask_doctor(job)
+        assert [cause["name"] for cause in answer["causes"]] == [name], (answer, job.output)
+        return self.line_of_report(job, "cause: ")
+
+    def ask_doctor(self, job):
+        """Return what slurm/doctor.py --json says of a job."""
+        command = ["python3", self.project / "slurm/doctor.py", "--json", str(job.id)]
+        return json.loads(self.cluster.run(*command, cwd=self.folder, check=False).stdout)
+
+    def line_of_report(self, job, begins):
+        """Return a line of the doctor's report, with which the job's output ends."""
+        lines = [line for line in job.output.splitlines()[-45:] if line.startswith(begins)]
+        assert lines, job.output
+        return lines[0]
+
     def more(self, job):
         """Return further columns of the table."""
         return {}
@@ -369,20 +392,6 @@ def drill(cluster, project, tmp_path, reference, record_property):
     return Drill(cluster, project, tmp_path, reference, record_property)
 
 
-def first_failure(output, rank, node):
-    """Return the line of the doctor that names the first failing rank; it is near the end of the output."""
-    said = re.search(rf"^.*\brank {rank} on {node}\b.*$", "\n".join(output.splitlines()[-45:]), re.MULTILINE)
-    assert said, output
-    return said[0]
-
-
-def cause(output):
-    """Return what the doctor takes for the cause."""
-    said = re.search(r"^cause: .*$", "\n".join(output.splitlines()[-45:]), re.MULTILINE)
-    assert said, output
-    return said[0]
-
-
 # ---- drills of this and of the newest Slurm --------------------------------------------------------------------------
 
 
@@ -402,7 +411,7 @@ def rank_killed(drill, name, *options, **how):
     drill.start_clock()
     os.kill(drill.rank(3), signal.SIGKILL)
     job, seconds = drill.await_failure(within=30)
-    said = first_failure(job.output, rank=3, node="node2")
+    said = drill.first_failure(job, rank=3, host="node2", exit_code=-9)
     drill.row(name, job, seconds, message=said, lost=drill.resume())
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from baking import TEMPLATE, bake
+from baking import bake
 from needs import needs_namespaces
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import wait_for
@@ -25,10 +25,6 @@ from waiting import wait_for
 PROGRAMS = Path(__file__).resolve().parent / "failures"
 LAUNCHERS = ("torchrun", "srun", "spawn")
 KEPT = os.environ.get("FAILURES_FOLDER")
-# Wanted of the next doctor: a form that programs can read, and no cause without evidence.
-pytestmark = pytest.mark.skipif(
-    not KEPT and "--json" not in (TEMPLATE / "slurm/doctor.py").read_text(), reason="the doctor has no --json yet"
-)
 ANY = "ANY"  # of ranks: the launcher may name one or another
 NONE = ""  # of causes: none may be named
 
@@ -259,8 +255,9 @@ def test_a_failure(slurm, failing, submitted, failure, launcher):
 
 
 def assert_report(output, answer, words):
-    """The job ends with the report: the cause, then the words."""
-    report = re.search(r"(?ms)^\S+ \S+ (?:torchrun|srun|spawn) ended with exit code \d+\n(.*)", output)[1]
+    """The job ends with the report, the cause first, then the words, and behind it the exit code."""
+    end = r"^\S+ \S+ (?:torchrun|srun|spawn) ended with exit code \d+\. To ask again, run python3 slurm/doctor\.py \d+$"
+    report = re.search(rf"(?ms)^((?:cause: |no cause known)(?:(?!^cause: |^no cause known).)*?){end}", output)[1]
     first = report.splitlines()[0]
     if answer["causes"]:
         assert first == f"cause: {answer['causes'][0]['says']}", report

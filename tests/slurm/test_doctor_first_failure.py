@@ -1,111 +1,116 @@
-"""Which rank failed first, as slurm/doctor.py finds it in outputs and in the logs of ranks."""
+"""Which rank failed first, as slurm/doctor.py finds it in outputs and in the logs of ranks, and what it said last."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
 import subprocess
 import sys
 import time
 
 import pytest
 from doctor_cases import (
-    CANCELLED,
-    DOCTOR,
+    EXITS,
     GOOD,
     PEER,
-    PEERS,
     TERMINATE,
     TRACEBACK,
+    ask,
+    ask_job,
     doctor,
     labelled,
     lines_of,
     project,
     read,
+    srun_output,
+    told,
+    torchrun_output,
     traceback,
+    write_logs,
 )
 
-# ---- the first failure -----------------------------------------------------------------------------------------------
-
-
-def test_the_rank_that_complains_of_others_is_not_the_first(read):
-    other, first = "[node1:0] [rank0]: ", "[node2:3] [rank3]: "
-    code, report = read(GOOD + traceback(PEER, other) + traceback("KeyError: 'x'", first, depth=500))
-    assert code == 1
-    assert report.startswith("first failure: [node2:3] [rank3] (my job-12.out:13): the program failed by itself; its")
-    assert report.endswith(f"{first}KeyError: 'x'\n") and report.count(first) == 30
-
-
+WAITED = "RuntimeError: Timed out waiting 8000ms for recv operation to complete"
 MPIRUN_LOST_A_NODE = (
     "PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : node1\n  Remote daemon: node2\n"
 )
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+# ---- in an output ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("lines", "fault"),
+    ("lines", "expected"),
     [
-        (traceback("KeyError: 'x'", "[node2:3] [rank3]: "), "program"),
-        (traceback("torch.OutOfMemoryError: CUDA out of memory.", "[node2:3] [rank3]: "), "program"),
-        ("srun: error: node2: task 3: Exited with exit code 3\n", "program"),
-        ("srun: error: node2: task 3: Killed\n", "unknown"),
-        (traceback(PEER, "[node1:0] [rank0]: "), "unknown"),
-        (traceback("RuntimeError: CUDA error: uncorrectable NVLink error", "[node2:3] [rank3]: "), "node node2"),
-        # The rank that complains first is not on the node that broke.
-        (traceback(PEER, "[node1:0] [rank0]: ") + "[node2:3] RuntimeError: CUDA error: GPU is lost\n", "node node2"),
-        ("[node2:3] Failed to initialize NVML: Driver/library version mismatch\n", "node node2"),
-        ("Failed to initialize NVML: Driver/library version mismatch\n", "unknown"),
-        # On all nodes: the container may have a driver's library of its own.
-        ("".join(f"[node{n}:{n}] NVML: Driver/library version mismatch\n" for n in (1, 2)), "unknown"),
-        (traceback("KeyError: 'x'", "[node1:0] ") + MPIRUN_LOST_A_NODE, "program"),
-        (traceback("KeyError: 'x'", "[node1:0] ") + "node2 kernel: NVRM: Xid (PCI:0000:04:00): 31, pid=7\n", "program"),
-        # mpirun has lost a node, and the ranks have words of their own for that
-        (traceback(PEER, "[node1:0] ") + MPIRUN_LOST_A_NODE, "unknown"),
-        (traceback("mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED: Process Failure", "") + MPIRUN_LOST_A_NODE, "unknown"),
+        (traceback("KeyError: 'x'", "[node2:3] [rank3]: "), ("error", 3, "")),
+        (traceback("torch.OutOfMemoryError: CUDA out of memory. Tried", "[node2:3] "), ("error", 3, "GPU memory")),
+        (traceback("RuntimeError: CUDA error: uncorrectable NVLink error", "[node2:3] "), ("error", 3, "GPU hardware")),
+        ("3: x\nsrun: error: node2: task 3: Exited with exit code 3\n", ("exited", 3, "")),
+        ("3: x\nsrun: error: node2: task 3: Killed\n", ("killed", 3, "killed")),
+        # Ranks that complain of another one.
+        (traceback(PEER, "[node1:0] "), ("peer", 0, "lost another rank")),
+        (traceback(PEER, "[node1:0] ") + traceback("KeyError: 'x'", "[node2:3] ", depth=500), ("error", 3, "")),
+        (
+            traceback(PEER, "[node1:0] ") + "[node2:3] RuntimeError: CUDA error: GPU is lost\n",
+            ("error", 3, "GPU hardware"),
+        ),
+        (traceback(PEER) + traceback("ValueError: bad"), ("error", None, "")),
+        (traceback("ValueError: bad") + traceback(PEER), ("error", None, "")),
+        # mpirun has lost a node, and the ranks have words of their own for that.
+        (traceback(PEER, "[node1:0] ") + MPIRUN_LOST_A_NODE, ("peer", 0, "mpirun lost a node")),
+        (
+            traceback("mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED: Process Failure") + MPIRUN_LOST_A_NODE,
+            ("peer", None, "mpirun lost a node"),
+        ),
+        (traceback("KeyError: 'x'", "[node1:0] ") + MPIRUN_LOST_A_NODE, ("error", 0, "")),
+        # A good run that only prints what sounds like a failure.
+        ("[node2:3] Failed to initialize NVML: Driver/library version mismatch\n", ("none", None, "")),
     ],
 )
-def test_whose_fault_it_is(doctor, tmp_path, lines, fault):
-    """Whether another start may go better, for slurm/nodes.sh; the report is the same."""
-    (tmp_path / "my.out").write_text(GOOD + lines)
-    said = doctor(f"--fault={tmp_path}/fault", "my.out")
-    assert (tmp_path / "fault").read_text() == f"{fault}\n", said.stdout.decode()
-    assert said.stdout == doctor("my.out").stdout
+def test_which_rank_failed_first(ask, lines, expected):
+    assert told(ask(GOOD + lines)) == expected
 
 
-def test_causes_that_may_pass_are_in_the_table():
-    assert set(DOCTOR.MAY_PASS) <= {cause.name for cause in DOCTOR.CAUSES}
+BOX = f"╭{'─' * 9} Traceback (most recent call last) {'─' * 9}╮\n│ /x.py:1 in <module> │\n╰{'─' * 53}╯\n"
 
 
-def test_a_fault_that_cannot_be_written(doctor, tmp_path):
-    (tmp_path / "my.out").write_text(GOOD + traceback("KeyError: 'x'"))
-    done = doctor("--fault=no/fault", "my.out")
-    assert (done.returncode, done.stderr) == (2, b"slurm/doctor.py: --fault=no/fault: No such file or directory\n")
-    assert b"KeyError" in done.stdout
+@pytest.mark.parametrize(
+    "error",
+    [
+        traceback("jaxlib.xla_extension.XlaRuntimeError: UNKNOWN: Gloo AllReduce failed: Connection closed by peer"),
+        traceback(f"{PEER}\n{TRACEBACK}ConnectionResetError: [Errno 104] Connection reset by peer"),
+        traceback("BrokenPipeError: [Errno 32] Broken pipe"),
+        traceback("ConnectionResetError: [Errno 104] Connection reset by peer").replace(
+            "x.py", "/x/torch/distributed/y.py"
+        ),
+        traceback("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, NCCL version 2.2")
+        + "ncclRemoteError: x\n",
+        traceback(
+            "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send"
+        ),
+        f"{BOX}RuntimeError: [/x/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection\nclosed by peer",
+        f"{TRACEBACK}{PEER}\nterminate called without an active exception\n",
+    ],
+    ids=["library", "tracker", "pipe", "frame", "several lines", "barrier", "broken by rich", "crashes as well"],
+)
+def test_a_rank_that_lost_another_is_not_the_first(ask, error):
+    answer = ask(GOOD + labelled("[node1:0] ", error) + traceback("KeyError: 'x'", "[node2:3] "))
+    assert told(answer) == ("error", 3, "") and answer["words"][-1] == "KeyError: 'x'", answer
 
 
-def test_the_node_at_fault_is_that_of_the_log(doctor, project, tmp_path):
-    """torchrun may number the nodes in another order than slurm/lib.sh: rank 0 of this job is on node2."""
-    run = project / "logs/900014.0"
-    for node, text in ((0, ""), (1, traceback("RuntimeError: CUDA error: uncorrectable ECC error", "[rank0]: "))):
-        folder = run / f"node{node}-node{node + 1}/0"
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_text(text)
-        os.utime(folder / "stderr.log", (node, node))
-    doctor(f"--fault={tmp_path}/fault", run)
-    assert (tmp_path / "fault").read_text() == "node node2\n"
-
-
-def test_the_node_that_mpirun_has_lost_comes_before_a_rank_that_said_nothing(doctor, project):
-    """The others lost rank 1, which printed no error: the program is not at fault, as the node died."""
-    run = project / "logs/900013.0"
-    for rank, text in enumerate((traceback("ConnectionError: Connection reset by peer"), "")):
-        folder = run / f"node{rank}-node{rank + 1}/0"
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_text(text)
-    output = project / "demo-900013.out"
-    output.write_text(GOOD + MPIRUN_LOST_A_NODE)
-    report = doctor("900013", cwd=project).stdout.decode()
-    assert report.startswith("cause: mpirun lost a node"), report
+@pytest.mark.parametrize(
+    "error",
+    [
+        "redis.exceptions.ConnectionError: Error 111 connecting to node9:6379. Connection refused.",
+        "TimeoutError: Timed out waiting for lock /a/x.lock",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "subprocess.TimeoutExpired: Command x timed out after 5 seconds",
+    ],
+)
+def test_a_connection_that_is_not_to_a_rank(ask, error):
+    """The rank that says so has failed by itself, and others have lost it."""
+    answer = ask(GOOD + traceback(PEER, "[node1:0] ") + traceback(error, "[node2:3] "))
+    assert answer["way"] == "error" and answer["rank"] == 3, answer
 
 
 RICH = """\
@@ -120,63 +125,24 @@ step()
 """
 
 
-LOST = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection\nclosed by peer"
-
-
-def test_an_error_that_rich_breaks_at_80_columns(read):
-    """It is the error of a rank that lost another one, as the second line says."""
-    box = f"╭{'─' * 9} Traceback (most recent call last) {'─' * 9}╮\n│ /x.py:1 in <module> │\n╰{'─' * 53}╯\n"
-    lines = labelled("[node1:0] ", f"{box}{LOST}\n") + traceback("KeyError: 'x'", "[node2:3] ")
-    assert read(GOOD + lines)[1].startswith("first failure: [node2:3] (")
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_a_traceback_of_rich(read, encoding):
+def test_a_traceback_of_rich(ask, encoding):
     """As typer prints it. Of the chain the first error counts, which is the rank's own."""
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C.UTF-8" if encoding == "utf-8" else "C"}
     done = subprocess.run([sys.executable, "-c", RICH], capture_output=True, check=False, env=environment)
     said = done.stderr.decode()
     assert ("╭──" in said) == (encoding == "utf-8") and "Traceback (most recent call last) -" in said.replace("─", "-")
-    report = read(GOOD + traceback(PEER, "[node1:0] ") + labelled("[node2:3] ", said))[1]
-    assert report.startswith("first failure: [node2:3] (") and "[node2:3] KeyError: 'lr'\n" in report, report
+    answer = ask(GOOD + traceback(PEER, "[node1:0] ") + labelled("[node2:3] ", said))
+    assert told(answer) == ("error", 3, "") and "KeyError: 'lr'" in answer["words"], answer
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "redis.exceptions.ConnectionError: Error 111 connecting to node9:6379. Connection refused.",
-        "TimeoutError: Timed out waiting for lock /a/x.lock",
-    ],
-)
-def test_a_connection_that_is_not_to_a_rank(read, error):
-    """The rank that says so has failed by itself, and others have lost it."""
-    report = read(GOOD + traceback(PEER, "[node1:0] ") + traceback(error, "[node2:3] "))[1]
-    assert "first failure: [node2:3] (" in report, report
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "jaxlib.xla_extension.XlaRuntimeError: UNKNOWN: Gloo AllReduce failed: Connection closed by peer",
-        f"{PEER}\n{TRACEBACK}ConnectionResetError: [Errno 104] Connection reset by peer",
-        "BrokenPipeError: [Errno 32] Broken pipe",
-    ],
-    ids=["a library between ranks", "a tracker that breaks as the rank goes down", "a pipe"],
-)
-def test_a_rank_that_lost_another_is_not_the_first(read, error):
-    report = read(GOOD + labelled("[node1:0] ", traceback(error)) + traceback("KeyError: 'x'", "[node2:3] "))[1]
-    assert report.startswith("first failure: [node2:3] ("), report
-
-
-def test_of_a_chain_the_first_exception_decides(read):
-    during = "1: \n1: During handling of the above exception, another exception occurred:\n1: \n"
-    chain = traceback("KeyError: 'x'", "1: ") + during + traceback(PEER, "1: ")
-    report = read(traceback(PEER, "0: ") + chain)[1]
-    assert "first failure: 1 (" in report and "1: KeyError: 'x'\n" in report
-    assert report.endswith(f"1: {PEER}\n")
-    chain = traceback("torch.OutOfMemoryError: CUDA out of memory.", "1: ") + during + traceback("X: y", "1: ", 40)
-    report = read(chain)[1]  # of which the user sees the last 30 lines
-    assert report.startswith("cause: the memory of a GPU") and report.count("torch.OutOfMemoryError: ") == 2, report
+def test_of_a_chain_the_first_exception_decides(ask):
+    answer = ask(traceback(PEER, "0: ") + labelled("1: ", traceback("KeyError: 'x'") + DURING + traceback(PEER)))
+    assert told(answer) == ("error", 1, "") and "KeyError: 'x'" in answer["words"], answer
+    chain = traceback("torch.OutOfMemoryError: CUDA out of memory. x") + DURING + traceback("X: y", depth=40)
+    answer = ask(labelled("1: ", chain))
+    assert told(answer) == ("error", 1, "GPU memory") and len(answer["words"]) == 25, answer
+    assert answer["words"][0].startswith("torch.OutOfMemoryError"), "what the others follow from is quoted, too"
 
 
 BAR = "  0%|   | 0/100 [00:00<?, ?it/s] 10%|#  | 10/100 [00:01<00:10,  4.0it/s, loss=2]"
@@ -185,59 +151,77 @@ IN_DEL = "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__
 IN_FLUSH = "Exception ignored in: <_io.TextIOWrapper name='<stdout>' mode='w' encoding='utf-8'>\n"
 IN_FLUSH += "BrokenPipeError: [Errno 32] Broken pipe\n"
 
-ABORTED = "srun: error: node2: task 1: Aborted (core dumped)\n"
-
 
 @pytest.mark.parametrize(
-    ("label", "before", "after"),
+    ("before", "after"),
     [
-        ("", BAR, ""),
-        ("[rank0]: ", BAR, ""),
-        ("", "", IN_A_THREAD + traceback("ConnectionResetError: [Errno 104] Connection reset by peer")),
-        ("", "", IN_DEL + traceback("AssertionError: can only test a child process")),
-        ("", "", TERMINATE.format("")),
-        ("1: [rank1]: ", "", TERMINATE.format("1: ") + ABORTED),
-        ("", "", traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ") * 2),
-        ("", "", traceback("subprocess.CalledProcessError: Command '['x.py']' returned non-zero exit status 1.")),
+        (BAR, ""),
+        ("", IN_A_THREAD + traceback("ConnectionResetError: [Errno 104] Connection reset by peer")),
+        ("", IN_DEL + traceback("AssertionError: can only test a child process")),
+        ("", IN_FLUSH),
+        ("", TERMINATE.format("")),
+        ("", traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ") * 2),
+        ("", traceback("subprocess.CalledProcessError: Command '['x.py']' returned non-zero exit status 1.")),
     ],
-    ids=["bar", "bar and label", "in a thread", "in __del__", "terminate", "aborted", "torchrun", "accelerate"],
+    ids=["bar", "in a thread", "in __del__", "in flush", "terminate", "torchrun", "accelerate"],
 )
-def test_the_error_is_what_is_said_first(read, label, before, after):
+@pytest.mark.parametrize("label", ["", "1: ", "1: [rank1]: ", "[node1:1] "])
+def test_the_error_is_what_is_said_first(ask, label, before, after):
     """Not behind a progress bar; not what a rank says as it goes down; not its launcher's traceback."""
-    code, report = read(GOOD + before + traceback("KeyError: 'lr'", label) + after)
-    who = f"{label.rstrip(': ')} " if label else ""
-    assert code == 1, report
-    assert report.startswith(f"first failure: {who}(my job-12.out:7): the program failed by itself; its own"), report
-    assert f"\n{label}KeyError: 'lr'\n" in report, report
+    answer = ask(GOOD + label + before + traceback("KeyError: 'lr'", label)[len(label) :] + labelled(label, after))
+    assert told(answer) == ("error", 1 if label else None, ""), answer
+    assert "KeyError: 'lr'" in answer["words"], answer
 
 
-TORCHRUN = """\
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-21_17:20:35
-  host      : node2
-  rank      : 3 (local_rank: 1)
-  exitcode  : -9 (pid: 56)  (SIGKILL)"""
+def test_an_abort_that_srun_reports_after_an_error(ask):
+    words = labelled("1: ", traceback("KeyError: 'lr'") + TERMINATE.format(""))
+    answer = ask(GOOD + words + "srun: error: node2: task 1: Aborted (core dumped)\n")
+    assert (*told(answer), answer["exit_code"]) == ("error", 1, "", -6), answer
+    assert "KeyError: 'lr'" in answer["words"], answer
 
 
-@pytest.mark.parametrize(
-    ("who", "lines"),
-    [
-        ("rank 3 on node2", TORCHRUN),
-        ("on node2", "srun: error: node2: tasks 2-3: Segmentation fault (core dumped)"),
-        ("on node2", "srun: error: node2: task 3: Exited with exit code 3"),
-        ("rank 3 on node2", "launch/spawn.py on node2: rank 3 was ended by signal 9"),
-        ("rank 3 on node2", "mpirun noticed that process rank 3 with PID 7 on node node2 exited on signal 9 (Killed)."),
-        ("rank 3 on node2", "prterun noticed that process rank 3 with PID 7 on node node2 exited on"),
-    ],
-)
-def test_who_ended_first_as_the_launchers_say(read, who, lines):
-    told = CANCELLED.replace("JOB 12", "STEP 12.0") + " ***\nsrun: error: node2: tasks 2-3: Killed\n"
-    log = GOOD + traceback(PEER, "0: ")
-    where, said = f"(my job-12.out:{(log + lines).count(chr(10)) + 1})", lines.splitlines()[-1].strip()
-    assert re.search(rf"^first failure: {who} {re.escape(f'{where}; {said}')}$", read(f"{log}{lines}\n{told}")[1], re.M)
-    report = read(log + told)[1]  # the others were told to end
-    assert "\nfirst failure: 0 (" in report and "was killed" not in report
+def test_a_watchdog_that_got_stuck(ask):
+    said = "[rank1]:[{0} ProcessGroupNCCL.cpp:1316] [PG 5 Rank 0] {1}\n"
+    error = said.format("E", "Heartbeat monitor timed out! Process will be terminated after dumping debug info.")
+    error += said.format("E", "ProcessGroupNCCL preparing to dump debug info.")
+    error += said.format("F", "ProcessGroupNCCL's watchdog got stuck for 600 seconds")
+    assert told(ask(GOOD + labelled("1: ", error))) == ("waited", 1, "waited in vain")
+
+
+def test_who_waited_in_an_output_without_labels(ask):
+    """Python ends with 1 after a traceback: another exit code is that of a rank that failed before."""
+    for code, way in ((1, "waited"), (3, "exited")):
+        end = f"srun: error: node2: task 1: Exited with exit code {code}\n"
+        assert ask(GOOD + traceback(WAITED) + end)["way"] == way
+
+
+def test_a_second_step_after_one_that_was_ended(ask):
+    first = "srun: error: node1: task 0: Exited with exit code 2\nsrun: Terminating StepId=12.0\n"
+    first += "srun: error: node[1-2]: tasks 1-3: Killed\n"
+    second = "srun: error: node2: task 3: Segmentation fault\nsrun: Terminating StepId=12.1\n"
+    answer = ask(GOOD + first + second)
+    assert (answer["way"], answer["exit_code"]) == ("exited", 2), answer
+
+
+# ---- in the logs of ranks --------------------------------------------------------------------------------------------
+
+
+def test_a_rank_has_the_number_that_torch_says(ask_job, project):
+    """torchrun may number the nodes in another order than slurm/lib.sh: rank 0 of this job is on node2."""
+    run = project / "logs/900014.0"
+    write_logs(run, {0: "", 1: traceback("RuntimeError: CUDA error: uncorrectable ECC error", "[rank0]: ")}, per_node=1)
+    answer = ask_job(run)
+    assert (*told(answer), answer["host"]) == ("error", 0, "GPU hardware", "node2"), answer
+
+
+def test_the_node_that_mpirun_has_lost_comes_before_a_rank_that_said_nothing(ask_job, project):
+    """The others lost rank 1, which printed no error: its node died."""
+    write_logs(
+        project / "logs/900013.0", {0: traceback("ConnectionError: Connection reset by peer"), 1: ""}, per_node=1
+    )
+    (project / "demo-900013.out").write_text(GOOD + MPIRUN_LOST_A_NODE)
+    answer = ask_job("900013", cwd=project)
+    assert answer["causes"][0]["name"] == "mpirun lost a node", answer
 
 
 OOM = (
@@ -250,286 +234,187 @@ OOM = (
 
 
 @pytest.mark.parametrize("label", ["", "3: ", "[node2:3] "])
-def test_a_line_longer_than_what_is_quoted_is_the_rank_s_own(doctor, project, label):
-    """The log has it with the label of torch, the output with one more: both are cut, at different words."""
+def test_a_long_line_in_the_log_and_in_the_output(ask_job, project, label):
+    """The log has it with the label of torch, the output with one more."""
     error = traceback(OOM, "[rank3]: ")
-    for rank in range(4):
-        log = project / f"logs/60.0/node{rank // 2}-node{rank // 2 + 1}/{rank % 2}/stderr.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(error if rank == 3 else "")
+    write_logs(project / "logs/60.0", {rank: error if rank == 3 else "" for rank in range(4)})
     (project / "demo-60.out").write_text(GOOD + labelled(label, error))
-    report = doctor("60", cwd=project).stdout.decode()
-    assert report.startswith("cause: the memory of a GPU was not enough\nproof: demo-60.out:"), report
-    assert "\nfirst failure: rank 3 on node2 (logs/60.0/" in report, report
+    answer = ask_job("60", cwd=project)
+    assert (*told(answer), answer["host"]) == ("error", 3, "GPU memory", "node2"), answer
 
 
-@pytest.mark.parametrize(
-    ("error", "after"),
-    [
-        ("ValueError: bad", IN_FLUSH),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", ""),
-        ("ConnectionRefusedError: [Errno 111] Connection refused", ""),
-    ],
-)
-def test_an_error_that_is_of_no_other_rank(read, error, after):
-    """The other side is a pipe that was closed, or Redis, S3, MLflow."""
-    code, report = read(GOOD + traceback(error) + after)
-    assert code == 1 and report.startswith("first failure: (my job-12.out:7): the program failed by itself"), report
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        traceback("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, NCCL version 2.2\n")
-        + "ncclRemoteError: x\n",
-        traceback(
-            "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send"
-        ),
-        traceback("ConnectionResetError: [Errno 104] Connection reset by peer").replace(
-            "x.py", "/x/torch/distributed/y.py"
-        ),
-    ],
-    ids=["of several lines", "monitored barrier", "a frame of torch.distributed"],
-)
-def test_an_error_that_another_rank_was_lost(error):
-    log = DOCTOR.RankLog("f", 0.0, 0, "node1", 3, lines_of(*error.splitlines()))
-    assert DOCTOR.failures_in_logs([log])[-1].way == "peer"
-
-
-def test_a_watchdog_that_got_stuck(read):
-    error = (
-        "[rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 5 Rank 0] Heartbeat monitor timed out! Process will be terminated\n"
-    )
-    error += "[rank1]:[E ProcessGroupNCCL.cpp:1153] [PG 5 Rank 0] ProcessGroupNCCL preparing to dump debug info.\n"
-    error += (
-        "[rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 5 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 seconds\n"
-    )
-    code, report = read(GOOD + labelled("1: ", error))
-    assert code == 0 and report.startswith("cause: ranks waited in vain for one that hung"), report
-    assert "\nfirst failure: 1: [rank1] (" in report and "preparing" not in report, report
-
-
-def test_who_waited_in_an_output_without_labels(read):
-    """srun reports the exit of each task: that is the traceback's end, and no rank that failed before."""
-    wait = traceback("RuntimeError: Timed out waiting 8000ms for recv operation to complete")
-    code, report = read(GOOD + wait + "srun: error: node2: task 1: Exited with exit code 1\n")
-    assert code == 0 and report.startswith("cause: ranks waited in vain for one that hung"), report
-    code, report = read(GOOD + wait + "srun: error: node2: task 1: Exited with exit code 3\n")
-    assert "the program ended with exit code 3" in report, report
-
-
-def test_a_second_step_after_one_that_was_ended(read):
-    first = "srun: error: node1: task 0: Exited with exit code 2\nsrun: Terminating StepId=12.0\n"
-    first += "srun: error: node[1-2]: tasks 1-3: Killed\n"
-    second = (
-        "launch/spawn.py on node2: rank 3 was ended by signal 11\nsrun: error: node2: task 1: Exited with exit code 139"
-    )
-    for text in ("srun: error: node2: task 3: Segmentation fault", second):
-        lines = lines_of(
-            *(first + text + "\nsrun: Terminating StepId=12.1\nsrun: error: node1: task 0: Killed").splitlines()
-        )
-        reports = DOCTOR.launcher_reports(lines)
-        assert [report.code for report in reports] == [2, *[-11] * (text.count("\n") + 1)]
-    _, report = read(GOOD + first + "srun: error: node2: task 3: Segmentation fault\nsrun: Terminating StepId=12.1\n")
-    assert report.startswith("cause: a process crashed in compiled code\n"), report
-
-
-def test_logs_of_ranks(doctor, project, tmp_path):
-    """Of one attempt and without any output, as in an interactive shell: who hung, and the oldest failure."""
+def test_who_kept_the_others_waiting(doctor, ask_job, project):
+    """Of the logs alone, as in an interactive shell: the rank that said nothing, or that woke up later than all."""
     run = project / "logs/900012.10"  # a number that no job of the other tests has, which share the project
-    (project / "logs/900012.9").mkdir(parents=True)
-    words = [traceback("RuntimeError: Timed out waiting 8000ms for recv operation to complete")] * 3 + ["a warning\n"]
-    for rank, text in enumerate(words):
-        folder = run / f"node{rank // 2}-node{rank // 2 + 1}" / str(rank % 2)
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").write_text(text)
-    report = doctor(run).stdout.decode()
-    assert "cause: ranks waited in vain" in report
-    assert f"first failure: rank 3 on node2 ({run}/node1-node2/1/stderr.log) hung, or ended" in report
-    assert report.endswith("Timed out waiting 8000ms for recv operation to complete\n")
-    for last in ("Timed out waiting 8000ms for recv operation", "Connection closed by peer"):  # stopped, and woken
-        (run / "node1-node2/1/stderr.log").write_text(traceback(f"RuntimeError: {last}"))
+    write_logs(run, {**{rank: traceback(WAITED) for rank in range(3)}, 3: "a warning\n"})
+    assert told(ask_job(run))[::2] == ("waited", "waited in vain")
+    assert "\nprobably first: rank 3 on node2 (" in doctor(run).stdout.decode()
+    for last in ("Timed out waiting 8000ms for recv operation", "Connection closed by peer"):
+        write_logs(run, {3: traceback(f"RuntimeError: {last}")})
         os.utime(run / "node1-node2/1/stderr.log", (time.time() + 2, time.time() + 2))
-        assert "first failure: rank 3 on node2" in doctor(run).stdout.decode(), last
-    for rank, age, folder in ((0, 40, "0.a/attempt_0/0"), (1, 20, "1"), (2, 30, "0")):  # that of rank 0 is past
-        log = run / f"node{rank // 2}-node{rank // 2 + 1}" / folder / "stderr.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(traceback(f"KeyError: {rank}"))
-        os.utime(log, (1e9 - age, 1e9 - age))
-    report = doctor("900012", cwd=project / "logs").stdout.decode()
-    assert "first failure: rank 2 on node2 (900012.10/node1-node2/0/stderr.log)" in report
-    assert report.endswith("KeyError: 2\n")
+        assert "\nprobably first: rank 3 on node2 (" in doctor(run).stdout.decode(), last
+
+
+def test_the_oldest_failure_of_the_newest_attempt(ask_job, project):
+    write_logs(project / "logs/900019.9", {0: traceback("KeyError: 'past'")})
+    run = project / "logs/900019.10"
+    for rank, age in ((0, 10), (1, 20), (2, 30)):
+        write_logs(run, {rank: traceback(f"KeyError: {rank}")})
+        os.utime(run / f"node{rank // 2}-node{rank // 2 + 1}/{rank % 2}/stderr.log", (1e9 - age, 1e9 - age))
+    answer = ask_job("900019", cwd=project / "logs")
+    assert told(answer) == ("error", 2, "") and answer["words"][-1] == "KeyError: 2", answer
 
 
 def test_who_hung_beside_a_launcher_that_ended(doctor, project):
     """torchrun ends as its ranks did, and srun says so of the node: which one is first means nothing."""
-    for hung, ended in itertools.product(range(4), ("node9: task 0", "node10: task 1", "node[9-10]: tasks 0-1")):
-        for rank in range(4):
-            log = project / f"logs/14.0/node{rank // 2}-node{rank // 2 + 9}/x/attempt_0/{rank % 2}/stderr.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            waited = traceback("RuntimeError: Timed out waiting 8000ms for recv operation to complete")
-            log.write_text("" if rank == hung else waited)
+    for hung, ended in itertools.product(range(4), ("node1: task 0", "node2: task 1", "node[1-2]: tasks 0-1")):
+        texts = {rank: "" if rank == hung else traceback(WAITED) for rank in range(4)}
+        write_logs(project / "logs/14.0", texts, inner="x/attempt_0")
         (project / "demo-14.out").write_text(f"srun: error: {ended}: Exited with exit code 1\n")
         report = doctor("14", cwd=project).stdout.decode()
-        assert re.search(rf"^first failure: rank {hung} on node{hung // 2 + 9} \(.*\) hung, or", report, re.M), report
+        assert f"\nprobably first: rank {hung} on node{hung // 2 + 1} (" in report, report
 
 
-# ---- what looks like something else ----------------------------------------------------------------------------------
+def test_a_rank_that_srun_ended_is_not_the_one_that_was_lost(doctor, project):
+    """Rank 0 said nothing, either, as srun ended it before it could."""
+    write_logs(project / "logs/63.0", {0: "", 1: traceback(PEER), 2: ""})
+    ended = "srun: error: node1: task 1: Exited with exit code 1\nsrun: Terminating StepId=63.0\n"
+    (project / "demo-63.out").write_text(GOOD + ended + "srun: error: node1: tasks 0,5-6: Terminated\n")
+    report = doctor("63", cwd=project).stdout.decode()
+    assert "\nprobably first: rank 2 on node2 (" in report and "rank 0" not in report, report
 
 
-def test_what_a_rank_said_before_it_left(doctor, project):
+def test_what_a_rank_said_before_it_left(ask_job, project):
     """It printed why, and ended with an exit code: its errors are empty."""
-    run = project / "logs/13.0"
+    write_logs(project / "logs/13.0", {0: "", 1: ""}, inner="0.a/attempt_0")
     for rank in range(2):
-        folder = run / f"node0-node1/0.a/attempt_0/{rank}"
-        folder.mkdir(parents=True)
-        (folder / "stderr.log").touch()
-        (folder / "stdout.log").write_text("progress\nconfig.yaml: no such key\n" if rank else "progress\n")
-    (project / "demo-13.out").write_text(
-        "2026-11-21 on 1 node(s), meeting at node1:10013\nRoot Cause (first observed failure):\n[0]:\n"
-        "  host      : node1\n  rank      : 1 (local_rank: 1)\n  exitcode  : 3 (pid: 9)\n"
-    )
-    report = doctor("13", cwd=project).stdout.decode()
-    assert "first failure: rank 1 on node1" in report and report.endswith("config.yaml: no such key\n"), report
-
-
-def test_an_error_comes_before_a_lost_peer_without_labels_too(read):
-    for text in (traceback("ValueError: bad") + traceback(PEER), traceback(PEER) + traceback("ValueError: bad")):
-        code, report = read(GOOD + text)
-        assert code == 1 and "by itself" in report and report.endswith("ValueError: bad\n"), report
+        log = project / f"logs/13.0/node0-node1/0.a/attempt_0/{rank}/stdout.log"
+        log.write_text("progress\nconfig.yaml: no such key\n" if rank else "progress\n")
+    table = "Root Cause (first observed failure):\n[0]:\n  host      : node1\n  rank      : 1 (local_rank: 1)\n"
+    start = "2026-11-21 on 1 node(s), meeting at node1:10013\n"
+    (project / "demo-13.out").write_text(f"{start}{table}  exitcode  : 3 (pid: 9)\n")
+    answer = ask_job("13", cwd=project)
+    assert (*told(answer), answer["exit_code"]) == ("exited", 1, "", 3), answer
+    assert answer["words"] == ["config.yaml: no such key"], answer
 
 
 @pytest.mark.parametrize(
-    ("words", "cause"),
+    ("words", "expected"),
     [
-        (["a warning\n", "RuntimeError: CUDA out of memory. Tried to allocate\n"], "the memory of a GPU"),
-        (["a warning\n", "1\n" + "Traceback (most recent call last):\n  f()\n" + PEERS + "\n"], "a rank lost another"),
+        (["a warning\n", "RuntimeError: CUDA out of memory. Tried to allocate\n"], ("error", 1, "GPU memory")),
+        (["a warning\n", f"1\nTraceback (most recent call last):\n  f()\n{PEER}\n"], ("peer", 1, "lost another rank")),
     ],
 )
-def test_logs_without_an_output(doctor, project, tmp_path, words, cause):
-    run = tmp_path / "900016.0"
-    for rank, text in enumerate(words):
-        log = run / f"node0-node1/{rank}/stderr.log"
-        log.parent.mkdir(parents=True)
-        log.write_text(text)
-    done = doctor("900016.0")
-    lines = done.stdout.decode().splitlines()
-    assert done.returncode == 0 and lines[0].startswith(f"cause: {cause}"), lines
+def test_logs_without_an_output(ask_job, tmp_path, words, expected):
+    write_logs(tmp_path / "900016.0", dict(enumerate(words)))
+    answer = ask_job("900016.0")
+    assert told(answer) == expected, answer
     number = words[1].count("\n")
-    assert lines[1].startswith(f"proof: 900016.0/node0-node1/1/stderr.log:{number}: RuntimeError: "), lines
+    assert answer["causes"][0]["proof"].startswith(f"900016.0/node0-node1/1/stderr.log:{number}: RuntimeError: "), (
+        answer
+    )
 
 
-def test_a_command_that_a_rank_ran_is_no_launcher(doctor, tmp_path):
+def test_a_command_that_a_rank_ran_is_no_launcher(ask_job, tmp_path):
     """A CUDA extension that torch cannot build. A launcher's traceback comes after that of a rank."""
-    ninja = "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."
-    build = "RuntimeError: Error building extension 'fused_adam'"
+    ninja = traceback("subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.")
+    build = traceback("RuntimeError: Error building extension 'fused_adam'")
     direct = "\nThe above exception was the direct cause of the following exception:\n\n"
-    run = tmp_path / "900018.0"
-    for rank in range(2):
-        (run / f"node0-node1/{rank}").mkdir(parents=True)
-        (run / f"node0-node1/{rank}/stderr.log").write_text(traceback(PEER))
-    for words in (traceback(ninja), traceback(ninja) + direct + traceback(build), traceback("KeyError: 'x'") * 2):
-        (run / "node0-node1/1/stderr.log").write_text(words)
-        done = doctor("900018.0")
-        said = "first failure: rank 1 on node1 (900018.0/node0-node1/1/stderr.log): the program failed by itself; its"
-        assert done.returncode == 1 and done.stdout.decode().startswith(said), done.stdout
-        assert done.stdout.decode().endswith(f"\n{words.splitlines()[-1]}\n"), done.stdout
+    for words in (ninja, ninja + direct + build, traceback("KeyError: 'x'") * 2):
+        write_logs(tmp_path / "900018.0", {0: traceback(PEER), 1: words})
+        answer = ask_job("900018.0")
+        assert answer["way"] == "error" and answer["rank"] == 1, answer
+        assert answer["words"][-1] == words.splitlines()[-1], answer
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_a_rank_that_starts_a_launcher(launcher):
+def test_a_rank_that_starts_a_launcher(ask_job, tmp_path):
     """That launcher's traceback, in the log of the rank, is not what failed."""
-    child = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
-    command = "subprocess.CalledProcessError: Command '['x.py']' returned non-zero exit status 1."
-    words = {"torchrun": traceback(child), "accelerate": traceback("KeyError: 'x'") + traceback(command)}[launcher]
-    log = DOCTOR.RankLog("f", 0.0, 0, "node1", 3, lines_of(*words.splitlines()))
-    ways = {"torchrun": ["silent", "launcher"], "accelerate": ["silent", "error", "launcher"]}[launcher]
-    assert [failure.way for failure in DOCTOR.failures_in_logs([log])] == ways
+    child = traceback("torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ")
+    command = traceback("subprocess.CalledProcessError: Command '['x.py']' returned non-zero exit status 1.")
+    write_logs(tmp_path / "900020.0", {0: child, 1: traceback("KeyError: 'x'") + command})
+    answer = ask_job("900020.0")
+    assert told(answer) == ("error", 1, "") and "KeyError: 'x'" in answer["words"], answer
 
 
-def test_a_proof_names_the_file_that_it_stands_in(doctor, project):
-    log = project / "logs/77771.0/node0-node1/0/stderr.log"
-    log.parent.mkdir(parents=True)
+def test_a_proof_names_the_file_that_it_stands_in(ask_job, project):
     error = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
-    log.write_text(error)
+    write_logs(project / "logs/77771.0", {0: error})
     (project / "demo-77771.out").touch()
-    report = doctor("77771", cwd=project).stdout.decode()
-    assert "\nproof: logs/77771.0/node0-node1/0/stderr.log:6: torch." in report, report
-    log.write_text("step\n" * 9999 + error)  # of which it reads the last 16 KB
-    report = doctor("77771", cwd=project).stdout.decode()
-    assert re.search(r"\nproof: logs/77771.0/node0-node1/0/stderr.log \(its last 16 KB\):\d+: torch\.", report), report
+    proof = ask_job("77771", cwd=project)["causes"][0]["proof"]
+    assert proof.startswith("logs/77771.0/node0-node1/0/stderr.log:6: torch."), proof
+    write_logs(project / "logs/77771.0", {0: "step\n" * 9999 + error})
+    proof = ask_job("77771", cwd=project)["causes"][0]["proof"]
+    assert proof.startswith("logs/77771.0/node0-node1/0/stderr.log (its last 16 KB):"), proof
 
 
-def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, project):
+def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, ask_job, project):
     """It says so of itself: the other one returned early."""
     words = traceback(PEER) + "terminate called without an active exception\n"
-    for rank in range(2):
-        log = project / f"logs/59.0/node0-node1/{rank}/stderr.log"
-        log.parent.mkdir(parents=True)
-        log.write_text("" if rank else words)
+    write_logs(project / "logs/59.0", {0: words, 1: ""})
     (project / "demo-59.out").write_text(GOOD + labelled("0: ", words))
+    assert told(ask_job("59", cwd=project)) == ("peer", 0, "returned early")
     report = doctor("59", cwd=project).stdout.decode()
-    assert report.startswith("cause: a rank ended, without an error, while others still waited for it\n"), report
-    assert "\nfirst failure: rank 1 on node1 (" in report and "\nwho lost it: rank 0 on node1 (" in report, report
+    assert "\nprobably first: rank 1 on node1 (" in report, report
+    assert "\na rank that lost another one: rank 0 on node1 (" in report, report
 
 
-def test_who_lost_a_rank_did_not_wait_for_it(doctor, project):
-    for rank in range(2):
-        log = project / f"logs/58.0/node0-node1/{rank}/stderr.log"
-        log.parent.mkdir(parents=True)
-        log.write_text("" if rank else traceback(PEER))
-    (project / "demo-58.out").write_text(GOOD)
-    report = doctor("58", cwd=project).stdout.decode()
-    assert "\nwho lost it: rank 0 on node1 (" in report and "who waited" not in report, report
+# ---- errors that a rank survived, or that all had --------------------------------------------------------------------
 
 
-# ---- its functions ---------------------------------------------------------------------------------------------------
+def test_an_error_that_all_ranks_caught_once_and_died_of_later(ask_job, project):
+    """The last time counts, of each rank."""
+    words = traceback("RuntimeError: no batch") + "step 2 of 9\n" + traceback("RuntimeError: no batch")
+    for other in (words, words + "".join(f"tidying up file {letter}\n" for letter in "abcdefghijklmnop")):
+        write_logs(project / "logs/161.0", {0: words, 1: other})
+        (project / "demo-161.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 1\n")
+        answer = ask_job("161", cwd=project)
+        assert (answer["way"], answer["words"][-1]) == ("error", "RuntimeError: no batch"), answer
 
 
-def failure(way, rank, words=()):
-    found = DOCTOR.Failure(f"rank {rank}", rank, "", f"{rank}", f"{rank}:1", rank)
-    found.way, found.words = way, list(words)
-    return found
+def test_a_line_of_another_process_behind_an_error_proves_nothing(ask_job, project):
+    """torchrun itself dies, beside a file argparse.py; the other node's shell complains behind it."""
+    error = traceback("AttributeError: partially initialized module 'argparse' has no attribute 'ArgumentParser'")
+    lines = error + "/etc/profile.d/z00_lmod.sh: line 32: module: command not found\n"
+    (project / "demo-163.out").write_text(GOOD + lines + "srun: error: node1: task 0: Exited with exit code 1\n")
+    answer = ask_job("163", cwd=project)
+    assert answer["causes"] == [] and any("AttributeError" in word for word in answer["words"]), answer
 
 
-@pytest.mark.parametrize(
-    ("ways", "way", "failed", "hung"),
-    [
-        (["peer", "error", "peer"], "error", 1, None),
-        (["error", "killed"], "killed", 1, None),
-        (["waited", "silent", "waited"], "waited", 0, 1),
-        (["peer", "silent"], "peer", 0, 1),
-        (["aborted", "error"], "error", 1, None),
-        (["launcher", "silent"], "none", None, None),
-    ],
-)
-def test_which_rank_failed_first(ways, way, failed, hung):
-    first = DOCTOR.first_failure([failure(way, rank) for rank, way in enumerate(ways)], logs=[])
-    assert first.way == way
-    assert (first.failed and first.failed.rank) == failed and (first.hung and first.hung.rank) == hung
+def test_the_last_line_is_shown_though_all_ranks_printed_it(ask_job, project):
+    words = {rank: f"loaded shard {letter}\nfatal: disk full\n" for rank, letter in enumerate("ab")}
+    write_logs(project / "logs/162.0", words)
+    (project / "demo-162.out").write_text(GOOD + "srun: error: node1: task 0: Exited with exit code 3\n")
+    answer = ask_job("162", cwd=project)
+    assert answer["words"] == ["loaded shard a", "fatal: disk full"], answer
 
 
-def test_a_rank_that_srun_ended_is_not_the_one_that_was_lost():
-    """Rank 0 said nothing, either, as srun ended it before it could."""
-    text = "srun: error: node1: tasks 0,5-6: Terminated\nsrun: error: node2: task 3: Killed\n"
-    output = [DOCTOR.Line("x", number, "", line) for number, line in enumerate(text.splitlines(), 1)]
-    ended = DOCTOR.ranks_ended_by_srun([], output)
-    assert ended == {0, 5, 6}
-    failures = [failure(way, rank) for rank, way in enumerate(["silent", "peer", "silent"])]
-    assert DOCTOR.first_failure(failures, [], ended).hung.rank == 2
-    assert DOCTOR.first_failure(failures[:2], [], ended).hung.rank == 0
-    first = DOCTOR.first_failure(failures, [], {0, 2})  # both: either may be the one
-    assert [failure.rank for failure in (first.hung, *first.or_one_of)] == [0, 2]
-    log = DOCTOR.RankLog("f", 0.0, 0, "node1", 5, [])  # torchrun's: the tasks are nodes
-    assert not DOCTOR.ranks_ended_by_srun([log], output)
+def test_an_error_before_the_last_step_did_not_end_a_rank(ask):
+    survived = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried") + "step 7/200  loss 2.31\n"
+    for launcher, output in EXITS.items():
+        answer = ask(output(survived + "config error: no key lr"))
+        assert told(answer) == ("exited", 3, ""), (launcher, answer)
+        assert answer["words"][-1] == "config error: no key lr", (launcher, answer)
 
 
-def test_a_time_limit_of_a_command_is_no_rank_that_was_waited_for(read):
-    before = "retry: No space left on device, using /scratch instead\n"
-    code, report = read(before + TRACEBACK + "subprocess.TimeoutExpired: Command x timed out after 5 seconds\n")
-    assert code == 1 and "the program failed by itself" in report and "disk" not in report.splitlines()[0], report
+def test_an_exit_code_of_3_cannot_come_from_a_traceback(ask):
+    for output in EXITS.values():
+        assert told(ask(output(traceback("KeyError: 'caught'") + "0 of 512 answers can be parsed"))) == (
+            "exited",
+            3,
+            "",
+        )
 
 
-def test_of_one_rank_the_last_failure_counts():
-    first = DOCTOR.first_failure([failure("error", 0), failure("error", 1), failure("waited", 0)], logs=[])
-    assert first.failed.rank == 1
+def test_a_table_of_torchrun_names_the_rank(ask):
+    answer = ask(torchrun_output("", words="loading"))
+    assert (*told(answer), answer["host"], answer["exit_code"]) == ("killed", 3, "killed", "node2", -9), answer
+    answer = ask(srun_output("", words="loading"))
+    assert (*told(answer), answer["host"], answer["exit_code"]) == ("killed", 3, "killed", "node2", -9), answer
+
+
+def test_the_reader_of_messages():
+    """A chain is one message, whose first error decides."""
+    (message,) = sys.modules["errors"].read_messages(
+        lines_of(*(traceback("A: b") + DURING + traceback("C: d")).splitlines())
+    )
+    assert [line.text for line in message.errors] == ["A: b", "C: d"] and message.way == "error"

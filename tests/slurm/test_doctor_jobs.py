@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import sys
 
 import pytest
 from baking import bake
+from doctor_cases import told
 from needs import needs_namespaces
 from two_nodes import ANSWERS, ENVIRONMENT, PYTHON_ON_CPUS
 from waiting import FOREVER
@@ -62,77 +63,71 @@ def slurm(cluster):
 
 
 def fail(slurm, launched, folder, program, *arguments, launcher="srun"):
-    """Submit a program that fails; returns the job, and the report in its output."""
+    """Submit a program that fails; returns the job, the report, and the answer as JSON."""
     (folder / "own.py").write_text(program)
     environment = {**ENVIRONMENT, "LAUNCHER": launcher}
-    command = [launched / "slurm/submit_multinode.sh", "own.py", *arguments]
-    job = slurm.submit(*command, cwd=folder, env=environment)
+    job = slurm.submit(launched / "slurm/submit_multinode.sh", "own.py", *arguments, cwd=folder, env=environment)
     assert job.state == "FAILED", job.output
-    done = slurm.run("python3", launched / "slurm/doctor.py", job.id, cwd=folder, check=False)
-    assert not done.stderr
-    return job, done.stdout
+    command = ["python3", launched / "slurm/doctor.py"]
+    report, answer = (slurm.run(*command, *more, job.id, cwd=folder, check=False).stdout for more in ((), ["--json"]))
+    return job, report, json.loads(answer)
 
 
 @pytest.mark.parametrize(
     "launcher", ["torchrun", "srun", pytest.param("spawn", marks=pytest.mark.drill), "mpirun-ranks"]
 )
 def test_a_rank_that_raises(slurm, launched, tmp_path, launcher):
-    job, report = fail(slurm, launched, tmp_path, FAILS, "raise", launcher=launcher)
-    log = rf"{launched}/logs/{job.id}.0/node1-node2/.*1/stderr.log"
-    said = "the program failed by itself; its own words:"
-    assert re.match(rf"first failure: rank 3 on node2 \({log}\): {said}\nTraceback", report), report
+    job, report, answer = fail(slurm, launched, tmp_path, FAILS, "raise", launcher=launcher)
+    assert (*told(answer), answer["host"]) == ("error", 3, "", "node2"), answer
     for text in (report, job.output):  # the job ends with it, too
-        assert text.endswith('    raise ValueError("bad sample 17")\nValueError: bad sample 17\n'), text
+        assert '    raise ValueError("bad sample 17")\n    ValueError: bad sample 17\n' in text, text
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", pytest.param("spawn", marks=pytest.mark.drill)])
 def test_a_rank_that_is_killed(slurm, launched, tmp_path, launcher):
-    job, report = fail(slurm, launched, tmp_path, FAILS, "kill", launcher=launcher)
-    assert report.startswith("cause: a process was killed\nproof: "), report
+    job, report, answer = fail(slurm, launched, tmp_path, FAILS, "kill", launcher=launcher)
+    assert (*told(answer), answer["host"], answer["exit_code"]) == ("killed", 3, "killed", "node2", -9), answer
     for text in (report, job.output):
-        assert text.splitlines()[-1].startswith("first failure: rank 3 on node2 ("), text
+        assert "\ncause: a process was killed\nproof: " in "\n" + text, text
 
 
 def test_a_rank_that_hangs(slurm, launched, tmp_path):
-    _, report = fail(slurm, launched, tmp_path, HANGS)
-    late = (
-        r"rank 2 on node2 has not entered all_reduce number 6 of the group \d+, in which ranks 0-1,3 have waited since"
-    )
-    assert re.match(f"cause: {late}", report), report
-    assert "\nrank 2 on node2: own.py:8 in <module>\nwho complained: rank " in report, report
-    assert "Timed out waiting 5000ms" in report.splitlines()[-1], report
+    _, report, answer = fail(slurm, launched, tmp_path, HANGS)
+    late = "rank 2 on node2 has not entered all_reduce number 6 of the group"
+    assert answer["way"] == "waited" and answer["causes"][0]["says"].startswith(late), answer
+    assert "\nrank 2 on node2: own.py:8 in <module>\na rank that waited in vain: rank " in report, report
+    assert "Timed out waiting 5000ms" in answer["words"][-1], answer
 
 
 def test_a_rank_that_returns_early(slurm, launched, tmp_path):
     """It ends with code 0, and the others lose it: the program is at fault, not the node."""
-    _, report = fail(slurm, launched, tmp_path, RETURNS_EARLY)
+    _, report, answer = fail(slurm, launched, tmp_path, RETURNS_EARLY)
     # It has no process any more; or it has not ended yet, and tells nothing, or that it has not entered the next one.
-    gone = r"cause: rank 2 on node2 has (no process any more|told nothing|not entered all_reduce number 6)"
-    assert re.match(gone, report), report
-    fix = report.splitlines()[2]
-    assert "look at the program" in fix and "node" not in fix, report
+    gone = r"rank 2 on node2 has (no process any more|told nothing|not entered all_reduce number 6)"
+    cause = answer["causes"][0]
+    assert answer["way"] == "peer" and re.match(gone, cause["says"]), answer
+    assert "look at the program" in cause["fix"] and "node" not in cause["fix"], answer
     assert "\nwhere each rank was:\n" in report and "\nrank 2 on node2: " in report, report
 
 
 @pytest.mark.drill
 def test_a_rank_that_leaves_its_process_group_running(slurm, launched, tmp_path):
     program = RETURNS_EARLY.replace("        dist.destroy_process_group()\n", "")
-    _, report = fail(slurm, launched, tmp_path, program)
-    assert "look at the program" in report.splitlines()[2] and "rank 2 on node2" in report, report
+    _, report, answer = fail(slurm, launched, tmp_path, program)
+    assert "look at the program" in answer["causes"][0]["fix"] and "rank 2 on node2" in report, report
 
 
 def test_a_rank_that_exits_with_a_message(slurm, launched, tmp_path):
+    """Of the job, and of its output alone."""
     for launcher in ("srun", "spawn", "torchrun"):
         program = "import os, sys, time\nif os.environ['RANK'] == '2':\n    sys.exit('config error: no key lr')\n"
         program += "time.sleep(60)\n"
-        job, report = fail(slurm, launched, tmp_path, program, launcher=launcher)
-        assert report.startswith("first failure: rank 2 on node2 (") and "cause: " not in report, report
-        assert "\nthe program ended with exit code 1; its last words:\n" in report, report
-        assert report.endswith("config error: no key lr\n"), report
-        again = slurm.run(
-            "python3", launched / "slurm/doctor.py", f"demo-{job.id}.out", cwd=tmp_path, check=False
-        ).stdout
-        assert "exit code 1; its last words:\n" in again and again.endswith("config error: no key lr\n"), again
+        job, _, answer = fail(slurm, launched, tmp_path, program, launcher=launcher)
+        command = ["python3", launched / "slurm/doctor.py", "--json", f"demo-{job.id}.out"]
+        again = json.loads(slurm.run(*command, cwd=tmp_path, check=False).stdout)
+        for said in (answer, again):
+            assert (*told(said), said["exit_code"], said["host"]) == ("exited", 2, "", 1, "node2"), said
+            assert said["words"][-1] == "config error: no key lr", said
 
 
 def test_a_node_without_python3(slurm, launched, tmp_path):

@@ -9,16 +9,10 @@ import re
 import sys
 
 import pytest
-from baking import TEMPLATE
 from doctor_cases import EXITS, GOOD, LAUNCHERS, labelled, project, traceback
 from doctor_noise import MESSAGES, PLACES, label, with_noise
 from good_runs import GOOD_RUNS
 from test_doctor_causes import CASES, EXAMPLES
-
-# Wanted of the next doctor: a form that programs can read, and no cause without evidence.
-pytestmark = pytest.mark.skipif(
-    "--json" not in (TEMPLATE / "slurm/doctor.py").read_text(), reason="the doctor has no --json yet"
-)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +82,8 @@ def test_the_same_cause_with_noise(ask, where):
         expected = WITHOUT_NOISE[text] = WITHOUT_NOISE.get(text) or ask(text)
         found = ask(with_noise(text, where))
         for key in ("way", "rank", "host", "exit_code"):
-            if expected[key] != found[key]:
+            is_known = expected[key] or key != "host"  # the labels of noise may name the node of a rank
+            if is_known and expected[key] != found[key]:
                 wrong.append(f"{name}: {key} {expected[key]!r}, with noise {found[key]!r}")
         if first_cause(expected) != first_cause(found):
             wrong.append(f"{name}: {first_cause(expected)!r}, with noise {first_cause(found)!r}")

@@ -5,11 +5,26 @@ from __future__ import annotations
 import ast
 import os
 import re
+import resource
 import subprocess
 import sys
 
 import pytest
-from doctor_cases import EXITS, GOOD, LAUNCHERS, OTHER, PROGRAM, doctor, project, read, traceback
+from doctor_cases import (
+    CANCELLED,
+    EXITS,
+    GOOD,
+    LAUNCHERS,
+    OTHER,
+    PROGRAM,
+    ask,
+    ask_job,
+    doctor,
+    project,
+    read,
+    told,
+    traceback,
+)
 from test_versions import OLD
 from waiting import PATIENCE
 
@@ -32,6 +47,19 @@ def test_what_slurm_knows(doctor, state):
     assert doctor("12", scontrol=record.replace(state, "COMPLETED")).stdout.startswith(b"job 12 did not fail: ")
 
 
+def test_a_rank_that_slurm_ended_is_not_named(ask_job, project):
+    """srun reports the tasks that the time limit ended. A rank that had failed before is named."""
+    limit = CANCELLED.replace("JOB", "STEP") + " DUE TO TIME LIMIT ***\n"
+    killed, failed = (f"srun: error: node2: task 3: {how}\n" for how in ("Killed", "Exited with exit code 2"))
+    record = f"JobId=64\n JobState=TIMEOUT ExitCode=0:15\n StdOut={project}/demo-64.out\n"
+    for lines, expected in (
+        (limit + killed, ("slurm", None, "time limit")),
+        (failed + limit, ("slurm", 3, "time limit")),
+    ):
+        (project / "demo-64.out").write_text(GOOD + "3: x\n" + lines)
+        assert told(ask_job("64", cwd=project, scontrol=record)) == expected, lines
+
+
 def test_a_number_in_a_name_need_not_be_a_job_of_ours(doctor, project, tmp_path):
     """But a date, or of another cluster's job: neither what Slurm says of it nor the logs of its ranks count."""
     record = "JobId=77 JobName=x\n   JobState=COMPLETED Reason=None\n   ExitCode=0:0\n   StdOut=/elsewhere/x-77.out\n"
@@ -43,7 +71,7 @@ def test_a_number_in_a_name_need_not_be_a_job_of_ours(doctor, project, tmp_path)
     assert report.startswith("cause: the memory of a GPU") and "another job" not in report, report
 
 
-def test_the_attempt_that_was_asked_for(doctor, project):
+def test_the_attempt_that_was_asked_for(ask_job, project):
     """The output has several attempts, and does not tell which is which."""
     for attempt, error in enumerate(("KeyError: 'first'", "KeyError: 'second'")):
         log = project / f"logs/55.{attempt}/node0-node1/0/stderr.log"
@@ -54,17 +82,16 @@ def test_the_attempt_that_was_asked_for(doctor, project):
 
     def ask(what, state, **more):
         record = f"JobId=55 JobName=x\n   JobState={state} Reason=None ExitCode=1:0\n   Requeue=1 Restarts=1\n"
-        return doctor(what, cwd=project, scontrol=record, **more).stdout.decode()
+        return ask_job(what, cwd=project, scontrol=record, **more)
 
     for state in ("FAILED", "COMPLETED", "RUNNING"):
-        report = ask("logs/55.0", state)
-        assert report.startswith("first failure: rank 0 on node1 (logs/55.0/"), report
-        assert report.endswith("KeyError: 'first'\n") and "cause: " not in report, report
+        answer = ask("logs/55.0", state)
+        assert told(answer) == ("error", 0, "") and answer["words"][-1] == "KeyError: 'first'", answer
     for what in ("55", "logs/55.1"):
-        report = ask(what, "FAILED")
-        assert report.startswith("cause: a disk is full") and report.endswith("KeyError: 'second'\n"), report
-        assert ask(what, "COMPLETED").startswith("job 55 did not fail: ")
-    assert ask("logs/55.1", "RUNNING").endswith("KeyError: 'second'\n")
+        answer = ask(what, "FAILED")
+        assert told(answer) == ("error", 0, "") and answer["words"][-1] == "KeyError: 'second'", answer
+        assert told(ask(what, "COMPLETED")) == ("none", None, "")
+    assert ask("logs/55.1", "RUNNING")["words"][-1] == "KeyError: 'second'"
 
 
 def test_jobs_that_have_not_ended(doctor, project):
@@ -110,17 +137,17 @@ def test_several_jobs_that_scontrol_has_forgotten(doctor, rows, said):
     assert (done.returncode, done.stdout.decode()) == (0, expected), done
 
 
-def test_a_file_of_errors_is_read_too(doctor, project):
+def test_a_file_of_errors_is_read_too(ask_job, project):
     """#SBATCH --error: Slurm, srun and the tracebacks write there. Of several attempts nobody knows which one wrote."""
     (project / "demo-61.out").write_text(GOOD)
     (project / "demo-61.err").write_text(traceback("OSError: [Errno 28] No space left on device"))
     record = f"JobId=61\n JobState=FAILED ExitCode=1:0\n StdErr={project}/demo-61.err\n StdOut={project}/demo-61.out\n"
-    report = doctor("61", cwd=project, scontrol=record).stdout.decode()
-    assert report.startswith("cause: a disk is full") and "\nproof: demo-61.err:6: OSError" in report, report
-    report = doctor("61", cwd=project, scontrol=record.replace("61.err", "61.out")).stdout.decode()
-    assert report.endswith(GOOD) and report.count("step 100/200") == 1, report
+    answer = ask_job("61", cwd=project, scontrol=record)
+    assert told(answer) == ("error", None, "disk"), answer
+    assert answer["causes"][0]["proof"].startswith("demo-61.err:6: OSError"), answer
+    assert told(ask_job("61", cwd=project, scontrol=record.replace("61.err", "61.out"))) == ("exited", None, "")
     (project / "demo-61.out").write_text(GOOD + GOOD)
-    assert "cause: " not in doctor("61", cwd=project, scontrol=record).stdout.decode()
+    assert told(ask_job("61", cwd=project, scontrol=record)) == ("exited", None, "")
 
 
 def test_what_cannot_be_read(doctor, tmp_path):
@@ -142,9 +169,90 @@ def test_nothing_to_read(doctor, tmp_path, project):
 
 def test_what_is_said_where_nothing_else_is(doctor, read):
     code, report = read("0: ok\nsrun: error: node2: task 1: Exited with exit code 3\n")
-    assert code == 1 and report.endswith("\nthe program ended with exit code 3, and printed nothing\n"), report
+    assert code == 1 and report.startswith("no cause known: it said nothing of its own\n"), report
+    assert "\nfirst failure: rank 1 on node2 ended with exit code 3 (" in report, report
     done = doctor("987654", scontrol="JobId=987654 JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0")
-    assert done.stdout.decode().endswith("ExitCode=1:0); the job left neither output nor logs\n"), done.stdout
+    assert done.returncode == 1 and b"ExitCode=1:0): it said nothing of its own\n" in done.stdout, done.stdout
+
+
+# ---- the answer ------------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_has_the_form_that_help_describes(doctor, ask):
+    described = doctor("--help").stdout.decode().partition("The JSON object has")[2].partition("Exit code 0")[0]
+    keys, _, ways = described.partition("Each way:\n")
+    for output in (GOOD, EXITS["srun"]("config error"), LAUNCHERS["torchrun"](OTHER)):
+        answer = ask(output)
+        assert re.findall(r"(?m)^  (\w+) ", keys) == list(answer), described
+        assert answer["way"] in re.findall(r"(?m)^  (\w+) ", ways), described
+        for cause in answer["causes"]:
+            assert list(cause) == ["name", "says", "fix", "proof"] and all(cause.values()), cause
+
+
+def test_the_cause_comes_first(read):
+    lines = read(LAUNCHERS["torchrun"]("\n".join(f"line {number}" for number in range(99))))[1].splitlines()
+    assert [line.partition(":")[0] for line in lines[:4]] == ["cause", "proof", "fix", "first failure"], lines
+    assert len(lines) <= 4 + 25 and all(line.startswith("    ") for line in lines[4:]), lines
+
+
+# ---- safety and speed ------------------------------------------------------------------------------------------------
+
+SECONDS = 5  # on an idle machine; others may use this one
+LONG = {
+    "one line": lambda file: file.write("extension(s) Cuda failure " * 400_000),
+    "one line of carriage returns": lambda file: file.write("\r 10%|#  | 10/100 [00:01<00:10,  4.0it/s]" * 250_000),
+    "one line with labels": lambda file: file.write("[node1:0] " * 1_000_000),
+    "100 MB": lambda file: many(file, lambda n: f"[node{n % 2}:{n % 8}] step {n} loss 2.31 {'x' * 70}\n"),
+    "100 MB of errors": lambda file: many(file, lambda n: traceback("KeyError: 'x'", f"[n{n % 2}:{n % 8}] ", depth=1)),
+    "100 MB without labels": lambda file: many(file, lambda n: f"error: x{n} failed Connection {'x' * 70}\n"),
+}
+
+
+def many(file, text):
+    """Write 20 MB of lines and more behind a hole of 80 MB."""
+    file.seek(80_000_000)
+    file.writelines(text(number) for number in range(210_000))
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_an_output_of_many_megabytes(doctor, tmp_path, kind):
+    """It answers in seconds, of the processor's time, and its lines are short."""
+    with open(tmp_path / "my.out", "w") as file:
+        file.write(GOOD)
+        LONG[kind](file)
+        file.write("\nsrun: error: node2: task 3: Exited with exit code 3\n")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = doctor("my.out")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
+    assert done.returncode in (0, 1) and max(map(len, done.stdout.splitlines())) < 400, done
+
+
+OWNER = 4711
+
+
+@pytest.mark.parametrize("how", [["-I"], ["-P"], []])
+def test_where_python_does_not_look_for_modules(project, tmp_path, how):
+    """python -I, PYTHONSAFEPATH=1; and a folder whose files have the names of modules."""
+    (tmp_path / "my.out").write_text(EXITS["srun"]("config error"))
+    for name in ("logs", "causes", "json", "argparse"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    environment = {"PATH": os.environ["PATH"], **({} if how else {"PYTHONSAFEPATH": "1"})}
+    command = [
+        sys.executable,
+        *(how if how != ["-P"] or sys.version_info >= (3, 11) else []),
+        project / "slurm/doctor.py",
+    ]
+    done = subprocess.run([*command, "my.out"], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.returncode == 1 and b"config error" in done.stdout and not done.stderr, done
+
+
+def test_the_owner_of_another_user_s_job_is_named(doctor, tmp_path):
+    (tmp_path / "own.out").write_text(GOOD)
+    record = f"JobId=7 JobName=x\n UserId=anna({OWNER}) JobState=FAILED\n StdOut={tmp_path}/own.out\n"
+    done = doctor("7", scontrol=record)
+    assert done.stdout.startswith(b"job 7 is not yours, but anna's\n"), done.stdout
+    assert doctor("--json", "7", scontrol=record).stderr == b"slurm/doctor.py: the job is not yours, but anna's\n"
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
@@ -167,13 +275,34 @@ def test_mistakes(doctor, tmp_path):
 # ---- the Python of login nodes ---------------------------------------------------------------------------------------
 
 
+MODULES = {
+    "argparse",
+    "glob",
+    "importlib",
+    "itertools",
+    "json",
+    "os",
+    "pwd",
+    "re",
+    "signal",
+    "subprocess",
+    "sys",
+    "typing",
+}
+
+
 def test_it_is_python_3_6_with_its_standard_library():
-    tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 6))
-    imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imports == {"bisect", "glob", "itertools", "os", "re", "signal", "subprocess", "sys", "typing"}
-    newer = r"removeprefix|removesuffix|capture_output|text=True|missing_ok|dataclass|:=|\.reconfigure|fromisoformat"
-    assert not re.search(newer, PROGRAM.read_text())
+    files = [PROGRAM, *sorted((PROGRAM.parent / "doctor").glob("*.py"))]
+    own = {path.stem for path in files}
+    for path in files:
+        tree = ast.parse(path.read_text(), feature_version=(3, 6))
+        imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imports |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert imports <= MODULES | own, path
+        newer = (
+            r"removeprefix|removesuffix|capture_output|text=True|missing_ok|dataclass|:=|\.reconfigure|fromisoformat"
+        )
+        assert not re.search(newer, path.read_text()), path
     assert os.access(PROGRAM, os.X_OK) and PROGRAM.read_text().startswith("#!/usr/bin/env python3\n")
 
 

@@ -27,10 +27,8 @@ from drills import (
     Drill,
     breakable,
     cancelled,
-    cause,
     cluster,
     drill,
-    first_failure,
     launcher_stays_until_the_time_limit,
     project,
     rank_killed,
@@ -61,7 +59,7 @@ def test_a_torchrun_is_killed(drill):
     drill.start_clock()
     os.kill(drill.process("node2", "torch.distributed.run"), signal.SIGKILL)
     job, seconds = drill.await_failure(within=30)
-    said = re.search(r"^first failure: on node2 .*task 1: Killed$", job.output, re.MULTILINE)[0]
+    said = drill.first_failure(job, rank=None, host="node2", exit_code=-9)
     drill.row("`kill -9` of a torchrun", job, seconds, message=said, lost=drill.resume())
 
 
@@ -100,7 +98,9 @@ def test_a_rank_hangs(drill):
     drill.start_clock()
     os.kill(drill.rank(3), signal.SIGSTOP)
     job, seconds = drill.await_failure(within=60)
-    said = first_failure(job.output, rank=3, node="node2")
+    answer = drill.ask_doctor(job)
+    assert answer["way"] == "waited" and answer["causes"][0]["says"].startswith("rank 3 on node2 has "), answer
+    said = drill.line_of_report(job, "cause: ")
     drill.row("`kill -STOP` of a rank, `--timeout 10`", job, seconds, message=said, lost=drill.resume())
 
 
@@ -377,8 +377,7 @@ def test_a_port_is_taken_in_the_last_moment(drill, cluster):
     drill.start_clock()
     drill.submit(PATH=f"{drill.folder}/bin:{PATH}")
     job, seconds = drill.await_failure(within=60)
-    said = cause(job.output)
-    assert "port" in said.lower() or "EADDRINUSE" in said, job.output
+    said = drill.cause(job, "port")
     drill.row("the port is taken in the last moment", job, seconds, message=said, lost=drill.resume())
 
 
@@ -440,9 +439,9 @@ def test_a_full_disk(drill, cluster):
     wait_for(lambda: drill.step() >= 3 * SAVE_EVERY)
     drill.start_clock()
     job, seconds = drill.await_failure(within=30)
-    said = cause(job.output)
+    said = drill.cause(job, "disk")
     assert "No space left on device" in job.output, job.output
-    first_failure(job.output, rank=0, node="node1")
+    drill.first_failure(job, rank=0, host="node1", exit_code=1)
     cluster.run("rm", cluster.disk / "filler")
     drill.row("the disk is full when a checkpoint is written", job, seconds, message=said, lost=drill.resume())
     cluster.run("rm", "-r", drill.out)
@@ -475,7 +474,7 @@ def test_two_jobs_in_one_folder(drill, cluster):
     second, seconds = drill.await_end(within=60)
     assert second.state == "FAILED" and second.exit_code, second.output
     assert f"{drill.out} is in use by job {first} on node1" in second.output, second.output
-    said = cause(second.output)
+    said = drill.cause(second, "project")
     (drill.folder / "hold").unlink()
     job = cluster.wait(first)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -176,15 +177,27 @@ time.sleep({seconds})
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
-@pytest.mark.parametrize("how", ["sys.exit(5)", "raise ValueError", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_the_exit_code_of_a_job_that_fails(cluster, project, tmp_path, how, launcher):
-    """It is the launcher's, and not 0; the rank that failed first stands in the output."""
+@pytest.mark.parametrize(
+    ("how", "way", "exit_code"),
+    [
+        ("sys.exit(5)", "exited", 5),
+        ("raise ValueError", "error", 1),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed", -9),
+    ],
+    ids=["exits", "raises", "is killed"],
+)
+def test_the_exit_code_of_a_job_that_fails(cluster, project, tmp_path, how, way, exit_code, launcher):
+    """The job's is the launcher's, and not 0. The rank's stands in the doctor's report, which ends the output."""
     (tmp_path / "x.py").write_text(FAILS.format(how=how, seconds=600))
     command = [project / "slurm/submit_multinode.sh", tmp_path / "x.py"]
     job = cluster.submit(*command, cwd=tmp_path, env=python_environment(LAUNCHER=launcher))
     assert job.state == "FAILED" and job.exit_code not in (0, 2), job.output
-    assert f"{launcher} ended with exit code {job.exit_code}" in job.output
-    assert re.search(r"first failure: rank 3\b", job.output), job.output
+    command = ["python3", project / "slurm/doctor.py", "--json", job.id]
+    answer = json.loads(cluster.run(*command, cwd=tmp_path, check=False).stdout)
+    told = [answer[key] for key in ("job", "state", "way", "rank", "host", "exit_code")]
+    assert told == [str(job.id), "FAILED", way, 3, "node2", exit_code], (answer, job.output)
+    last = f"{launcher} ended with exit code {job.exit_code}. To ask again, run python3 slurm/doctor.py {job.id}\n"
+    assert "\nfirst failure: rank 3 on node2 " in job.output and job.output.endswith(last), job.output
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])

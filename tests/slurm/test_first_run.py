@@ -116,7 +116,8 @@ class Walk:
         assert job.nodes == ["node1", "node2"]
         assert "all-reduce over 2 rank(s) on 2 host(s): right" in job.output
         assert re.search(r"ranks   2 \(cpu, float32\)$", job.output, re.MULTILINE), job.output
-        assert any("done    loss" in line for line in job.output.splitlines()[-10:]), job.output
+        # torchrun of another node may print 30 lines behind it, if the first node's has ended before (pytorch #69520).
+        assert any("done    loss" in line for line in job.output.splitlines()[-50:]), job.output
         number = str(job.id)
         assert f"job {number} did not fail" in self.typed(doctor.replace("JOBID", number))
         assert f"job {number} is COMPLETED: " in self.typed(stacks.replace("JOBID", number), code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 
@@ -334,3 +335,42 @@ def test_a_build_s_own_queue_stays(steps, own, tmp_path):
     script.write_text(f"#!/bin/bash\n#SBATCH {own}\n")
     said = steps(f"submit_build '{script}'").stdout
     assert "--account=abc" in said and "--qos=" not in said and "--partition=" not in said
+
+
+# ---- why a run failed ------------------------------------------------------------------------------------------------
+
+EXPLAIN = """\
+DOCTOR_LIMIT=1 LAUNCHER=torchrun PROJECT_DIR='/a b' RUN_DIR='/a b/logs/12.0' batch={batch}
+say() {{ echo "$*"; }}
+explain_failure 3
+explain_failure 3 # once for each start
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "python", "said"),
+    [
+        ("12", 'echo "cause: $*"', ["cause: -B /a b/slurm/doctor.py 12", "To ask again, run {} 12"]),
+        ("3_7", "exit 1", ["To ask again, run {} 3_7"]),
+        ("''", 'echo "cause: $*"', ["cause: -B /a b/slurm/doctor.py /a b/logs/12.0", "To ask again, run {} logs/12.0"]),
+        ("12", "exec sleep 60", ["slurm/doctor.py found no answer within 1 s", "To ask again, run {} 12"]),
+        # It does not end by TERM; bash then tells of the KILL.
+        ("12", "trap '' TERM; sleep 9", ["slurm/doctor.py found no answer within 1 s", "To ask again, run {} 12"]),
+        ("12", "", ["To see why, run {} 12 on a login node: this node has no python3"]),
+    ],
+)
+def test_the_doctor_in_a_job(submit, tmp_path, batch, python, said):
+    """The cause first, then the exit code and the command to ask again; the nodes do not wait for ever."""
+    for tool in ("bash", "timeout", "sleep"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    if python:
+        (tmp_path / "python3").write_text(f"#!/bin/bash\n{python}\n")
+        (tmp_path / "python3").chmod(0o755)
+    library = submit.with_name("lib.sh")
+    functions = [function(library, name) for name in ("explain_failure", "ask_doctor")]
+    done = bash("\n".join([*functions, EXPLAIN.format(batch=batch)]), PATH=str(tmp_path))
+    *report, last = said
+    expected = [*report, "torchrun ended with exit code 3. " + last.format("python3 slurm/doctor.py")]
+    lines = [line for line in (done.stderr + done.stdout).splitlines() if " Killed " not in line]
+    assert sorted(lines) == sorted(expected), done
+    assert done.stdout.splitlines()[-1] == expected[-1]

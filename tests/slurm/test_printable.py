@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from baking import TEMPLATE
-from doctor_cases import DOCTOR, doctor, project
+from doctor_cases import doctor, project
 from waiting import PATIENCE
 
 # A title, a link, the clipboard, another screen, a reset, a way back in the line; C1 in UTF-8, and as a byte alone.
@@ -58,18 +58,6 @@ def test_doctor(doctor, tmp_path, words):
     foreign = doctor("7", scontrol=record)
     assert is_harmless(foreign.stdout) and foreign.stdout.startswith(b"job 7 is not yours, but anna's\n")
     assert is_harmless(doctor(NASTY[:9]).stderr)
-
-
-def test_doctor_on_lines_of_megabytes(tmp_path, monkeypatch):
-    """Two words with .* between them take the square of a line, a minute for 2 MB. What is searched is bounded."""
-    searched = []
-    monkeypatch.setattr(DOCTOR, "find_hits", lambda lines, job: searched.extend(lines) or [])
-    monkeypatch.setattr(sys, "argv", ["slurm/doctor.py", str(tmp_path / "x-7.out")])
-    long = "extension(s) Cuda failure " * 80_000
-    (tmp_path / "x-7.out").write_text(f"{long}\n10%\r{long}\r{long}\n[node1:0] {long}\nno end\n")
-    DOCTOR.main()
-    assert len(searched) == 4 and max(len(line.text) for line in searched) < 10_000
-    assert searched[1].text == searched[0].text == searched[2].text and long.startswith(searched[0].text)
 
 
 def test_group():

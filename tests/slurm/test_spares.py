@@ -411,8 +411,41 @@ def test_a_bug_that_says_what_it_is(drill):
     drill.start_clock()
     job, seconds = drill.await_failure(within=60)
     assert drill.attempts == 1 and remembered(drill) == [], job.output
-    assert job.output.count("the program failed by itself") == 1, job.output
+    assert job.output.count("spawn ended with exit code") == 1, job.output
+    answer = drill.ask_doctor(job)
+    assert (answer["way"], answer["causes"], answer["exit_code"]) == ("error", [], 1), answer
     drill.row("a rank raises an error", job, seconds, message="KeyError: 'a bug'", lost=drill.resume())
+
+
+FAILS_ON_A_NODE = """\
+import os, sys, time
+if {where}:
+    raise {error}
+time.sleep(5)
+"""
+ON_NODE2, ON_THE_SECOND = "os.uname().nodename == 'node2'", "os.environ['RANK'] == '2'"
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "nodes", "bad"),
+    [
+        # slurm/preflight.sh finds nothing, as there is no GPU.
+        (ON_NODE2, "RuntimeError('CUDA error: uncorrectable ECC error')", ["node1 node2", "node1 node3"], ["node2"]),
+        (ON_THE_SECOND, "OSError(116, 'Stale file handle', '/data')", ["node1 node2"] * 2, []),
+        (ON_THE_SECOND, "ValueError('no samples')", ["node1 node2"], []),
+    ],
+    ids=["of a node", "unknown", "of the program"],
+)
+def test_whose_fault_an_error_is(drill, cluster, where, error, nodes, bad):
+    """slurm/fault.py decides it from what the doctor says."""
+    (drill.folder / "own.py").write_text(FAILS_ON_A_NODE.format(where=where, error=error))
+    drill.submit(*ONE_SPARE, program="own.py", SPARES="1", LAUNCHER="spawn")
+    job = cluster.wait(drill.job)
+    assert list(map(" ".join, starts(job.output))) == nodes, job.output
+    assert (job.state, remembered(drill)) == ("COMPLETED" if bad else "FAILED", bad), job.output
+    reports = len(nodes) - (job.state == "COMPLETED")
+    assert job.output.count("first failure: rank 2 on node2 ") == reports, job.output
+    assert job.output.count("spawn ended with exit code ") == reports, job.output
 
 
 def test_restarts_are_counted(drill, cluster):

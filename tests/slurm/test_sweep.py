@@ -86,7 +86,7 @@ def test_a_job_for_each_line(cluster, project, tmp_path, sweep):
     rows = [line.split()[:2] for line in said.splitlines()[:3]]
     assert rows == [["line", "state"], ["2", "COMPLETED"], ["4", "FAILED"]], said
     assert "\n1 COMPLETED, 1 FAILED\n" in said
-    assert re.search(rf"^line 4: .*\(python3 slurm/doctor\.py {number}_4\)$", said, re.MULTILINE), said
+    assert re.search(rf"^line 4: got \['3', .* \(python3 slurm/doctor\.py {number}_4\)$", said, re.MULTILINE), said
     run = json.loads(next(project.glob("logs/*/run.json")).read_text())
     assert run["array_task"] in ("2", "4") and "%a" not in run["program"]
 
@@ -112,7 +112,7 @@ def test_trainings_have_folders_and_losses(cluster, project, tmp_path, sweep):
         rows = [json.loads(row) for row in (runs / f"{line}/metrics.jsonl").read_text().splitlines()]
         loss = [row["loss"] for row in rows if "loss" in row][-1]
         validation = [row["val_loss"] for row in rows if "val_loss" in row][-1]
-        cells = rf"^{line}     COMPLETED  0:00:\d\d  4     {loss:.4f}  {validation:.4f} +--learning-rate {rate} --out "
+        cells = rf"^{line}     COMPLETED  0:0\d:\d\d  4     {loss:.4f}  {validation:.4f} +--learning-rate {rate} --out "
         assert re.search(cells, said, re.MULTILINE), said
     assert re.search(r"^line 3: .*argument --steps: 'x' has to be a whole number", said, re.MULTILINE), said
 

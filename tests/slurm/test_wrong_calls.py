@@ -23,7 +23,7 @@ from wrong_calls import (
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
     "slurm/stacks.sh": [*NO_JOBS, [], ["4711", "4711"], ["4711", ""]],
-    "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--fault=x"], ["--fault", "4711"]],
+    "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--json"], ["--json=x", "4711"]],
     "slurm/repeat.py": [*NO_JOBS, "4711", [], ["4711", "4711"], ["--foreign"], ["--foreign", "4711"]],
     "slurm/sweep.sh": [
         *NO_JOBS,
@@ -76,6 +76,7 @@ WRONG = {
     # Called by other files of the project.
     "slurm/sweep/jobs.py": [[], LINES, [LINES, "nosuch", "x.py"]],
     "slurm/sweep/table.py": [[], "nosuch", "."],
+    "slurm/fault.py": [[]],
     "slurm/preflight_node.sh": [[], "x"],
     "slurm/signal_ranks.sh": [[], "4711"],
     "launch/code/snapshot.py": [[], ["a", "b", "c"], "nosuch"],
@@ -97,9 +98,8 @@ WRONG = {
 }
 # These answer -h with their usage. The others are called by files of the project.
 WITH_HELP = [name for name in WRONG if name.count("/") == 1 and name not in ("launch/rank.sh", "check/hello.py")]
-WITH_HELP = [
-    name for name in WITH_HELP if name not in ("launch/spawn.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
-]
+CALLED_BY_FILES = ("launch/spawn.py", "slurm/fault.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
+WITH_HELP = [name for name in WITH_HELP if name not in CALLED_BY_FILES]
 FEW = [("slurm/stacks.sh", "12_x"), ("slurm/repeat.py", "4711"), ("slurm/sweep.sh", LINES)]
 FEW += [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x"), ("slurm/clean.sh", ""), ("slurm/bad_nodes.sh", "")]
 FEW += [("launch/torchrun.sh", "nosuch.py"), ("slurm/sweep/table.py", ".")]

@@ -1150,7 +1150,7 @@ requeue_or_explain() {
             "program's start, before its first step: raise --time"
     elif [[ -n $cancelled ]]; then
         say "told to end: the walltime, scancel, a preemption or a failed node;" \
-            "slurm/doctor.py $batch says which"
+            "python3 slurm/doctor.py $batch says which"
     elif ((code)); then
         explain_failure "$code"
         #? if site.expedited_requeue
@@ -1252,14 +1252,33 @@ tell_of_hold() {
 }
 
 #? endif
-# Prints why the run failed and which rank failed first.
+DOCTOR_LIMIT=120 # [s] slurm/doctor.py may take, as the nodes wait for it
+
+# Prints why the run failed, its exit code, and how to ask again. Does so once for each start of the
+# program. Argument: the exit code.
 explain_failure() {
-    say "$LAUNCHER ended with exit code $1"
-    [[ -z ${explained:-} ]] || return 0 # restart_may_help has asked the doctor
-    if type -P python3 >/dev/null; then
-        timeout 120 python3 "$PROJECT_DIR/slurm/doctor.py" "${batch:-$RUN_DIR}" || true
-    else
-        say "To see why, run python3 slurm/doctor.py ${batch:-$RUN_DIR} on a login node: this node has" \
-            "no python3"
+    local ended="$LAUNCHER ended with exit code $1" again
+    again="python3 slurm/doctor.py ${batch:-logs/${RUN_DIR##*/}}"
+    [[ -z ${explained:-} ]] || return 0
+    explained=1
+    if ! type -P python3 >/dev/null; then
+        say "$ended. To see why, run $again on a login node: this node has no python3"
+        return
     fi
+    # shellcheck disable=SC2119 # without --json
+    ask_doctor || true
+    say "$ended. To ask again, run $again"
+}
+
+# Asks slurm/doctor.py about this run, and says so if it takes too long. Argument: --json, or none.
+# Returns its exit code.
+# shellcheck disable=SC2120 # slurm/nodes.sh passes --json
+ask_doctor() {
+    local code=0
+    timeout --kill-after=5 "$DOCTOR_LIMIT" python3 -B "$PROJECT_DIR/slurm/doctor.py" "$@" \
+        "${batch:-$RUN_DIR}" || code=$?
+    if ((code == 124 || code == 137)); then # timeout has ended it, by TERM or by KILL
+        say "slurm/doctor.py found no answer within $DOCTOR_LIMIT s" >&2
+    fi
+    return "$code"
 }

@@ -321,7 +321,7 @@ restart_may_help() {
     if a_node_is_at_fault; then
         in_vain=0
     else
-        retry_may_succeed || return 1
+        retry_may_succeed "$1" || return 1
     fi
     ((RESTART_COUNT - ${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)) && return
     say "MAX_RESTARTS=$MAX_RESTARTS is reached: the ranks do not start again"
@@ -333,30 +333,34 @@ a_node_is_at_fault() {
     one_has_died || { ! check_nodes && note_unfit_nodes; }
 }
 
-# Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/doctor.py
-# blames a node, or knows no cause. Without a cause, two failed attempts in a row end the job,
-# unless the program saves a checkpoint, and then creates SAVED_FILE. A job that hung is not started
-# again.
+# Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/fault.py
+# blames a node, or does not know whose fault it is. In the second case, two failed attempts in a
+# row end the job, unless the program saves a checkpoint, and then creates SAVED_FILE. A job that
+# hung is not started again. Argument: the exit code of launch.
 retry_may_succeed() {
     local fault='' node=''
     [[ -z ${stuck:-} ]] && type -P python3 >/dev/null || return 1
-    explained=1
-    rm -f "$RUN_DIR/fault"
-    timeout 120 python3 "$PROJECT_DIR/slurm/doctor.py" --fault="$RUN_DIR/fault" \
-        "${batch:-$RUN_DIR}" || true
-    [[ -r $RUN_DIR/fault ]] && read -r fault node <"$RUN_DIR/fault" || return 1
+    read -r fault node < <(whose_fault) || return 1 # the doctor has not answered
+    [[ $fault != program ]] || return 1
+    explain_failure "$1"
     if [[ $fault == node && " ${hosts[*]} " == *" $node "* ]]; then
         unfit[$node]="broken, says a rank of job $SLURM_JOB_ID"
         remember_bad_node "$node" "${unfit[$node]}" || true
         return 0
     fi
-    [[ $fault != program ]] || return 1
     in_vain=$((in_vain + 1))
     if ((in_vain >= 2)); then
         say "two attempts have failed without a newer checkpoint, and no node is at fault"
         return 1
     fi
     say "no fault was found on a node, and no error of the program"
+}
+
+# Prints "node NODE", "program" or "unknown", as slurm/fault.py says.
+whose_fault() {
+    local answer
+    answer=$(ask_doctor --json) || (($? == 1)) || return # 1: it knows no cause
+    python3 -B "$PROJECT_DIR/slurm/fault.py" <<<"$answer"
 }
 
 # Begins the next attempt: its nodes, its folder, its step.

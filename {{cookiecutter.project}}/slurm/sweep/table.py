@@ -115,8 +115,8 @@ def newest(path):
     return tuple(found.get(name) for name in ("step", "loss", "val_loss"))
 
 
-def output_of(*command):
-    """Return the standard output of a command; "" if it fails, or takes more than 60 s."""
+def output_of(*command, codes=(0,)):
+    """Return the standard output of a command; "" if it ends with no code of `codes`, or takes more than 60 s."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     try:
         done = subprocess.run(
@@ -124,7 +124,7 @@ def output_of(*command):
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+    return done.stdout.decode(errors="replace") if done.returncode in codes else ""
 
 
 def duration(seconds):
@@ -140,13 +140,13 @@ def printable(text):
 
 
 def cause_of(job):
-    """Return the cause of a failure that slurm/doctor.py finds."""
+    """Return the cause of a failure that slurm/doctor.py finds, else the last line of the rank that failed first."""
     doctor = os.path.join(PROJECT, "slurm", "doctor.py")
-    said = output_of(sys.executable, doctor, job)
-    cause = re.search(r"^cause: (.*)", said, re.MULTILINE)
-    if not cause:
-        return f"no cause found, perhaps cancelled (python3 slurm/doctor.py {job})"
-    return f"{cause.group(1)} (python3 slurm/doctor.py {job})"
+    said = output_of(sys.executable, doctor, "--json", job, codes=(0, 1))  # 1: it knows no cause
+    answer = json.loads(said or '{"causes": [], "words": []}')
+    says = [cause["says"] for cause in answer["causes"]] or answer["words"][-1:]
+    says = says or ["no cause found, perhaps cancelled"]
+    return f"{printable(says[0].strip())} (python3 slurm/doctor.py {job})"
 
 
 if __name__ == "__main__":

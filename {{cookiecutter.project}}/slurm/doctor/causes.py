@@ -1,0 +1,608 @@
+"""The causes of failures that are known: data for slurm/doctor.py.
+
+To add one, add a row here. In the template, add an example to doctor_examples.py under the row's name, too.
+A pattern is searched in one line, without its label: in "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
+Of two rows that match the same message, the one that stands first counts.
+
+A cause that needs a runtime, a launcher or an optional part of the project stands in a file of its own,
+causes_NAME.py beside this one. A project without that part does not have the file.
+"""
+
+from typing import NamedTuple
+
+
+class Cause(NamedTuple):
+    """One known cause."""
+
+    name: str
+    patterns: tuple  # regular expressions
+    says: str  # is printed after "cause:"; empty: the line that was found says it
+    fix: str
+    source: str  # whose words the patterns are
+    signals: tuple = ()  # a launcher that reports one of these signals proves it, too
+    undone_by: str = ""  # a later line that matches this pattern says that all went well after all
+    way: str = "slurm"  # for --json: how the ranks ended, of a cause in BY_SLURM
+
+
+# Searched first: in Slurm's record of the job, and in lines of Slurm in its output.
+BY_SLURM = (
+    Cause(
+        name="host memory",
+        patterns=(
+            r"^slurmstepd\S*: .*oom[-_]kill event",
+            r"^srun: error: .*: Out Of Memory",
+            r"^JobState=OUT_OF_MEMORY",
+        ),
+        says="the memory of a host was not enough",
+        fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
+        source="Slurm",
+    ),
+    Cause(
+        name="node failure",
+        patterns=(r"DUE TO NODE FAILURE", r"^JobState=(?:NODE_FAIL|BOOT_FAIL)", r"^srun: error: Node failure on \S"),
+        says="a node failed",
+        fix="Submit with --requeue and save often. If the node fails again, submit with --exclude=NODE.",
+        source="Slurm",
+    ),
+    Cause(
+        name="preemption",
+        patterns=(r"DUE TO PREEMPTION", r"^JobState=PREEMPTED"),
+        says="a job of higher priority took the nodes",
+        fix="Submit with --requeue, save often, and let the program go on from what was saved.",
+        source="Slurm",
+    ),
+    Cause(
+        name="step waits",
+        patterns=(r"^srun: Job (?:\d+ )?step creation (?:temporarily|still) disabled, retrying",),
+        says="srun waited for cores, memory or GPUs of this job, which another step of it has",
+        fix="End the other step (scontrol show step JOBID), or start both with --exact and a part of the job each.",
+        source="Slurm",
+        undone_by=r"^srun: (?:Job step|Step) created",
+    ),
+    Cause(
+        name="time limit",
+        patterns=(r"DUE TO TIME LIMIT", r"^JobState=(?:TIMEOUT|DEADLINE)"),
+        says="the walltime was over",
+        fix="Ask for more --time, or go on from what was saved. If the output stops long before, a rank hung.",
+        source="Slurm",
+    ),
+    Cause(
+        name="requeued",
+        patterns=(r"DUE TO JOB REQUEUE",),
+        says="the job was requeued: Slurm starts it again",
+        fix="Wait for its next attempt. To see its attempts, run sacct -D -X -j JOBID.",
+        source="Slurm",
+    ),
+    Cause(
+        name="cancelled",
+        patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"^JobState=CANCELLED"),
+        says="the job was cancelled",
+        fix="To see who cancelled it, run sacct -X -o state%30 -j JOBID.",
+        source="Slurm",
+    ),
+    Cause(
+        name="output folder",
+        patterns=(r"^JobState=.*ExitCode=0:53",),
+        says="Slurm could not write the job's output",
+        fix="ExitCode 0:53: the folder of --output has to exist, and be yours, before the job starts.",
+        source="Slurm",
+    ),
+    Cause(
+        name="warning of a script",
+        patterns=(r"JobLaunchFailure ExitCode=0:1[02]\b", r"RaisedSignal:1[02]\b"),
+        says="a signal that asks for saving (10 is USR1, 12 is USR2) ended the job's own script",
+        fix="A script with the line --signal=B:USR1@SECONDS has to catch the signal, as by trap '' USR1.",
+        source="Slurm",
+    ),
+)
+
+# What starts the ranks says so: srun, sbatch, a container runtime, a script of this project. Searched in lines without
+# the label of a rank where no rank failed by itself.
+BY_STARTER = (
+    Cause(
+        name="project",
+        patterns=(
+            r"(?:^|[ /])(?:launch|slurm|container)/[a-z_]+\.(?:sh|py)(?: on \S+)?: (?!rank )\S",
+            r"(?:^|[ /])env\.sh: (?!line )\S",
+            r"^preflight: .*: \S",
+            r"^\S*\.py: error: \S",
+            r"(?:^|# |x )FAULT: \S",
+            r"WRONG DATA on \S",
+        ),
+        says="",
+        fix="Do what the cause line asks for.",
+        source="this project, argparse",
+    ),
+    Cause(
+        name="two options",
+        patterns=(
+            r"^(?:srun|sbatch|salloc): .*(?:is|are) mutually exclusive",
+            r"cpus[-_]per[-_]task set by two different environment variables",
+        ),
+        says="Slurm gets two options that exclude each other, one of them mostly from the shell that submitted",
+        fix="Keep one of the options or SLURM_ variables that the proof names: submit from a login shell, or unset the"
+        " variable before. Slurm 26.05 takes --gpus-per-node or --gres=gpu, not both.",
+        source="Slurm",
+    ),
+    Cause(
+        name="cpu bind",
+        patterns=(r"Unable to satisfy cpu bind request", r"CPU binding outside of job step allocation"),
+        says="srun shall bind tasks to cores that the step does not have",
+        fix="Submit from a login shell, or unset SLURM_CPU_BIND and the like before; leave --cpu-bind out.",
+        source="Slurm",
+    ),
+    Cause(
+        name="refused by Slurm",
+        patterns=(
+            r"^(?:srun|sbatch|salloc): .*Invalid (?:account|qos|generic resource)",
+            r"^(?:srun|sbatch|salloc): .*(?:nvalid partition|violates accounting|Unable to create step)",
+            r"^(?:srun|sbatch|salloc): .*(?:Requested (?:node con|time li)|More processors req)",
+        ),
+        says="Slurm refuses the request",
+        fix="Edit the #SBATCH lines. Your queues: sinfo. Your accounts: sacctmgr show associations user=$USER.",
+        source="Slurm",
+    ),
+    Cause(
+        name="PMIx of Slurm",
+        patterns=(r"can not load PMIx library", r"Invalid MPI type 'pmix"),
+        says="srun cannot load the PMIx library of the node",
+        fix="Start the program without --mpi=pmix: torchrun, srun and spawn need no PMIx. For MPI, ask your site.",
+        source="Slurm",
+    ),
+    Cause(
+        name="sockets of srun",
+        patterns=(r"^srun: .*initialize step context.*Address already in use", r"^srun: .*step context socket.*in use"),
+        says="srun found no free port for itself on this node",
+        fix="Submit again. If it comes back, tell your site: SrunPortRange of slurm.conf may be too small.",
+        source="Slurm",
+    ),
+    Cause(
+        name="missing program",
+        patterns=(r"^slurmstepd\S*: .*execve\(\): .*No such file",),
+        says="a file or command is not there",
+        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it.",
+        source="Slurm",
+    ),
+    Cause(
+        name="step launch",
+        patterns=(r"Task launch for \S+ failed on node", r"Application launch failed: \S"),
+        says="srun could not start the program on a node",
+        fix="If the proof ends with a network error, submit again with --exclude=NODE, and tell your site. Otherwise"
+        " change the option that the proof names.",
+        source="Slurm",
+    ),
+    Cause(
+        name="returned early",
+        patterns=(r"srun: First task exited \d+s ago",),
+        says="a rank ended, without an error, while others still waited for it",
+        fix="First look at the program: a rank that returns early, or skips a collective operation that the others"
+        " call, leaves them waiting. Give all ranks the same number of steps.",
+        source="Slurm",
+    ),
+    Cause(
+        name="killed",
+        patterns=(r"line \d+: +\d+ Killed",),
+        says="a process was killed",
+        fix="Mostly memory was lacking: ask for more --mem, or let the program start fewer processes that read data.",
+        source="Slurm, bash",
+        signals=(9,),
+    ),
+)
+
+# The last words of the rank that failed first say so.
+BY_RANK = (
+    Cause(
+        name="conda",
+        patterns=(r"CondaError: Run 'conda init'", r"shell has not been properly configured to use 'conda activate'"),
+        says="conda activate needs a shell that conda has set up, which that of a job is not",
+        fix='Write eval "$(conda shell.bash hook)" before conda activate, or name the environment in VENV of env.sh.',
+        source="conda",
+    ),
+    Cause(
+        name="no command module",
+        patterns=(r"(?:^|: )(?:module|ml): command not found$",),
+        says="the shell has no command module",
+        fix="Start the job's script with #!/bin/bash -l, or source the file that /etc/profile.d has for it.",
+        source="bash",
+    ),
+    Cause(
+        name="module",
+        patterns=(
+            r"ModuleNotFoundError: \S",
+            r"python[0-9.]*: No module named \S",
+            r"module\(s\) are unknown",
+            r"module\(s\).* cannot be loaded",
+            r"extension\(s\) are unknown",
+            r"extension\(s\).* cannot be loaded",
+            r"locate a modulefile",
+        ),
+        says="a module is not found",
+        fix="Check RUNTIME and VENV in env.sh. Name a module of the site, which module spider finds, in MODULES of"
+        " env.sh. Install a missing Python package. Start a module of your own with -m, or add its folder to"
+        " PYTHONPATH.",
+        source="CPython, Lmod",
+    ),
+    Cause(
+        name="locked memory",
+        patterns=(r"ibv_\S*reg_mr.* failed.* Cannot allocate memory",),
+        says="the limit of locked memory is too low for the network",
+        fix="Put ulimit -l unlimited into env.sh. If a node refuses that, ask your site to raise the limit of jobs.",
+        source="NCCL, UCX",
+    ),
+    Cause(
+        name="threads",
+        patterns=(
+            r"can't start new thread",
+            r"pthread_create.*Resource temporarily unavailable",
+            r"OpenBLAS blas_thread_init: ",
+            r"fork: (?:retry: )?Resource temporarily unavailable",
+            r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable",
+        ),
+        says="a limit of threads and processes of the node or of the user is reached",
+        fix="Set OMP_NUM_THREADS, and let the program start fewer processes that read data. ulimit -u shows the limit.",
+        source="CPython, OpenBLAS",
+    ),
+    Cause(
+        name="process memory",
+        patterns=(
+            r"MemoryError: Unable to allocate",
+            r"^MemoryError(?:$|: )",
+            r"std::bad_alloc",
+            r"Cannot allocate memory",
+            r"DefaultCPUAllocator",
+        ),
+        says="the memory of a host was not enough",
+        fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
+        source="CPython, torch",
+    ),
+    Cause(
+        name="GPU memory",
+        patterns=(
+            r"(?:CUDA|HIP|XPU) out of memory\. ",
+            r"(?:CUDA|HIP) error: out of memory",
+            r"CUBLAS_STATUS_ALLOC_FAILED",
+            r"Cuda failure.*out of memory",
+            r"CUDA_ERROR_OUT_OF_MEMORY",
+            r"CUDA driver error: out of memory",
+            r"Triton Error \[CUDA\]: out of memory",
+        ),
+        says="the memory of a GPU was not enough",
+        fix="Use a smaller batch per GPU (and accumulate gradients to keep the global batch), or shard the model with"
+        " FSDP.",
+        source="torch, CUDA",
+    ),
+    Cause(
+        name="GPU driver",
+        patterns=(
+            r"on your system is too old",
+            r"forward compatibility was attempted",
+            r"driver version is insufficient",
+            r"no kernel image is",
+        ),
+        says="this torch does not support this GPU driver or GPU",
+        fix="Install a torch for the CUDA that nvidia-smi shows, with these GPUs in torch.cuda.get_arch_list().",
+        source="torch",
+    ),
+    Cause(
+        name="busy GPU",
+        patterns=(r"CUDA-capable device.* busy or unavailable",),
+        says="another process uses the GPU alone, or the GPU does not answer",
+        fix="Use the device cuda:LOCAL_RANK in the program, so that each rank has a GPU of its own. If that does"
+        " not help, submit with --exclude=NODE, and tell your site.",
+        source="CUDA",
+    ),
+    Cause(
+        name="no GPU",
+        patterns=(
+            r"No (?:CUDA|HIP) GPUs are available",
+            r"no CUDA-capable device",
+            r"Found no NVIDIA",
+            r"not compiled with CUDA",
+            r"is only supported with GPUs",
+            r"Duplicate GPU",
+            r"invalid device ordinal",
+        ),
+        says="the ranks see no GPU, or not one each",
+        fix="Ask for --gpus-per-node and not --gpus-per-task, install a torch for CUDA, and use the device"
+        " cuda:LOCAL_RANK in the program."
+        " Start Apptainer with --nv.",
+        source="torch, NCCL",
+    ),
+    Cause(
+        name="GPU hardware",
+        patterns=(
+            r"uncorrectable (?:NVLink|ECC) error\b",
+            r"UNCORRECTABLE MEMORY",
+            r"GPU is lost",
+            r"fallen off the bus",
+            r"determine the device handle",
+            r"system not yet initialized",  # NVIDIA's fabric manager does not run
+        ),
+        says="a GPU or a node is broken",
+        fix="Submit again with --exclude=NODE, and tell your site.",
+        source="CUDA",
+    ),
+    Cause(
+        name="driver of two versions",
+        patterns=(r"river/library version mismatch",),
+        says="a node's GPU driver was updated, and the old one is still loaded",
+        fix="Submit again with --exclude=NODE, and ask your site to restart the node. If all nodes say so, the"
+        " container or LD_LIBRARY_PATH may have a libcuda or libnvidia-ml of its own.",
+        source="NVML",
+    ),
+    Cause(
+        name="GPU program",
+        patterns=(r"device-side assert triggered", r"illegal memory access was encountered"),
+        says="a kernel on a GPU read or wrote where it may not",
+        fix="Set CUDA_LAUNCH_BLOCKING=1 to see the line. Mostly an index or a label is out of range.",
+        source="CUDA",
+    ),
+    Cause(
+        name="shared memory",
+        patterns=(
+            r"unable to (?:write to|open|allocate shared memory\(shm\) for) file </torch_",
+            r"failed to extend /dev/shm/nccl-",
+            r"Error while creating shared memory segment",
+            r"posix_fallocate failed : No space left",
+            r"insufficient shared memory",
+        ),
+        says="/dev/shm is full, or too small",
+        fix="Let the program start fewer processes that read data (num_workers of DataLoader). On the node, df -h"
+        " /dev/shm shows whether it is full, and ls -l /dev/shm what other jobs left there. If a container has a"
+        " /dev/shm of its own, make that larger.",
+        source="torch, NCCL",
+    ),
+    Cause(
+        name="compiler cache",
+        patterns=(
+            r"(?:[Ss]tale file handle|[Rr]esource busy|No such file or directory|No locks available).*triton",
+            r"triton.*(?:[Ss]tale file handle|[Rr]esource busy|No locks available)",
+            r"No such file or directory: '[^']*(?:torchinductor_|\.(?:hsaco|cubin|ttir|ttgir|llir)\b)",
+        ),
+        says="ranks wrote the cache of compiled kernels at the same time, on a file system that all nodes share",
+        fix="Write export TRITON_CACHE_DIR=/tmp/triton-$USER TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-$USER into env.sh.",
+        source="Triton, torch",
+    ),
+    Cause(
+        name="compiler",
+        patterns=(r"Failed to find C compiler", r"Python\.h: No such file or directory"),
+        says="torch.compile and Triton build code when the program starts, and the node has no compiler or no Python.h",
+        fix="Name a module with gcc in MODULES of env.sh, or set CC. Python.h comes with the package python3-dev, or"
+        " with a Python of conda or uv.",
+        source="Triton",
+    ),
+    Cause(
+        name="encoding",
+        patterns=(r"UnicodeEncodeError: 'ascii' codec",),
+        says="the program prints a letter that is not ASCII, and the locale of the job knows no other letters",
+        fix="Write export LC_ALL=C.UTF-8 PYTHONUTF8=1 into env.sh.",
+        source="CPython",
+    ),
+    Cause(
+        name="file locks",
+        patterns=(r"No locks available",),
+        says="the file system has no locks",
+        fix="Keep the cache on another file system, as by HF_HOME in env.sh, or set HF_DATASETS_USE_SOFT_FILELOCK=1"
+        " for datasets.",
+        source="Linux",
+    ),
+    Cause(
+        name="file system",
+        patterns=(r"[Ss]tale file handle", r"Input/output error", r"Transport endpoint is not connected"),
+        says="the file system did not answer as it should: the node may have lost it, or another job removed the file",
+        fix="Submit again. If one node fails again, submit with --exclude=NODE, and tell your site.",
+        source="Linux",
+    ),
+    Cause(
+        name="disk",
+        patterns=(
+            r"Disk quota exceeded",
+            r"No space left on device",
+            r"Read-only file system",
+            r"inline_container\.cc.* unexpected pos",
+            r"PytorchStreamWriter failed writing file",
+            r"basic_ios::clear: iostream error",
+        ),
+        says="a disk is full, over your quota, or read-only",
+        fix="To make room, remove files (quotas also limit their number), or write elsewhere: TMPDIR, HF_HOME, and"
+        " where the program saves.",
+        source="Linux, torch",
+    ),
+    Cause(
+        name="data loader crash",
+        patterns=(
+            r"DataLoader worker \(pid.*signal: (?:Segmentation|Aborted|Floating)",
+            r"Unexpected (?:segmentation fault|floating-point exception) encountered in worker",
+        ),
+        says="a worker that reads data crashed in compiled code",
+        fix="Use num_workers=0 of DataLoader with PYTHONFAULTHANDLER=1: then the rank itself reads, and Python shows"
+        " where it crashes.",
+        source="torch",
+    ),
+    Cause(
+        name="data loader",
+        patterns=(
+            r"DataLoader worker \(pid.*(?:signal: (?:Bus|Killed)|unexpectedly)",
+            r": Bus error",
+            r"Too many open files",
+            r"received 0 items of ancdata",
+        ),
+        says="too little /dev/shm, memory or open files to read data ahead (DataLoader)",
+        fix="Use a smaller num_workers of DataLoader (with 0 the rank itself reads, and shows errors), or put"
+        " ulimit -n 65536 into env.sh.",
+        source="torch",
+        signals=(7,),
+    ),
+    Cause(
+        name="library",
+        patterns=(
+            r"GLIBC(?:XX)?_[0-9.]+' not found",
+            r"CXXABI_[0-9.]+' not found",
+            r"static TLS block",
+            r"cannot open shared",
+            r": undefined symbol: \S",
+            r"Illegal instruction",
+        ),
+        says="a library is missing, or made for another system or processor",
+        fix="Build the library on a compute node, use a container, or name its module in MODULES of env.sh.",
+        source="glibc",
+        signals=(4,),
+    ),
+    Cause(
+        name="process group",
+        patterns=(r"terminate called without an active exception",),
+        says="a rank ended while its process group was still at work",
+        fix="First look at the program: all ranks need the same number of steps, then destroy_process_group().",
+        source="torch",
+    ),
+    Cause(
+        name="different tensors",
+        patterns=(r"Received data size doesn't", r"Is there a distributed collective mismatch"),
+        says="ranks called different collectives at the same time, or with tensors of different shapes or types",
+        fix="Let all ranks call the same collectives, in the same order, with tensors of the same shape and type.",
+        source="gloo",
+    ),
+    Cause(
+        name="port",
+        patterns=(r"EADDRINUSE", r"ddress already in use"),
+        says="the port is taken",
+        fix="To get another port, submit again. Do not set MASTER_PORT, and start torchrun once on a node.",
+        source="torch",
+    ),
+    Cause(
+        name="gloo was refused",
+        patterns=(r"gloo.*connect .*: Connection refused", r"[Gg]loo connectFullMesh failed.*Connection refused"),
+        says="gloo found no rank at an address: a rank had ended, or the program made its process group a second time",
+        fix="Let the program call init_process_group once. With hydra -m, start a job for each run instead.",
+        source="gloo",
+    ),
+    Cause(
+        name="network interface",
+        patterns=(
+            r"Unable to find address for: ",
+            r"o socket interface found",
+            r"connectFullMesh failed(?!.*(?:closed|reset) by)",
+            r"socketStartConnect: Connect to .* failed : (?:No route to host|Software caused connection abort)",
+        ),
+        says="the ranks use the wrong network interface",
+        fix="Set NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME to an interface of all nodes (ip -br address lists them).",
+        source="gloo, NCCL",
+    ),
+    Cause(
+        name="certificate",
+        patterns=(r"CERTIFICATE_VERIFY_FAILED",),
+        says="the certificate of a host on the internet cannot be verified: mostly a proxy of the site stands between",
+        fix="Ask your site for the certificate of its proxy, and name its file in SSL_CERT_FILE and REQUESTS_CA_BUNDLE"
+        " in env.sh. Or download on a login node first.",
+        source="OpenSSL",
+    ),
+    Cause(
+        name="download",
+        patterns=(
+            r"Max retries exceeded with url",
+            r"onnect to 'http",
+            r"Couldn't reach .* on the Hub",
+            r"LocalEntryNotFoundError: ",
+            r"urlopen error",
+            r"requests\.exceptions\.Conn",
+            r"Could not resolve host",
+        ),
+        says="a host on the internet cannot be reached",
+        fix="Download on a login node first, as compute nodes often have no internet.",
+        source="requests, huggingface_hub",
+    ),
+    Cause(
+        name="name or route",
+        patterns=(
+            r"ame or service not known",
+            r"name resolution",
+            r"etwork is unreachable",
+            r"ost is unreachable",
+            r"estination is unreachable",  # UCX; openucx/ucx #3513 (2026-11-24)
+            r"No route to host",
+        ),
+        says="a host has no address, or cannot be reached",
+        fix="For a node's name, set MASTER_ADDR_SUFFIX in env.sh. From the internet, download on a login node first.",
+        source="Linux, UCX",
+    ),
+    Cause(
+        name="rendezvous",
+        patterns=(
+            r"client socket has timed out",
+            r"seconds waiting for clients",
+            r"Rendezvous(?:Timeout|Connection|Closed)Error",
+        ),
+        says="not all nodes joined the rendezvous in time, or its address cannot be reached",
+        fix="If nodes start slowly, raise RDZV_TIMEOUT. --exclude nodes without a folder in logs/JOBID.ATTEMPT.",
+        source="torch",
+    ),
+    Cause(
+        name="missing file",
+        patterns=(r"FileNotFoundError: \S", r"can't open file '", r": command not found"),
+        says="a file or command is not there",
+        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it.",
+        source="CPython, bash",
+    ),
+    Cause(
+        name="permission",
+        patterns=(r"Permission denied(?! \((?:publickey|gssapi|password|keyboard|hostbased))",),
+        says="a file or folder is not yours to read or write",
+        fix="Run ls -ld PATH on a compute node, also for the folders above it.",
+        source="Linux",
+    ),
+    Cause(
+        name="crashed",
+        patterns=(r"Segmentation fault",),
+        says="a process crashed in compiled code",
+        fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
+        source="Slurm",
+        signals=(11, 6, 8, 5),
+    ),
+    Cause(
+        name="unexpected signal",
+        patterns=(),
+        says="a signal ended a process that does not handle it",
+        fix="Handle SIGUSR1 in the program, or do not send it (--signal). STOP_FILE asks to end without a signal.",
+        source="Slurm",
+        signals=(1, 10, 12),
+    ),
+    Cause(
+        name="network retries",
+        patterns=(r"Transport retry count exceeded", r"UCX .*Endpoint timeout"),
+        says="the network gave up sending to another node, which had ended, or has a bad cable or adapter",
+        fix="Look at the other node's ranks first. If none had ended, submit with --exclude=NODE, and tell your site.",
+        source="UCX",
+    ),
+)
+
+# The last words of a rank that waited in vain, or lost another one, say so, and no rank is known to have failed.
+BY_WAITING = (
+    Cause(
+        name="waited in vain",
+        patterns=(
+            r"Watchdog caught collective operation timeout",
+            r"Heartbeat monitor timed out",
+            r"watchdog got stuck for \d+ seconds",
+            r"failed to pass monitoredBarrier",
+            r"Timed out waiting \d+ms for (?:send|recv) operation",
+            r"Monitored barrier",
+            r"[Ww]ait timeout after \d+ms, keys",
+        ),
+        says="ranks waited in vain for one that hung, or was busy",
+        fix="If the rank was stuck, see where. If it was slow, raise timeout of init_process_group. If it had returned,"
+        " correct the program: all ranks need the same number of steps.",
+        source="torch",
+    ),
+    Cause(
+        name="lost another rank",
+        patterns=(
+            r"ncclRemoteError",
+            r"Connection (?:closed|reset) by peer",
+            r"Connection refused",
+            r"HorovodInternalError",
+        ),
+        says="a rank lost another one that printed no error",
+        fix="See whether a rank returns early, then look at the other node: the logs of its ranks, sinfo -N -l.",
+        source="torch, NCCL, Horovod",
+    ),
+)

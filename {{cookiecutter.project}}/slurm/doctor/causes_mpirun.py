@@ -1,0 +1,48 @@
+"""The causes that have to do with mpirun: LAUNCHER=mpirun and LAUNCHER=mpirun-ranks."""
+
+from causes import Cause
+
+BY_STARTER = (
+    Cause(
+        name="mpirun as root",
+        patterns=(r"mpirun has detected an attempt to run as root",),
+        says="mpirun does not run as root",
+        fix="Submit as an ordinary user. Where there is none, OMPI_ALLOW_RUN_AS_ROOT=1 and"
+        " OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 allow it.",
+        source="Open MPI",
+    ),
+    Cause(
+        name="slots of mpirun",
+        patterns=(r"not enough slots",),
+        says="mpirun shall start more processes than the job has slots for",
+        fix="mpirun starts as many ranks on a node as the job has tasks there: ask for them with --ntasks-per-node.",
+        source="Open MPI",
+    ),
+    Cause(
+        name="daemons of mpirun",
+        patterns=("The Slurm process starter requires a minimum Slurm version level",),
+        says="mpirun could not start its helper process (prted) on each node. Then it asks for a newer Slurm, even"
+        " if Slurm is new enough",
+        fix="Submit again: srun may have failed, or a killed prted has left a folder /tmp/prted.HOST.PID.UID on a node."
+        " If that does not help, use LAUNCHER=torchrun or LAUNCHER=srun, which need no prted.",
+        source="Open MPI 5",
+    ),
+    Cause(
+        name="mpirun lost a node",
+        patterns=("(?:PRTE|ORTE) has lost communication with a remote daemon",),
+        says="mpirun lost a node: the node died, its network failed, or mpirun's process there was killed",
+        fix="The output names the node a few lines after the proof (Remote daemon). Submit again with --exclude=NODE,"
+        " and tell your site.",
+        source="Open MPI",
+    ),
+)
+
+BY_RANK = (
+    Cause(
+        name="MPI without PMI",
+        patterns=(r"OMPI was not built with SLURM's PMI support", r"PMI2_Init failed", r"PMIX? .*not.*initialized"),
+        says="the program calls MPI itself, as with mpi4py, and mpirun did not start it",
+        fix="Ask your site how its MPI starts: srun --mpi=list shows what Slurm has. Or use LAUNCHER=mpirun-ranks.",
+        source="Open MPI",
+    ),
+)

@@ -1,0 +1,258 @@
+"""Finds which rank failed first.
+
+A launcher names the rank; the rank's last words say why. Words that only complain of another rank do not make a rank
+the first to fail. A traceback counts only if it was the end of its rank: many a program prints one, and goes on.
+"""
+
+import itertools
+
+from errors import (
+    HARMLESS,
+    LINES_BEHIND,
+    OF_TORCHRUN,
+    SOCKET_ERROR,
+    STEP,
+    digits_gone,
+    own,
+    read_messages,
+)
+from launchers import ENDED_BY_OTHERS
+from logs import Speaker, same_host
+
+# How the first failing process ended, for --json.
+WAYS = {
+    "slurm": "Slurm's record or message says it: time limit, memory, node, cancelled, preempted",
+    "killed": "a launcher reports signal 9",
+    "crashed": "a launcher reports another signal",
+    "error": "it printed an error message of its own: a traceback of any kind, a C assertion, ...",
+    "exited": "it ended with an exit code, and printed no error message",
+    "waited": "ranks waited in a collective or at the rendezvous in vain",
+    "peer": "ranks lost another one, of which nothing else is known",
+    "none": "no launcher reports a rank that failed",
+}
+NEWEST = 10  # error messages of a rank that are considered
+
+
+class Failure:
+    """How a rank ended, as its launcher or its last words tell."""
+
+    def __init__(self, way, speaker, report=None, message=None):
+        """Join what a launcher reports and what the rank printed; either may be missing."""
+        self.way, self.speaker, self.report, self.message = way, speaker, report, message
+        self.suspects = []  # ranks that said nothing, while this one waited in vain, or lost another one
+
+    @property
+    def rank(self):
+        """The number of the rank; None if it is not known."""
+        return self.speaker.rank
+
+    @property
+    def host(self):
+        """The node; "" if it is not known."""
+        return self.speaker.host or (self.report.host if self.report else "")
+
+    @property
+    def code(self):
+        """The exit code, or minus the signal; None if it is not known."""
+        return self.report.code if self.report else None
+
+    @property
+    def weakness(self):
+        """How little it tells that this one failed first: of several failures the one with the least counts."""
+        if self.way == "peer":
+            return 6
+        if self.way == "waited":
+            return 4
+        if self.report is None:  # a line alone, without a traceback, may be a warning of a rank that others waited for
+            return 5 if self.message.is_bare else 2
+        if self.message is None and self.rank is None and self.code == 1:
+            return 3  # the launcher of a node, which ended because one of its ranks did
+        if self.message is None and self.code == -6:
+            return 1  # abort: so end many ranks that have lost another one
+        return 0
+
+
+class Ranks:
+    """All ranks of a run, to ask which one failed first."""
+
+    def __init__(self, speakers):
+        """Take the ranks, and last the lines without a label."""
+        self.named, self.rest = speakers[:-1], speakers[-1]
+        self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
+        self.printed, self.messages = {}, {}  # what was read, by the id of a speaker or of lines
+        for speaker in speakers:
+            speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
+
+    def launchers_of_ranks(self):
+        """Return the launchers whose reports name ranks: a task of srun or mpirun may be the launcher of a node."""
+        logs = [speaker for speaker in self.named if speaker.log]
+        if logs:
+            return ("torchrun", "spawn.py", *([] if any(log.starts_ranks for log in logs) else ["srun", "mpirun"]))
+        is_numbered = any(line.label[:1] in " 0123456789" for speaker in self.named for line in speaker.lines)
+        has_hosts = any(speaker.host for speaker in self.named)  # labels of torchrun or spawn.py
+        return ("torchrun", "spawn.py", *(["srun"] if is_numbered else []), *([] if has_hosts else ["mpirun"]))
+
+    def first_failure(self, reports):
+        """Return the first failure; None if no rank failed.
+
+        Of several ranks the one counts that did not end because of another one. Among these, the order of the
+        launchers' reports decides, or without a report the order in which the ranks ended.
+        """
+        reports = self.of_ranks(reports)
+        failures = [self.reported(report) for report in reports]
+        known = {id(failure.speaker) for failure in failures}
+        for speaker in [*self.in_time(), self.rest]:
+            message = self.last_message(speaker, None) if id(speaker) not in known else None
+            if message:
+                failures.append(Failure(message.way, speaker, None, message))
+        first = min(failures, key=lambda failure: failure.weakness, default=None)
+        if first and first.way in ("waited", "peer"):
+            spoke = {id(failure.speaker) for failure in failures}
+            first.suspects = [speaker for speaker in self.named if speaker.log and id(speaker) not in spoke]
+        return first
+
+    def of_ranks(self, reports):
+        """Return the reports of ranks; those of the launchers of nodes only if there are no others.
+
+        Signals 15 and 2 count only where nothing else is reported: launchers end the other ranks with them.
+        """
+        reports = [report for report in reports if report.launcher in self.names_ranks] or reports
+        return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
+
+    def in_time(self):
+        """Return the ranks in the order in which they ended, or began their last message."""
+        if all(speaker.log for speaker in self.named):
+            return sorted(self.named, key=lambda speaker: speaker.ended)
+        starts = {}
+        for speaker in self.named:
+            message = self.last_message(speaker, None)
+            starts[id(speaker)] = message.lines[message.start].number if message else 0
+        return sorted(self.named, key=lambda speaker: starts[id(speaker)])
+
+    def reported(self, report):
+        """Return the failure that a launcher reports, with the last words of the rank."""
+        if report.launcher in self.names_ranks:
+            same = [speaker for speaker in self.named if speaker.rank == report.rank]
+            speaker = same[0] if same else Speaker(report.rank, report.host)
+            speaker.host = report.host if "[" not in report.host and report.host else speaker.host
+            return self.failure(speaker, report)
+        of_node = [speaker for speaker in self.named if speaker.host and same_host(report.host, speaker.host)]
+        failures = [self.failure(speaker, report) for speaker in (of_node or [self.rest])]
+        said_why = [failure for failure in failures if failure.message]
+        if said_why:
+            return min(said_why, key=lambda failure: failure.weakness)
+        whole_node = Speaker(None, report.host)
+        said = [line for speaker in of_node or [self.rest] for line in speaker.lines]
+        whole_node.lines = sorted(said, key=lambda line: line.number)
+        return self.failure(whole_node, report)
+
+    def failure(self, speaker, report):
+        """Return how a rank ended of which a launcher reports the exit code or the signal."""
+        message = self.last_message(speaker, report.code)
+        if report.code == -9:
+            return Failure("killed", speaker, report)
+        if message:
+            return Failure(message.way, speaker, report, message)
+        return Failure("crashed" if report.code < 0 else "exited", speaker, report)
+
+    def last_message(self, speaker, code):
+        """Return the error message that a rank ended with; None if it had survived all that it printed.
+
+        Python ends with 1 after a traceback, so another exit code has another reason.
+        """
+        for lines in (speaker.errors, speaker.lines):
+            ends = [message for message in self.newest_messages(lines) if self.is_end(message, speaker, code)]
+            if code is not None and code > 1:
+                ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
+            ends = [message for message in ends if not self.others_survived(message, speaker, code)]
+            if ends:
+                return self.chosen(ends, speaker)
+        return None
+
+    def newest_messages(self, lines):
+        """Return the newest error messages in the lines of a rank, which are read once."""
+        if id(lines) not in self.messages:
+            self.messages[id(lines)] = lines, read_messages(lines)[-NEWEST:]  # lines are kept, and with them their id
+        return self.messages[id(lines)][1]
+
+    def chosen(self, ends, speaker):
+        """Return the one of several error messages that tells why; None if they are a launcher's, of other ranks."""
+        if speaker is self.rest:  # of any rank: each message may be of another one
+            ends = [message for message in ends if not message.of_launcher] or ends
+            order = ["error", "waited", "peer"]
+            return min(ends, key=lambda message: order.index(message.way))
+        last, before = ends[-1], ends[-2] if len(ends) > 1 else None
+        if before is None and OF_TORCHRUN.search(last.error.text):
+            return None  # the rank of this log has started torchrun
+        lost_server = last.way == "error" and SOCKET_ERROR.match(last.error.text)
+        if before and lost_server and before.way in ("waited", "peer"):
+            return before  # as the rank went down, its connection to a tracker or the like broke, too
+        return last
+
+    def is_end(self, message, speaker, code):
+        """Tell whether a rank printed little behind an error message, and went no step further.
+
+        A launcher may mix up stdout and stderr. So an error that is the very last line of stderr counts anyway, if the
+        exit code is that of an error.
+        """
+        if message.is_harmless or not message.errors:
+            return False
+        behind = message.behind()
+        if code == 1 and message.lines[0] in speaker.errors and not behind:
+            return True
+        most = 5 * LINES_BEHIND if code == 1 else LINES_BEHIND  # the message itself may be long
+        return len(behind) <= most and not any(map(STEP.search, behind)) and not self.went_on(message, speaker)
+
+    def went_on(self, message, speaker):
+        """Tell whether the output has a step of the rank behind an error that it printed."""
+        error = message.error.text
+        behind = list(itertools.takewhile(lambda line: line.text != error, reversed(speaker.lines)))
+        return len(behind) < len(speaker.lines) and any(STEP.search(line.text) for line in behind)
+
+    def others_survived(self, message, speaker, code):
+        """Tell whether all other ranks printed the same error, too, and one of them went on after the last time."""
+        others = self.others_than(speaker)
+        if not others or not self.is_alike(message.error, speaker):
+            return False
+        text = digits_gone(message.error.text)
+        for other in others:
+            messages = self.newest_messages(other.errors or other.lines)
+            same = [found for found in messages if digits_gone(found.error.text) == text]
+            if same and not self.is_end(same[-1], other, code):
+                return True
+        return False
+
+    def others_than(self, speaker):
+        """Return other ranks that have printed something; none for lines of which the rank is not known."""
+        if speaker not in self.named:
+            return []
+        return [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
+
+    def is_alike(self, line, speaker):
+        """Tell whether all other ranks printed this line, too, but for numbers."""
+        others, text = self.others_than(speaker), digits_gone(line.text)
+        return bool(others) and all(text in self.texts_of(other) for other in others)
+
+    def texts_of(self, speaker):
+        """Return the newest lines of a rank without their numbers."""
+        if id(speaker) not in self.printed:
+            lines = speaker.lines + speaker.logged
+            self.printed[id(speaker)] = {digits_gone(line.text) for line in lines}
+        return self.printed[id(speaker)]
+
+    def last_lines(self, failure, most=10):
+        """Return the last lines of a rank that printed no error message, and which of them it printed alone.
+
+        What all ranks printed is left out, but for the very last line: then all may have failed alike.
+        """
+        speaker, alone, end = failure.speaker, [], []
+        errors = {line.text for line in speaker.errors}
+        printed = [line for line in speaker.lines if line.text not in errors] if errors else speaker.lines
+        for stream in (printed, speaker.errors):
+            lines = [line for line in stream if not HARMLESS.search(line.text)]
+            last_step = max((at for at, line in enumerate(lines) if STEP.search(line.text)), default=-1)
+            alone += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
+            end += lines[-most:]
+        if alone:
+            return alone + [line for line in end[-1:] if line not in alone], alone
+        return end[-most:], alone

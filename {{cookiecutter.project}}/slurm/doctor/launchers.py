@@ -1,0 +1,164 @@
+"""Reads what launchers report of ranks that ended: torchrun's table, srun's and mpirun's messages, launch/spawn.py.
+
+A launcher ends the other ranks when one has failed, and reports those, too. Such reports follow from the first one and
+are left out.
+"""
+
+import re
+from typing import NamedTuple
+
+from logs import Line
+
+SIGNALS = {  # as srun names them
+    "Killed": 9,
+    "Segmentation fault": 11,
+    "Aborted": 6,
+    "Bus error": 7,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+    "Trace/breakpoint trap": 5,
+    "Out Of Memory": 9,
+    "User defined signal 1": 10,
+    "User defined signal 2": 12,
+    "Hangup": 1,
+    "Terminated": 15,
+    "Interrupt": 2,
+}
+ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with these signals
+STEP_ENDED = re.compile(
+    r" (?:STEP|JOB) (?P<cancelled>[0-9.+]+) ON .* CANCELLED AT "
+    r"|Terminating (?:StepId=|job step )(?P<terminated>[0-9.+]+)"
+)
+SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<tasks>(?P<rank>\d+)\S*): (?P<end>.*)")
+SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<rank>\d+) (?P<end>.*)")
+MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
+SENTENCES = (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN))
+MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
+MPIRUN_CODE = re.compile(r" +Exit code: +(?P<code>\d+)$")
+TORCHRUN_FIRST = "Root Cause (first observed failure):"  # torchrun's table names other ranks of the node above it
+TORCHRUN_ROW = re.compile(r" +(?P<key>time|host|rank|exitcode) +: (?P<value>\S+)")
+NUMBER = re.compile(r"-?\d+$")
+
+
+class Report(NamedTuple):
+    """A launcher says that a rank has ended, or the launcher of a node."""
+
+    line: Line
+    launcher: str
+    rank: int  # srun's and mpirun's may be that of a node's launcher
+    host: str  # srun may name several at once: node[9-10]
+    code: int  # the exit code; or minus the signal, as torchrun has it
+
+
+def read_reports(lines):
+    """Return the reports of ranks that ended by themselves, the first one to end first."""
+    unlabelled = [(at, line) for at, line in enumerate(lines) if not line.label]
+    indented = [(at, line) for at, line in unlabelled if line.text[:1] == " "]
+    found = sentences(unlabelled, clean_up(lines)) + mpirun_messages(indented) + torchrun_tables(unlabelled)
+    return [report for _, report in sorted(found, key=lambda place_and_report: place_and_report[0]) if report.code]
+
+
+def sentences(lines, left_out):
+    """Return the reports that are one line each, with their places: of srun, of spawn.py, of mpirun on a signal."""
+    found = []
+    for index, (at, line) in enumerate(lines):
+        if at in left_out or (line.text[:12] not in ("srun: error:", "launch/spawn") and " noticed " not in line.text):
+            continue
+        for launcher, sentence in SENTENCES:
+            match = sentence.match(line.text)
+            if match:
+                end = match.group("end")
+                following = lines[index + 1][1].text if index + 1 < len(lines) else ""
+                if end == "exited on" and following.startswith("signal "):  # Open MPI 5 breaks the line
+                    end += " " + following
+                found.append((at, Report(line, launcher, int(match.group("rank")), match.group("host"), code_in(end))))
+    return found
+
+
+def code_in(words):
+    """Return the exit code that srun, spawn.py or mpirun tell of, or minus the signal; None if they tell of neither."""
+    for name, number in SIGNALS.items():
+        if words.startswith(name):
+            return -number
+    by_signal = re.search(r"signal (\d+)", words)
+    code = re.search(r"exit code (\d+)", words)
+    if by_signal:
+        return -int(by_signal.group(1))
+    if code:
+        return signal_or_code(int(code.group(1)))
+    return -9 if words.startswith("exited on") else None  # a signal, whose line is lost
+
+
+def signal_or_code(code):
+    """Return an exit code; or minus the signal, of which shells and Slurm make the exit codes from 129 to 192."""
+    return 128 - code if 129 <= code <= 128 + 64 else code
+
+
+def mpirun_messages(lines):
+    """Return mpirun's reports of exit codes, with their places: first comes a line with the rank, then the code."""
+    found, name = [], None
+    for at, line in lines:
+        name = MPIRUN_NAME.match(line.text) or name
+        code = MPIRUN_CODE.match(line.text)
+        if code and name:
+            code = signal_or_code(int(code.group("code")))
+            found.append((at, Report(line, "mpirun", int(name.group("rank")), "", code)))
+    return found
+
+
+def torchrun_tables(lines):
+    """Return the reports of torchrun's tables, one of each node, with the place of the first table.
+
+    The tables tell the time of each failure, and a node whose rank lost another one may print its table first.
+    """
+    found, table, first_place = [], None, 0
+    for at, line in lines:
+        if line.text.startswith(TORCHRUN_FIRST):
+            table = {}
+        row = TORCHRUN_ROW.match(line.text) if table is not None else None
+        if not row:
+            continue
+        table[row.group("key")] = row.group("value")
+        if row.group("key") == "exitcode":
+            if NUMBER.match(table.get("rank", "")) and NUMBER.match(table["exitcode"]):
+                code = signal_or_code(int(table["exitcode"]))
+                report = Report(line, "torchrun", int(table["rank"]), table.get("host", ""), code)
+                first_place = first_place or at
+                found.append((table.get("time", ""), report))
+            table = None
+    in_time = sorted(found, key=lambda time_and_report: time_and_report[0])
+    return [(first_place, report) for _, report in in_time]
+
+
+def clean_up(lines):
+    """Return in which lines srun or spawn.py reports a rank that srun ended, as another one of its step had failed.
+
+    These are the reports after the end of a step. But a job may have a later step, and a report does not name its step.
+    srun says that it terminates a step right after it has reported the task that failed: that report is of this step.
+    """
+    ended_by_srun, ended = [], set()
+    for at, line in enumerate(lines):
+        is_end = "CANCELLED AT" in line.text or "Terminating " in line.text
+        end = STEP_ENDED.search(line.text) if is_end else None
+        if end:
+            step = end.group("terminated")
+            is_later_step = step and ended and not {step, step.partition(".")[0]} & ended
+            if is_later_step and ended_by_srun:
+                ended_by_srun.pop()
+                if ended_by_srun and SPAWN.match(lines[ended_by_srun[-1]].text):  # whose task ended as its rank did
+                    ended_by_srun.pop()
+            ended.add(step or end.group("cancelled"))
+        elif ended and not line.label and (SRUN.match(line.text) or SPAWN.match(line.text)):
+            ended_by_srun.append(at)
+    return frozenset(ended_by_srun)
+
+
+def ranks_ended_by_srun(lines):
+    """Return the tasks that srun ended because another one had failed; these are ranks where srun started them."""
+    tasks = set()
+    for line in lines:
+        match = SRUN.match(line.text) if line.text.endswith(": Terminated") else None
+        if match:
+            for first, last in re.findall(r"(\d+)(?:-(\d+))?", match.group("tasks")):
+                tasks.update(range(int(first), int(last or first) + 1))
+    return tasks

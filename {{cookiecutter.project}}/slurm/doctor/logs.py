@@ -1,0 +1,289 @@
+"""Reads what a job has printed: its output and the logs of its ranks, as lines of which the speaker is known.
+
+A line of a rank begins with a label: [node1:0] of torchrun and spawn, "0: " of srun, [rank0]: of torch itself.
+Only the end of each file is read, and only the begin of each line is kept: a log may have gigabytes, or one line of
+megabytes. Control characters are shown as ^[ and the like, as a terminal would obey them.
+"""
+
+import glob
+import os
+import re
+import sys
+from typing import NamedTuple
+
+OUTPUT_BYTES, LOG_BYTES = 20_000_000, 16_384  # of the end of an output, and of a rank's log
+MOST_LINES = 200_000  # of the end of a file
+WIDTH = 2048  # characters of a line that are kept
+ATTEMPT_BEGINS = " node(s), meeting at "  # the submit script prints a line with these words before it starts the ranks
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
+COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Line(NamedTuple):
+    """One line of an output or a log."""
+
+    file: str  # as the user would type it
+    number: int  # in what was read of the file; 0: the file is a command, which prints this line
+    label: str  # as "[node2:3] "
+    text: str  # without it
+
+    @property
+    def place(self):
+        """Where the line stands."""
+        return f"{self.file}:{self.number}" if self.number else self.file
+
+
+class Speaker:
+    """A rank, with what it printed; or the part of an output that has no label."""
+
+    def __init__(self, rank=None, host=""):
+        """Begin a speaker that has said nothing."""
+        self.rank, self.host = rank, host
+        self.lines = []  # of the output; of the logs where the output lacks them
+        self.errors, self.logged = [], []  # its stderr.log; its stdout.log and stderr.log
+        self.log = ""  # the rank's own log, as the user would type it
+        self.ended = 0.0  # the time of its last change
+        self.starts_ranks = False  # its log is that of a rank of torchrun or spawn.py, and not of a task of srun
+
+    @property
+    def name(self):
+        """The speaker, as a report calls it."""
+        words = [] if self.rank is None else [f"rank {self.rank}"]
+        return " ".join(words + ([f"on {self.host}"] if self.host else []))
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def die(message):
+    """End with a mistake of the user's."""
+    print(printable("slurm/doctor.py: " + message), file=sys.stderr)
+    sys.exit(2)
+
+
+def printable(text):
+    """Return text with control characters as ^[ and the like, as a terminal obeys them; tabs and line ends stay."""
+    return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
+
+
+def here():
+    """Return the working folder as the user calls it, which may be through a link."""
+    named = os.environ.get("PWD", "")
+    return named if named and os.path.isdir(named) and os.path.samefile(named, ".") else os.getcwd()
+
+
+def short(path):
+    """Return a path as the user would type it."""
+    return path[len(here()) + 1 :] if path.startswith(here() + "/") else path
+
+
+def read_end(path, size):
+    """Return the lines of a file's end, as a terminal shows them, and which end that is: "" for the whole file."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - size))
+            text = file.read(size).decode("utf-8", "surrogateescape")  # not every byte is UTF-8
+    except OSError as error:
+        die(f"cannot read {short(path)}: {error.strerror}")
+    if not text.strip("\n"):
+        return [], ""
+    end = ""
+    if os.path.getsize(path) > size:
+        end = f" (its last {size // 1_000_000} MB)" if size > 1_000_000 else f" (its last {size // 1024} KB)"
+    lines = text.rstrip("\n").rsplit("\n", MOST_LINES)
+    if len(lines) > MOST_LINES:
+        lines, end = lines[1:], f" (its last {MOST_LINES} lines)"
+    return [shown(line) for line in lines], end
+
+
+# A progress bar of tqdm ends with times and a rate: [00:01<00:10,  4.0it/s, loss=2]
+PROGRESS_BAR = re.compile(r"\[[0-9:]+(?:<[^],]*)?, *(?:\?|[0-9.]+[kMG]?)(?:it/s|s/it)[^]]*\]")
+
+
+def shown(line):
+    """Return what a terminal shows of a line: no colours, the last state of a progress bar, no bar before words.
+
+    The label stays: srun writes it where the line begins, and tqdm a carriage return behind it.
+    """
+    if "\r" in line or "it/s" in line or "s/it" in line:
+        label = LABEL.match(line[:WIDTH]).group()
+        words = line[len(label) :].rstrip("\r").rpartition("\r")[2][:WIDTH]
+        bar_ends = max((bar.end() for bar in PROGRESS_BAR.finditer(words)), default=0)
+        line = label + (words[bar_ends:] or words)
+    line = line[:WIDTH]
+    if line.isprintable():
+        return line
+    return printable(COLOUR.sub("", line.replace("\0", "").replace("\t", " ")))
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+
+# [train.py:30] is no label: a logger names a source file there. transformers has [WARNING|trainer.py:906] (2026-11-22).
+SOURCE_FILE = r"[^] ]*(?:\||\.(?:py|cc|cpp|cu|h|hpp):)"
+ONE_LABEL = re.compile(r"\[(?!" + SOURCE_FILE + r")[^] :]+:\d+\] ?|\[(?:default|rank)\d+\]: ?| *\d+: ")
+LABEL = re.compile("(?:" + ONE_LABEL.pattern + ")*")
+HOST_LABEL = re.compile(r"\[([^] :]+):(\d+)\]")
+RANK = re.compile(r"(?:0|[1-9]\d{0,3})$")  # Open MPI writes process ids with five digits: [node1:00040]
+LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<rank>\d+)")
+
+
+def labelled_lines(path, size, is_rank=None):
+    """Return the lines of a file's end, with their labels and places."""
+    lines, end = read_end(path, size)
+    name = short(path) + end
+    return [labelled(number, line, name, is_rank) for number, line in enumerate(lines, 1)]
+
+
+def labelled(number, line, file, is_rank=None):
+    """Return a line apart from its labels. It may be that of no rank: is_rank(host, number) tells."""
+    if line[:1] not in "[ 0123456789" or not line:
+        return Line(file, number, "", line)
+    end = LABEL.match(line).end()
+    for match in HOST_LABEL.finditer(line, 0, end):
+        # Behind the label of a launcher, Open MPI and others name hosts and processes of their own.
+        if match.start() or not RANK.match(match.group(2)) or (is_rank and not is_rank(*match.groups())):
+            end = match.start()
+            break
+    return Line(file, number, line[:end], line[end:])
+
+
+def rank_of(label):
+    """Return rank and host of a label, as far as it names them. Of several labels, that with a host knows best."""
+    rank, host = None, ""
+    for match in LABEL_RANK.finditer(label):
+        if match.group("host") or not host:
+            rank, host = int(match.group("rank")), match.group("host") or host
+    return rank, host
+
+
+def rank_test(hosts, logs):
+    """Return a function that tells whether a label [HOST:NUMBER] may be that of a rank of this job.
+
+    It may also be [step:100], or the process id in Open MPI's [node1:4242]. Of an output alone nothing is known, and
+    every label counts. Which ranks a host has is not asked: torchrun may number the nodes in another order.
+    """
+    ranks, answers = 1 + max((log.rank for log in logs), default=0), {}
+
+    def is_rank(host, number):
+        if (host, number) not in answers:
+            has_log = any(same_host(log.host, host) for log in logs)
+            is_host = has_log or not hosts or same_host(hosts, host)
+            answers[host, number] = is_host and (not has_log or int(number) < ranks)
+        return answers[host, number]
+
+    return is_rank
+
+
+# ---- names of hosts --------------------------------------------------------------------------------------------------
+
+IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.")  # how it begins
+
+
+def same_host(reported, host):
+    """Tell whether a launcher names this host: it may add the domain, and srun names several as a1,node[1-2,5]."""
+    names = re.findall(r"(?:\[[^]]*\]|[^,\[])+", reported)  # a comma within brackets does not end a name
+    return any(names_host(name, host) for name in names)
+
+
+def names_host(name, host):
+    """Tell whether a name, in which [1-2,5] stands for numbers, is that of a host; both may have a domain."""
+    parts = re.split(r"\[([0-9,-]+)\]", without_domain(name))
+    texts, ranges = parts[::2], parts[1::2]
+    match = re.match(r"(\d+)".join(re.escape(text) for text in texts) + "$", without_domain(host))
+    return bool(match) and all(map(in_ranges, match.groups(), ranges))
+
+
+def without_domain(name):
+    """Return a host's name without its domain; an IP address has none."""
+    return name if IP_ADDRESS.match(name) else name.partition(".")[0]
+
+
+def in_ranges(number, ranges):
+    """Tell whether a number is in ranges as 1-2,5."""
+    pairs = re.findall(r"(\d+)(?:-(\d+))?", ranges)
+    return any(int(low) <= int(number) <= int(high or low) for low, high in pairs)
+
+
+# ---- the output of a job, and the logs of its ranks ------------------------------------------------------------------
+
+# How a report of the doctor begins in an output, and how its further lines do: it must not prove itself.
+REPORT_BEGINS = re.compile(r"cause: |no cause known|no launcher reports a rank that failed|job \S+ is not yours, but ")
+REPORT_GOES_ON = re.compile(
+    r"cause: |no cause |no launcher |proof: |fix: |first failure: |probably first: "
+    r"|a rank that (?:noticed|waited|lost) |where each rank was:| {4}"
+    r"|(?:ranks?|other process of ranks?) [\d,-]+(?: on [^:]+)?: "
+    r"|[\d-]{10} [\d:]{8} \S+ ended with exit code "  # the job's line behind it
+)
+
+
+def read_output(job, logs):
+    """Return the lines of the newest attempt in a job's output, without earlier reports of the doctor."""
+    is_rank = rank_test(job.hosts, logs)
+    lines = labelled_lines(job.output, OUTPUT_BYTES, is_rank) if os.path.isfile(job.output) else []
+    attempts = [at for at, line in enumerate(lines) if ATTEMPT_BEGINS in line.text]
+    lines = without_reports(lines[attempts[-1] :] if attempts else lines)
+    if job.errors and len(attempts) < 2:  # where an attempt begins does not stand in the file of --error
+        lines += labelled_lines(job.errors, OUTPUT_BYTES, is_rank)
+    return lines
+
+
+def without_reports(lines):
+    """Leave out reports of the doctor."""
+    kept, inside = [], False
+    for line in lines:
+        pattern = REPORT_GOES_ON if inside else REPORT_BEGINS
+        inside = not line.label and bool(pattern.match(line.text))
+        if not inside:
+            kept.append(line)
+    return kept
+
+
+def read_rank_logs(run):
+    """Return the ranks that have a log in the folder of an attempt, the first one to end first."""
+    found = []
+    for path in glob.glob(glob.escape(run) + "/node*/**/stderr.log", recursive=True) if run else []:
+        match = re.match(r"node(\d+)-([^/]+)/(?:.*/)?(\d+)/stderr\.log$", path[len(run) + 1 :])
+        if match:
+            found.append((os.path.getmtime(path), path, int(match.group(1)), match.group(2), int(match.group(3))))
+    ranks_per_node = 1 + max((local_rank for *_, local_rank in found), default=0)
+    logs = []
+    for ended, path, node, host, local_rank in sorted(found):
+        speaker = Speaker(node * ranks_per_node + local_rank, host)
+        speaker.log, speaker.ended = short(path), ended
+        speaker.errors = labelled_lines(path, LOG_BYTES)
+        stdout = re.sub(r"stderr\.log$", "stdout.log", path)
+        speaker.logged = (labelled_lines(stdout, LOG_BYTES) if os.path.isfile(stdout) else []) + speaker.errors
+        speaker.starts_ranks = path[len(run) :].count("/") > 3
+        named = next((rank_of(line.label)[0] for line in reversed(speaker.errors) if "[rank" in line.label), None)
+        speaker.rank = speaker.rank if named is None else named  # torchrun may number the nodes in another order
+        logs.append(speaker)
+    return logs
+
+
+def speakers_of(output, logs):
+    """Return who speaks: the ranks, and last the lines without a label.
+
+    The end of an output may be lost with a launcher that was killed, and mpirun gives no labels: then the log is added.
+    """
+    ranks, rest = {}, Speaker()
+    for line in output:
+        if not line.label:
+            rest.lines.append(line)
+            continue
+        rank, host = rank_of(line.label)
+        speaker = ranks.setdefault(rank, Speaker(rank, host))
+        speaker.host = speaker.host or host
+        speaker.lines.append(line)
+    for log in logs:
+        said = ranks[log.rank].lines if log.rank in ranks else []
+        log.lines = said if ends_alike(said, log.errors) else said + log.logged
+        ranks[log.rank] = log
+    order = {log.rank: at for at, log in enumerate(logs)}
+    in_order = sorted(ranks.values(), key=lambda speaker: order.get(speaker.rank, speaker.rank))
+    return [*in_order, rest]
+
+
+def ends_alike(said, logged):
+    """Tell whether the last line of a log stands near the end of what the output has of that rank."""
+    last = next((line.text for line in reversed(logged) if line.text.strip()), "")
+    return bool(said) and (not last or any(line.text == last for line in said[-400:]))

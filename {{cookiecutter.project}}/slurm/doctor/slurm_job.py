@@ -1,0 +1,163 @@
+"""Finds the job that a user names: what Slurm knows of it, its output, and the folder of its newest attempt."""
+
+import glob
+import os
+import pwd
+import re
+import subprocess
+from typing import NamedTuple
+
+from logs import die, here
+
+PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Job(NamedTuple):
+    """What is to be read; each field may be empty."""
+
+    id: str = ""
+    state: str = ""  # as "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
+    record: str = ""  # the command that prints the state
+    output: str = ""  # a file
+    errors: str = ""  # the file of --error, if it is another one
+    run: str = ""  # a folder logs/JOBID.ATTEMPT
+    hosts: str = ""  # of its nodes, as "node[1-2]"
+    owner: str = ""  # the user who has submitted it, if that is another one
+
+    @property
+    def has_ended(self):
+        """Tell whether it does not wait or run; the submit script asks within the job, when its ranks have ended."""
+        within = os.environ.get("SLURM_JOB_ID") == self.id
+        # --requeue=expedite: REQUEUE_HOLD is a job that has failed
+        waits_or_runs = r"JobState=(?:PENDING|CONFIGURING|RUNNING|SUSPENDED|REQUEUE(?!_HOLD))"
+        return within or not re.search(waits_or_runs, self.state)
+
+    @property
+    def state_name(self):
+        """The state alone, as FAILED."""
+        name = re.search(r"JobState=(\w+)", self.state)
+        return name.group(1) if name else ""
+
+    @property
+    def exit_code(self):
+        """The exit code of the job's script, or minus its signal; None if Slurm tells of none, or it was 0."""
+        code = re.search(r"ExitCode=(\d+):(\d+)", self.state)
+        if self.state_name != "FAILED" or not code or code.groups() == ("0", "0"):
+            return None
+        return -int(code.group(2)) if code.group(2) != "0" else int(code.group(1))
+
+
+def find_job(given):
+    """Return the job that a number, an output file or a folder of logs names."""
+    if os.path.isfile(given):  # alone: a number in its name may be a date, or a job of another cluster
+        return Job(output=given, owner=owner_of_file(given))
+    run = os.path.realpath(given) if os.path.isdir(given) else ""  # logs/latest is a link
+    number = os.path.splitext(os.path.basename(run))[0] if run else given
+    if not re.match(r"[1-9]\d*([_+]\d+)?$", number):  # 12_3 is of an array, 12+3 of a heterogeneous job
+        die(f"'{given}': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT")
+    return ask_slurm(number, run)
+
+
+def ask_slurm(number, asked_run):
+    """Return the job that Slurm knows under this number; of an attempt that is past, or still runs, the logs alone."""
+    record = answer_of("scontrol", "show", "job", number)
+    if len(re.findall(r"(?m)^JobId=", record)) > 1:
+        die_of_several(number, heterogeneous="HetJobOffset=" in record)
+    identity = re.search(r"JobId=(\d+)", record)
+    job_id = identity.group(1) if identity else number  # that of 12_3 is another number
+    state, command = state_of(job_id, record)
+
+    output = find_output(record, (job_id, number))
+    newest_run = find_newest_run(record, job_id)
+    hosts = re.search(r"(?m)^ *NodeList=([^(\s]+)", record)  # (null) while it waits
+    hosts = hosts.group(1) if hosts else ""
+    owner = owner_of(record) or owner_of_file(output) or owner_of_file(asked_run or newest_run)
+    job = Job(job_id, state, command, output, find_errors(record, output), asked_run or newest_run, hosts, owner)
+    if asked_run and (not job.has_ended or attempt_of(asked_run) != attempt_of(newest_run or asked_run)):
+        return Job(id=job_id, run=asked_run, hosts=hosts, owner=owner)
+    if not (job.output or job.run or job.state):
+        searched = "there is no *-{}.out in {}".format(job_id, " or ".join(sorted({here(), PROJECT})))
+        die(f"Slurm does not know a job {job_id}, and {searched}: name its output file")
+    return job
+
+
+def owner_of(record):
+    """Return the name of the user whose job Slurm's record is of; '' if it is this user's, or not known."""
+    owner = re.search(r"(?m)^ *UserId=(\S+)\((\d+)\)", record)
+    return owner.group(1) if owner and int(owner.group(2)) != os.getuid() else ""
+
+
+def owner_of_file(path):
+    """Return the name of the user whose file or folder it is; '' if it is this user's, or not there."""
+    if not path or not os.path.exists(path) or os.stat(path).st_uid == os.getuid():
+        return ""
+    owner = os.stat(path).st_uid
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"user {owner}"
+
+
+def state_of(job_id, record):
+    """Return the state of a job, and the command that prints it."""
+    state = " ".join(re.findall(r"\b(?:JobState|Reason|ExitCode)=\S+", record))
+    if state:
+        return state, "scontrol show job " + job_id
+    # scontrol has forgotten the job. sacct prints a line for each job of an array.
+    answer = answer_of("sacct", "-nPX", "-j", job_id, "-o", "State,ExitCode,JobID")
+    rows = [line.split("|") for line in answer.splitlines() if "|" in line]
+    if len(rows) > 1 and job_id.isdigit():
+        die_of_several(job_id, heterogeneous="+" in rows[0][-1])
+    if not rows:
+        return "", ""
+    return "JobState={} ExitCode={}".format(*rows[0]), "sacct -X -j " + job_id
+
+
+def die_of_several(number, heterogeneous):
+    """End with an error, as this number stands for several jobs."""
+    if heterogeneous:
+        die(f"job {number} is heterogeneous: name one component, as {number}+0")
+    die(f"job {number} is an array: name one of its jobs, as {number}_1")
+
+
+def find_output(record, numbers):
+    """Return the output file that the record names, or one that has a number of the job in its name."""
+    named = file_in(record, "StdOut")
+    if named:
+        return named
+    patterns = [f"{glob.escape(folder)}/*-{number}.out" for folder in (here(), PROJECT) for number in numbers]
+    return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), "")
+
+
+def find_errors(record, output):
+    """Return the file of --error that the record names, if it is not the output."""
+    named = file_in(record, "StdErr")
+    return "" if named and output and os.path.samefile(named, output) else named
+
+
+def file_in(record, key):
+    """Return the file that stands in a line of Slurm's record, as StdOut=FILE, if it is there."""
+    named = re.search(r"(?m)^ *" + key + "=(.*)", record)
+    return named.group(1) if named and os.path.isfile(named.group(1)) else ""
+
+
+def find_newest_run(record, job_id):
+    """Return the folder of the job's newest attempt, which has the number of its restarts if Slurm still knows that."""
+    restarts = re.search(r"\bRestarts=(\d+)", record)
+    if restarts:
+        return f"{PROJECT}/logs/{job_id}.{restarts.group(1)}"
+    return max(glob.glob(f"{glob.escape(PROJECT)}/logs/{job_id}.*"), key=attempt_of, default="")
+
+
+def attempt_of(run):
+    """Return the number of the attempt that a folder logs/JOBID.ATTEMPT is of."""
+    return int("0" + re.sub(r"\D", "", run.rpartition(".")[2]))
+
+
+def answer_of(*command):
+    """Return what a command prints to stdout, also if it fails; '' if it cannot start or takes too long."""
+    try:
+        answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return os.fsdecode(answer.stdout)
