@@ -6,15 +6,19 @@ The extras are written by the tests. Those of the template have their own tests 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
+import accounting
 import pytest
 from baking import REPOSITORY, bake
+from slurm_cluster import Cluster
 from submitting import cluster, python_environment
 from two_nodes import ANSWERS, MPIRUN_AS_ROOT
+from waiting import wait_for
 
 # One rank on each node, without torch, whose import would take most of the time.
 QUICK = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1", PREFLIGHT="0")
@@ -375,3 +379,26 @@ def test_a_rank_prefix_in_one_word(refused):
     settings = refused.project / "env.sh"
     settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", "RANK_PREFIX='nsys profile'", settings.read_text()))
     assert "RANK_PREFIX='nsys profile': expected a list of words, as in RANK_PREFIX=(numactl" in refused()
+
+
+# ---- what a job is without extras ------------------------------------------------------------------------------------
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize(("extras", "steps"), [("none", 2), ("watch", 3)])
+def test_the_steps_that_a_job_has_in_the_accounting(tmp_path, extras, steps):
+    """The preflight's and the ranks': without extras nothing is sampled beside them. watch adds a step of its own."""
+    project = bake(tmp_path, **ANSWERS, extras=extras)
+    name = program(project, "import time; time.sleep(60); print('slept')\n")
+    accounts = accounting.accounts("test", {"acc": [pwd.getpwuid(os.geteuid()).pw_name]})
+    with Cluster(tmp_path / "cluster", nodes=2, accounts=accounts) as cluster:
+        words = ["bash", project / "slurm/submit_multinode.sh", "--account=acc", "--", name]
+        done = cluster.run(*words, cwd=project, env=python_environment(NPROC_PER_NODE="1"))
+        job = cluster.wait(int(re.search(r"Submitted batch job (\d+)", done.stdout)[1]))
+        assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+        asked = ["sacct", "-nP", "-j", str(job.id), "-o", "JobID,State"]
+        wait_for(lambda: f"{job.id}|COMPLETED" in cluster.run(*asked).stdout.split(), "the job's end in the accounting")
+        rows = cluster.run(*asked).stdout.split()
+    assert [row.split("|")[0] for row in rows if re.match(r"\d+\.\d", row)] == [f"{job.id}.{n}" for n in range(steps)]
+    after = job.output[job.output.rindex("slept") :].splitlines()[1:]
+    assert [line.partition(":")[0] for line in after] == ["CPUs"] * (steps - 2), job.output
