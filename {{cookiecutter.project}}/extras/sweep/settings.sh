@@ -1,0 +1,1 @@
+# This extra has no settings.
