@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
+from baking import bake
 from submitting import cluster, project
-from two_nodes import ENVIRONMENT
+from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import PATIENCE, wait_for
 
 SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1", "PREFLIGHT": "0"}
@@ -229,3 +231,21 @@ def test_control_characters_are_shown(project, tmp_path):
     text = done.stdout.decode(errors="surrogateescape")
     assert not done.stderr and "^[]52;c;" in text
     assert not [line for line in text.splitlines() if not line.isprintable()], text
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_alone_and_deleted(cluster, tmp_path, launcher):
+    """In a project without other extras; without its folder jobs run, and the command is gone."""
+    own = bake(tmp_path / "own", **ANSWERS, extras="sweep")
+    (tmp_path / "prog.py").write_text(PROGRAM)
+    (tmp_path / "lines.txt").write_text("0 0 a%a\n3 0 b\n")
+    settings = {**SETTINGS, "LAUNCHER": launcher}
+    command = ["bash", own / "extras/sweep/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]
+    number = int(re.search(r"sweep.sh (\d+) prints", cluster.run(*command, cwd=tmp_path, env=settings).stdout).group(1))
+    said = ended(cluster, own, number)
+    assert "\n1 COMPLETED, 1 FAILED\n" in said, said
+    assert outputs(tmp_path) == ["got ['0', '0', 'a1']", "got ['3', '0', 'b']"]
+    shutil.rmtree(own / "extras/sweep")
+    job = cluster.submit(*OPTIONS, own / "slurm/submit_multinode.sh", "prog.py", "0", "0", cwd=tmp_path, env=settings)
+    assert job.state == "COMPLETED" and "got ['0', '0']" in job.output, job.output
