@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # Gives each job of a sweep the words of its line, and notes how it ended. launch/extras.sh calls these
 # functions.
 
