@@ -81,7 +81,7 @@ def outputs(folder, name="lines"):
     return sorted(
         line
         for path in folder.glob(f"{name}-*.out")
-        for line in re.findall(r"^\[\S+\] (got .*)", path.read_text(), re.M)
+        for line in re.findall(r"^(?:\[\S+\]|\d+:) (got .*)", path.read_text(), re.M)
     )
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Gives each job of a sweep the words of its line, and notes how it ended. launch/extras.sh calls these
 # functions.
+# shellcheck disable=SC2154 # the submit script sets code
 
 # Adds the words of the job's line to arguments, and replaces %a, the number of the line.
 sweep_job_start() {
