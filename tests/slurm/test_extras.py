@@ -402,3 +402,36 @@ def test_the_steps_that_a_job_has_in_the_accounting(tmp_path, extras, steps):
     assert [row.split("|")[0] for row in rows if re.match(r"\d+\.\d", row)] == [f"{job.id}.{n}" for n in range(steps)]
     after = job.output[job.output.rindex("slept") :].splitlines()[1:]
     assert [line.partition(":")[0] for line in after] == ["CPUs"] * (steps - 2), job.output
+
+
+ASKED_ONCE = """\
+import time
+print("got", *sys.argv[1:], os.environ["RESTART_COUNT"], flush=True)
+if os.environ["RESTART_COUNT"] == "0":
+    while not os.path.exists(os.environ["STOP_FILE"]):
+        time.sleep(0.1)
+    open(os.environ["REQUEUE_FILE"], "w").close()
+    sys.exit()
+time.sleep(6)
+"""
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_all_extras_together_in_an_array_after_a_requeue(cluster, tmp_path, launcher):
+    project = bake(tmp_path / "a b", **ANSWERS, extras="all")
+    name = program(project, ASKED_ONCE)
+    (project / "lines.txt").write_text("first %a\n")
+    typed = ["bash", project / "extras/sweep/sweep.sh", "lines.txt", "--nodes=2", "--", name]
+    environment = python_environment(LAUNCHER=launcher, NPROC_PER_NODE="1", PREFLIGHT="0", MEASURE_EVERY="1")
+    number = cluster.run(*typed, cwd=project, env=environment).stdout.split()[3]
+
+    def output():
+        return "".join(path.read_text() for path in project.glob("lines-*.out"))
+
+    wait_for(lambda: output().count("got first 1 0") == 2, output)
+    cluster.run("scancel", "--signal=USR1", "--batch", f"{number}_1")
+    table = ["bash", project / "extras/sweep/sweep.sh", number]
+    wait_for(lambda: "1 COMPLETED" in cluster.run(*table).stdout, output)
+    assert output().count("got first 1 1") == 2, output()
+    assert output().splitlines()[-1].startswith("CPUs: a rank used "), output()
