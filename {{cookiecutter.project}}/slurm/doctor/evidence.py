@@ -14,7 +14,7 @@ from known_causes import (
     search,
     search_message,
 )
-from launchers import ranks_ended_by_srun, read_reports
+from launchers import read_reports
 from logs import Line, speakers_of
 from stacks import read_stacks
 
@@ -27,7 +27,6 @@ class Diagnosis(NamedTuple):
     cause: object = None  # Found, if it is known
     words: tuple = ()  # the last lines of the rank
     places: tuple = ()  # where the ranks were, if they waited
-    suspects: tuple = ()  # ranks of which one may have failed first, if the others waited for it, or lost it
 
 
 def diagnose(job, output, logs):
@@ -49,6 +48,7 @@ class Run:
     def __init__(self, job, output, logs):
         """Read the launchers' reports, and join the ranks' logs with the output."""
         self.job, self.output, self.logs = job, output, logs
+        self.record = Line(job.record, 0, "", job.state)  # Slurm's
         self.ranks = Ranks(speakers_of(output, logs))
         self.first = self.ranks.first_failure(read_reports(output))
         self.unlabelled = [line for line in output if not line.label][-RECENT:]
@@ -60,8 +60,8 @@ class Run:
 
 def ended_by_slurm(run):
     """Return the diagnosis if Slurm ended the ranks, or the job ended itself as no rank moved."""
-    record, said = Line(run.job.record, 0, "", run.job.state), [line for line in run.output if is_of_slurm(line)]
-    cause = search(BY_SLURM, [record, *said])
+    said = [line for line in run.output if is_of_slurm(line)]
+    cause = search(BY_SLURM, [run.record, *said])
     if not cause:
         return None
     failure = run.first if run.first and run.first.report else None
@@ -90,7 +90,7 @@ def rank_that_failed(run):
         return rank_with_an_error(run, first)
     words, alone = run.ranks.last_lines(first)
     if first.way in ("killed", "crashed"):
-        cause = cause_of_signal(first.report)
+        cause = cause_of_signal(first.code, first.report.line)
     else:
         cause = search(BY_STARTER + BY_RANK, alone[::-1])
         if not alone:
@@ -102,7 +102,7 @@ def rank_with_an_error(run, first):
     """Return the diagnosis if the last words of the rank are an error message."""
     cause, places = search_message(first.message), []
     if not cause and first.message.native and first.report:
-        cause = cause_of_signal(first.report)
+        cause = cause_of_signal(first.code, first.report.line)
     if cause and cause.name == "different tensors":
         verdicts, places = run.stacks()
         cause = with_verdict(cause, verdicts)
@@ -116,8 +116,7 @@ def ranks_that_waited(run):
         return None
     verdicts, places = run.stacks()
     cause = with_verdict(cause_of_waiting(run, first), verdicts)
-    words, suspects = last_words(first.message), suspects_of(run, first)
-    return Diagnosis(first.way, first, cause, tuple(words), tuple(places), tuple(suspects))
+    return Diagnosis(first.way, first, cause, tuple(last_words(first.message)), tuple(places))
 
 
 def cause_of_waiting(run, first):
@@ -133,28 +132,6 @@ def cause_of_waiting(run, first):
     return found(cause_named(name), first.message.error)
 
 
-def suspects_of(run, first):
-    """Return the ranks of which one may have failed first: those that said nothing, else one that ended late."""
-    ended = ranks_ended_by_srun(run.output) if "srun" in run.ranks.names_ranks else ()
-    not_ended = [speaker for speaker in first.suspects if speaker.rank not in ended]
-    if not_ended:
-        return not_ended[:1]  # the others had nothing to say, as srun ended them
-    return first.suspects or stopped_rank(run, first)
-
-
-# Seconds. Ranks that ran into the same time-out of gloo ended within 0.4 s on the tests' Slurm (2026-11-27).
-LATE = 0.5
-
-
-def stopped_rank(run, first):
-    """Return the rank that had been stopped, if one was: it woke up to be told to end, later than all others."""
-    if len(run.logs) < 2 or first.way != "waited":
-        return []
-    *_, before, last = sorted(run.logs, key=lambda log: log.ended)
-    message = run.ranks.last_message(last, None)
-    return [last] if last.ended - before.ended > LATE or (message and message.way == "peer") else []
-
-
 def ranks_that_did_not_start(run):
     """Return the diagnosis if no rank failed, as Slurm, the container runtime or a script of the project refused."""
     cause = search(BY_STARTER, run.unlabelled)
@@ -168,7 +145,10 @@ def script_that_failed(run):
         return None
     way = "exited" if code > 0 else "killed" if code == -9 else "crashed"
     words = [line for line in run.unlabelled if line.text.strip()][-10:]
-    return Diagnosis(way, None, search(BY_STARTER + BY_RANK, words[::-1]), tuple(words))
+    cause = search(BY_STARTER + BY_RANK, words[::-1])
+    if not cause and code < 0:
+        cause = cause_of_signal(code, run.record)
+    return Diagnosis(way, None, cause, tuple(words))
 
 
 # For these causes the verdict on a collective, if there is one, replaces what the row says: it also names the rank that

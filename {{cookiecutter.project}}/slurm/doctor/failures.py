@@ -136,7 +136,8 @@ class Ranks:
             speaker = same[0] if same else Speaker(report.rank, report.host)
             speaker.host = report.host if "[" not in report.host and report.host else speaker.host
             return self.failure(speaker, report)
-        of_node = [speaker for speaker in self.named if speaker.host and same_host(report.host, speaker.host)]
+        several = "[" in report.host or "," in report.host  # srun names node[1-2], a1,b2: then any rank may be meant
+        of_node = [speaker for speaker in self.named if several or same_host(report.host, speaker.host)]
         failures = [self.failure(speaker, report) for speaker in (of_node or [self.rest])]
         said_why = [failure for failure in failures if failure.message]
         if said_why:

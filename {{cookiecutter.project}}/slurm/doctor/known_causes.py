@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from causes import Cause
-from errors import HARMLESS, OF_COMMUNICATION, WORDS
+from errors import HARMLESS, OF_COMMUNICATION, WORDS, way_of
 from logs import Line
 
 PROOF_WIDTH = 300
@@ -58,32 +58,28 @@ def search(causes, lines):
     lines = [line for line in lines if not HARMLESS.search(line.text)]
     for cause in causes:
         for pattern in cause.patterns:
-            matching = [at for at, line in enumerate(lines) if re.search(pattern, line.text)]
-            if matching and not is_undone(cause, lines[matching[-1] :]):
-                return found(cause, lines[matching[0]])
+            matching = [line for line in lines if re.search(pattern, line.text)]
+            if matching:
+                return found(cause, matching[0])
     return None
-
-
-def is_undone(cause, lines):
-    """Tell whether one of the lines, from the last match on, says that all went well after all."""
-    return bool(cause.undone_by) and any(re.search(cause.undone_by, line.text) for line in lines)
 
 
 def search_message(message):
     """Return what an error message proves: its first error first, then the lines behind it; None if nothing."""
-    by_rank = BY_RANK + (BY_WAITING if message.way in ("waited", "peer") else [])
     for line in message.errors:
-        for cause in BY_STARTER + by_rank:
+        for cause in BY_STARTER + BY_RANK:
             if any(re.search(pattern, line.text) for pattern in cause.patterns):
                 return found(cause, line)
+        if way_of(line.text) != "error":
+            return None  # what a rank says behind "Connection closed by peer" follows from that
     if not (message.native or OF_COMMUNICATION.search(message.error.text)):
         return None  # behind any other message may stand what another process printed
     behind = message.lines[message.end + 1 : message.end + 1 + WORDS]
     within = message.lines[message.start : message.end + 1] if message.native else []
-    return search(by_rank, [*within, *behind])
+    return search(BY_RANK, [*within, *behind])
 
 
-def cause_of_signal(report):
-    """Return the cause that a launcher's report of a signal proves; None if there is none."""
-    causes = [cause for cause in BY_RANK + BY_STARTER if report.code and -report.code in cause.signals]
-    return found(causes[0], report.line) if causes else None
+def cause_of_signal(code, line):
+    """Return the cause that an exit code of minus a signal proves, which stands in a line; None if there is none."""
+    causes = [cause for cause in BY_RANK + BY_STARTER if -code in cause.signals]
+    return found(causes[0], line) if causes else None

@@ -25,11 +25,8 @@ SIGNALS = {  # as srun names them
     "Interrupt": 2,
 }
 ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with these signals
-STEP_ENDED = re.compile(
-    r" (?:STEP|JOB) (?P<cancelled>[0-9.+]+) ON .* CANCELLED AT "
-    r"|Terminating (?:StepId=|job step )(?P<terminated>[0-9.+]+)"
-)
-SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<tasks>(?P<rank>\d+)\S*): (?P<end>.*)")
+STEP_ENDED = re.compile(r" (?:STEP|JOB) \S+ ON .* CANCELLED AT |Terminating (?:StepId=|job step )")
+SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<end>.*)")
 SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<rank>\d+) (?P<end>.*)")
 MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
 SENTENCES = (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN))
@@ -133,32 +130,12 @@ def torchrun_tables(lines):
 def clean_up(lines):
     """Return in which lines srun or spawn.py reports a rank that srun ended, as another one of its step had failed.
 
-    These are the reports after the end of a step. But a job may have a later step, and a report does not name its step.
-    srun says that it terminates a step right after it has reported the task that failed: that report is of this step.
+    These are the reports after the first end of a step: if the job goes on with another step, the first one counts.
     """
-    ended_by_srun, ended = [], set()
-    for at, line in enumerate(lines):
-        is_end = "CANCELLED AT" in line.text or "Terminating " in line.text
-        end = STEP_ENDED.search(line.text) if is_end else None
-        if end:
-            step = end.group("terminated")
-            is_later_step = step and ended and not {step, step.partition(".")[0]} & ended
-            if is_later_step and ended_by_srun:
-                ended_by_srun.pop()
-                if ended_by_srun and SPAWN.match(lines[ended_by_srun[-1]].text):  # whose task ended as its rank did
-                    ended_by_srun.pop()
-            ended.add(step or end.group("cancelled"))
-        elif ended and not line.label and (SRUN.match(line.text) or SPAWN.match(line.text)):
-            ended_by_srun.append(at)
-    return frozenset(ended_by_srun)
-
-
-def ranks_ended_by_srun(lines):
-    """Return the tasks that srun ended because another one had failed; these are ranks where srun started them."""
-    tasks = set()
-    for line in lines:
-        match = SRUN.match(line.text) if line.text.endswith(": Terminated") else None
-        if match:
-            for first, last in re.findall(r"(\d+)(?:-(\d+))?", match.group("tasks")):
-                tasks.update(range(int(first), int(last or first) + 1))
-    return tasks
+    ended_by_srun, is_ended = set(), False
+    for index, line in enumerate(lines):
+        if STEP_ENDED.search(line.text):
+            is_ended = True
+        elif is_ended and not line.label and (SRUN.match(line.text) or SPAWN.match(line.text)):
+            ended_by_srun.add(index)
+    return ended_by_srun

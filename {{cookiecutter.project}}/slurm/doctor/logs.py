@@ -108,8 +108,7 @@ def shown(line):
     if "\r" in line or "it/s" in line or "s/it" in line:
         label = LABEL.match(line[:WIDTH]).group()
         words = line[len(label) :].rstrip("\r").rpartition("\r")[2][:WIDTH]
-        bar_ends = max((bar.end() for bar in PROGRESS_BAR.finditer(words)), default=0)
-        line = label + (words[bar_ends:] or words)
+        line = label + (PROGRESS_BAR.split(words)[-1] or words)
     line = line[:WIDTH]
     if line.isprintable():
         return line
@@ -120,88 +119,36 @@ def shown(line):
 
 # [train.py:30] is no label: a logger names a source file there. transformers has [WARNING|trainer.py:906] (2026-11-22).
 SOURCE_FILE = r"[^] ]*(?:\||\.(?:py|cc|cpp|cu|h|hpp):)"
-ONE_LABEL = re.compile(r"\[(?!" + SOURCE_FILE + r")[^] :]+:\d+\] ?|\[(?:default|rank)\d+\]: ?| *\d+: ")
-LABEL = re.compile("(?:" + ONE_LABEL.pattern + ")*")
-HOST_LABEL = re.compile(r"\[([^] :]+):(\d+)\]")
-RANK = re.compile(r"(?:0|[1-9]\d{0,3})$")  # Open MPI writes process ids with five digits: [node1:00040]
-LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<rank>\d+)")
+# First that of the launcher, then that of torch. Open MPI writes process ids with five digits: [node1:00040].
+LABEL = re.compile(
+    r"(?:\[(?!" + SOURCE_FILE + r")(?P<host>[^] :]+):(?P<rank>0|[1-9]\d{0,3})\] ?| *(?P<task>\d+): )?"
+    r"(?:\[(?:default|rank)(?P<of_torch>\d+)\]: ?)*"
+)
 
 
-def labelled_lines(path, size, is_rank=None):
+def labelled_lines(path, size):
     """Return the lines of a file's end, with their labels and places."""
     lines, end = read_end(path, size)
     name = short(path) + end
-    return [labelled(number, line, name, is_rank) for number, line in enumerate(lines, 1)]
+    return [labelled(number, line, name) for number, line in enumerate(lines, 1)]
 
 
-def labelled(number, line, file, is_rank=None):
-    """Return a line apart from its labels. It may be that of no rank: is_rank(host, number) tells."""
-    if line[:1] not in "[ 0123456789" or not line:
-        return Line(file, number, "", line)
+def labelled(number, line, file):
+    """Return a line apart from its labels."""
     end = LABEL.match(line).end()
-    for match in HOST_LABEL.finditer(line, 0, end):
-        # Behind the label of a launcher, Open MPI and others name hosts and processes of their own.
-        if match.start() or not RANK.match(match.group(2)) or (is_rank and not is_rank(*match.groups())):
-            end = match.start()
-            break
     return Line(file, number, line[:end], line[end:])
 
 
 def rank_of(label):
-    """Return rank and host of a label, as far as it names them. Of several labels, that with a host knows best."""
-    rank, host = None, ""
-    for match in LABEL_RANK.finditer(label):
-        if match.group("host") or not host:
-            rank, host = int(match.group("rank")), match.group("host") or host
-    return rank, host
+    """Return rank and host of a label; None and "" if it does not name them."""
+    named = LABEL.match(label)
+    rank = named.group("rank") or named.group("of_torch") or named.group("task")
+    return (int(rank) if rank else None), named.group("host") or ""
 
 
-def rank_test(hosts, logs):
-    """Return a function that tells whether a label [HOST:NUMBER] may be that of a rank of this job.
-
-    It may also be [step:100], or the process id in Open MPI's [node1:4242]. Of an output alone nothing is known, and
-    every label counts. Which ranks a host has is not asked: torchrun may number the nodes in another order.
-    """
-    ranks, answers = 1 + max((log.rank for log in logs), default=0), {}
-
-    def is_rank(host, number):
-        if (host, number) not in answers:
-            has_log = any(same_host(log.host, host) for log in logs)
-            is_host = has_log or not hosts or same_host(hosts, host)
-            answers[host, number] = is_host and (not has_log or int(number) < ranks)
-        return answers[host, number]
-
-    return is_rank
-
-
-# ---- names of hosts --------------------------------------------------------------------------------------------------
-
-IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.")  # how it begins
-
-
-def same_host(reported, host):
-    """Tell whether a launcher names this host: it may add the domain, and srun names several as a1,node[1-2,5]."""
-    names = re.findall(r"(?:\[[^]]*\]|[^,\[])+", reported)  # a comma within brackets does not end a name
-    return any(names_host(name, host) for name in names)
-
-
-def names_host(name, host):
-    """Tell whether a name, in which [1-2,5] stands for numbers, is that of a host; both may have a domain."""
-    parts = re.split(r"\[([0-9,-]+)\]", without_domain(name))
-    texts, ranges = parts[::2], parts[1::2]
-    match = re.match(r"(\d+)".join(re.escape(text) for text in texts) + "$", without_domain(host))
-    return bool(match) and all(map(in_ranges, match.groups(), ranges))
-
-
-def without_domain(name):
-    """Return a host's name without its domain; an IP address has none."""
-    return name if IP_ADDRESS.match(name) else name.partition(".")[0]
-
-
-def in_ranges(number, ranges):
-    """Tell whether a number is in ranges as 1-2,5."""
-    pairs = re.findall(r"(\d+)(?:-(\d+))?", ranges)
-    return any(int(low) <= int(number) <= int(high or low) for low, high in pairs)
+def same_host(name, other):
+    """Tell whether two names are of the same host: one may have a domain."""
+    return name == other or name.startswith(other + ".") or other.startswith(name + ".")
 
 
 # ---- the output of a job, and the logs of its ranks ------------------------------------------------------------------
@@ -216,15 +163,11 @@ REPORT_GOES_ON = re.compile(
 )
 
 
-def read_output(job, logs):
-    """Return the lines of the newest attempt in a job's output, without earlier reports of the doctor."""
-    is_rank = rank_test(job.hosts, logs)
-    lines = labelled_lines(job.output, OUTPUT_BYTES, is_rank) if os.path.isfile(job.output) else []
-    attempts = [at for at, line in enumerate(lines) if ATTEMPT_BEGINS in line.text]
-    lines = without_reports(lines[attempts[-1] :] if attempts else lines)
-    if job.errors and len(attempts) < 2:  # where an attempt begins does not stand in the file of --error
-        lines += labelled_lines(job.errors, OUTPUT_BYTES, is_rank)
-    return lines
+def read_output(output):
+    """Return the lines of the newest attempt in an output, without earlier reports of the doctor."""
+    lines = labelled_lines(output, OUTPUT_BYTES) if os.path.isfile(output) else []
+    newest = max((index for index, line in enumerate(lines) if ATTEMPT_BEGINS in line.text), default=0)
+    return without_reports(lines[newest:])
 
 
 def without_reports(lines):
@@ -278,7 +221,7 @@ def speakers_of(output, logs):
         said = ranks[log.rank].lines if log.rank in ranks else []
         log.lines = said if ends_alike(said, log.errors) else said + log.logged
         ranks[log.rank] = log
-    order = {log.rank: at for at, log in enumerate(logs)}
+    order = {log.rank: index for index, log in enumerate(logs)}
     in_order = sorted(ranks.values(), key=lambda speaker: order.get(speaker.rank, speaker.rank))
     return [*in_order, rest]
 
