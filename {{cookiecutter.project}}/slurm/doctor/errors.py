@@ -38,15 +38,15 @@ NO_FAILURE = re.compile(
 # … or it belongs to the message before it: a chain of exceptions, or a thread that goes down too.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
 # Errors of launchers, which follow from that of a rank.
-OF_TORCHRUN = re.compile(r"ChildFailedError|api\.SignalException")
-OF_LAUNCHER = re.compile(OF_TORCHRUN.pattern + "|CalledProcessError")  # also accelerate, or a command that a rank ran
+# The last one is of accelerate, or of a command that a rank ran.
+OF_LAUNCHER = re.compile(r"ChildFailedError|api\.SignalException|CalledProcessError")
 CONTINUES = re.compile(r" |frame #|<omitting|Exception raised from ")  # more of a message, the calls in compiled code
 # Lines of launchers and libraries, which are no words of a rank.
 NOISE = re.compile(
     r"(?!.*gai error)\[?[WIE](?:\d+ |\S*(?: \S+)? \S+\.cpp:\d+\])|srun: |slurmstepd|-----|=====|[ ]*$"
     r"|\*\*\* (?:STEP|JOB) |launch/spawn\.py on \S+ rank "
 )
-# Lines that good runs print: they do not tell that a rank went on after its error, and prove no cause.
+# Lines that good runs print: they prove no cause.
 HARMLESS = re.compile(
     r"--numa-binding is left out|so it uses this node alone"  # launch/torchrun.sh goes on
     r"|Address family not supported|IPv6 network addresses of"  # c10d tries IPv6 first; OFA-Sys/OFA #307
@@ -135,12 +135,8 @@ class Message:
         return way
 
     def behind(self):
-        """Return what the rank printed behind it, without numbers, and without what good runs print."""
-        return {
-            digits_gone(line.text)
-            for line in self.lines[self.end + 1 :]
-            if not CONTINUES.match(line.text) and not HARMLESS.search(line.text)
-        }
+        """Return what the rank printed behind it, without numbers."""
+        return {digits_gone(line.text) for line in self.lines[self.end + 1 :] if not CONTINUES.match(line.text)}
 
 
 def digits_gone(text):
@@ -221,21 +217,9 @@ def joined_with_launchers(messages):
     return joined
 
 
-# Frames of what starts the program, above the program's own.
-STARTS_PROGRAM = re.compile(r'  File "(?:.*/launch/spawn\.py|<frozen runpy>|.*/runpy\.py)", line ')
-
-
 def last_words(message):
-    """Return the lines to quote: the end of a message with what follows it, and its first errors, without frames."""
-    lines, is_left_out = [], False
-    for line in message.lines[message.start : message.end + 1]:
-        if line.text.startswith("  File "):
-            is_left_out = bool(STARTS_PROGRAM.match(line.text))
-        elif not line.text.startswith("    "):
-            is_left_out = line.text.startswith("frame #")
-        if not is_left_out:
-            lines.append(line)
-    lines += [line for line in message.lines[message.end + 1 :] if not HARMLESS.search(line.text)]
+    """Return the lines to quote: the end of a message with what follows it, and its first errors."""
+    lines = [line for line in message.lines[message.start :] if not line.text.startswith("frame #")]
     if len(lines) <= WORDS:
         return lines
     kept = lines[-WORDS:]

@@ -122,8 +122,6 @@ def ranks_that_waited(run):
 def cause_of_waiting(run, first):
     """Return why a rank waited or lost another one, as its error says; a general cause if it says no more than that."""
     cause = search(BY_STARTER, run.unlabelled) or search_message(first.message)  # mpirun may have lost a node
-    if cause and cause.name == "rendezvous":  # torch says in a warning before that it cannot look up the address
-        return search([cause_named("name or route")], first.message.lines) or cause
     if cause and cause.name != "lost another rank":
         return cause
     name = "waited in vain" if first.way == "waited" else "lost another rank"

@@ -9,7 +9,6 @@ import itertools
 from errors import (
     HARMLESS,
     LINES_BEHIND,
-    OF_TORCHRUN,
     SOCKET_ERROR,
     STEP,
     digits_gone,
@@ -67,8 +66,6 @@ class Failure:
             return 5 if self.message.is_bare else 2
         if self.message is None and self.rank is None and self.code == 1:
             return 3  # the launcher of a node, which ended because one of its ranks did
-        if self.message is None and self.code == -6:
-            return 1  # abort: so end many ranks that have lost another one
         return 0
 
 
@@ -101,7 +98,7 @@ class Ranks:
         reports = self.of_ranks(reports)
         failures = [self.reported(report) for report in reports]
         known = {id(failure.speaker) for failure in failures}
-        for speaker in [*self.in_time(), self.rest]:
+        for speaker in [*sorted(self.named, key=lambda speaker: speaker.ended), self.rest]:
             message = self.last_message(speaker, None) if id(speaker) not in known else None
             if message:
                 failures.append(Failure(message.way, speaker, None, message))
@@ -118,16 +115,6 @@ class Ranks:
         """
         reports = [report for report in reports if report.launcher in self.names_ranks] or reports
         return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
-
-    def in_time(self):
-        """Return the ranks in the order in which they ended, or began their last message."""
-        if all(speaker.log for speaker in self.named):
-            return sorted(self.named, key=lambda speaker: speaker.ended)
-        starts = {}
-        for speaker in self.named:
-            message = self.last_message(speaker, None)
-            starts[id(speaker)] = message.lines[message.start].number if message else 0
-        return sorted(self.named, key=lambda speaker: starts[id(speaker)])
 
     def reported(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
@@ -165,7 +152,6 @@ class Ranks:
             ends = [message for message in self.newest_messages(lines) if self.is_end(message, speaker, code)]
             if code is not None and code > 1:
                 ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
-            ends = [message for message in ends if not self.others_survived(message, speaker, code)]
             if ends:
                 return self.chosen(ends, speaker)
         return None
@@ -177,14 +163,12 @@ class Ranks:
         return self.messages[id(lines)][1]
 
     def chosen(self, ends, speaker):
-        """Return the one of several error messages that tells why; None if they are a launcher's, of other ranks."""
+        """Return the one of several error messages that tells why."""
         if speaker is self.rest:  # of any rank: each message may be of another one
             ends = [message for message in ends if not message.of_launcher] or ends
             order = ["error", "waited", "peer"]
             return min(ends, key=lambda message: order.index(message.way))
         last, before = ends[-1], ends[-2] if len(ends) > 1 else None
-        if before is None and OF_TORCHRUN.search(last.error.text):
-            return None  # the rank of this log has started torchrun
         lost_server = last.way == "error" and SOCKET_ERROR.match(last.error.text)
         if before and lost_server and before.way in ("waited", "peer"):
             return before  # as the rank went down, its connection to a tracker or the like broke, too
@@ -209,19 +193,6 @@ class Ranks:
         error = message.error.text
         behind = list(itertools.takewhile(lambda line: line.text != error, reversed(speaker.lines)))
         return len(behind) < len(speaker.lines) and any(STEP.search(line.text) for line in behind)
-
-    def others_survived(self, message, speaker, code):
-        """Tell whether all other ranks printed the same error, too, and one of them went on after the last time."""
-        others = self.others_than(speaker)
-        if not others or not self.is_alike(message.error, speaker):
-            return False
-        text = digits_gone(message.error.text)
-        for other in others:
-            messages = self.newest_messages(other.errors or other.lines)
-            same = [found for found in messages if digits_gone(found.error.text) == text]
-            if same and not self.is_end(same[-1], other, code):
-                return True
-        return False
 
     def others_than(self, speaker):
         """Return other ranks that have printed something; none for lines of which the rank is not known."""

@@ -39,10 +39,10 @@ class Speaker:
     def __init__(self, rank=None, host=""):
         """Begin a speaker that has said nothing."""
         self.rank, self.host = rank, host
-        self.lines = []  # of the output; of the logs where the output lacks them
+        self.lines = []  # of the output; of the logs if the output has none of it
         self.errors, self.logged = [], []  # its stderr.log; its stdout.log and stderr.log
         self.log = ""  # the rank's own log, as the user would type it
-        self.ended = 0.0  # the time of its last change
+        self.ended = 0.0  # the time of its log's last change; the number of its last line, if it has no log
         self.starts_ranks = False  # its log is that of a rank of torchrun or spawn.py, and not of a task of srun
 
     @property
@@ -206,7 +206,7 @@ def read_rank_logs(run):
 def speakers_of(output, logs):
     """Return who speaks: the ranks, and last the lines without a label.
 
-    The end of an output may be lost with a launcher that was killed, and mpirun gives no labels: then the log is added.
+    If the output has no labels, as that of mpirun, the logs tell what each rank printed.
     """
     ranks, rest = {}, Speaker()
     for line in output:
@@ -217,16 +217,10 @@ def speakers_of(output, logs):
         speaker = ranks.setdefault(rank, Speaker(rank, host))
         speaker.host = speaker.host or host
         speaker.lines.append(line)
+        speaker.ended = line.number
     for log in logs:
-        said = ranks[log.rank].lines if log.rank in ranks else []
-        log.lines = said if ends_alike(said, log.errors) else said + log.logged
+        log.lines = ranks[log.rank].lines if log.rank in ranks else log.logged
         ranks[log.rank] = log
     order = {log.rank: index for index, log in enumerate(logs)}
     in_order = sorted(ranks.values(), key=lambda speaker: order.get(speaker.rank, speaker.rank))
     return [*in_order, rest]
-
-
-def ends_alike(said, logged):
-    """Tell whether the last line of a log stands near the end of what the output has of that rank."""
-    last = next((line.text for line in reversed(logged) if line.text.strip()), "")
-    return bool(said) and (not last or any(line.text == last for line in said[-400:]))
