@@ -107,7 +107,7 @@ def as_object(job, diagnosis):
     """Return the diagnosis as --help describes it."""
     failure, cause = diagnosis.failure, diagnosis.cause
     code = failure.code if failure else job.exit_code if diagnosis.way != "none" else None
-    causes = [{"name": cause.name, "says": cause.says, "fix": cause.fix, "proof": cause.proof}] if cause else []
+    causes = [{"name": cause.name, "says": cause.says, "fix": cause.row.fix, "proof": cause.proof}] if cause else []
     return {
         "job": job.id,
         "state": job.state_name,
@@ -126,7 +126,7 @@ def report_lines(job, diagnosis):
         return ["no launcher reports a rank that failed" + (f" ({job.state})" if job.state else "")]
     cause, lines = diagnosis.cause, []
     if cause:
-        lines += ["cause: " + cause.says, "proof: " + cause.proof, "fix: " + cause.fix]
+        lines += ["cause: " + cause.says, "proof: " + cause.proof, "fix: " + cause.row.fix]
     else:
         state = f" ({job.state})" if job.exit_code is not None else ""
         words = "the last words are below" if diagnosis.words else "it said nothing of its own"

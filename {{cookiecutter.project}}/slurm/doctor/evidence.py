@@ -8,9 +8,9 @@ from known_causes import (
     BY_RANK,
     BY_SLURM,
     BY_STARTER,
-    cause_named,
     cause_of_signal,
-    found,
+    proven_by,
+    row_named,
     search,
     search_message,
 )
@@ -24,7 +24,7 @@ class Diagnosis(NamedTuple):
 
     way: str  # one of failures.WAYS
     failure: object = None  # of the rank that failed first
-    cause: object = None  # Found, if it is known
+    cause: object = None  # a ProvenCause, if it is known
     words: tuple = ()  # the last lines of the rank
     places: tuple = ()  # where the ranks were, if they waited
 
@@ -55,7 +55,7 @@ class Run:
 
     def stacks(self):
         """Return verdicts on who kept whom waiting, and where the ranks were; empty lists if they are not known."""
-        return read_stacks(self.job.run, self.output, self.logs)
+        return read_stacks(self.job.run, self.logs)
 
 
 def ended_by_slurm(run):
@@ -65,11 +65,11 @@ def ended_by_slurm(run):
     if not cause:
         return None
     failure = run.first if run.first and run.first.report else None
-    in_output = search([cause.cause], said)
+    in_output = search([cause.row], said)
     if failure and in_output and cause.name != "host memory":
-        is_before = run.output.index(failure.report.line) < run.output.index(in_output.line)
+        is_before = failure.report.line.number < in_output.line.number
         failure = failure if is_before else None  # else the rank ended because Slurm ended all
-    way = cause.cause.way
+    way = cause.row.way
     verdicts, places = run.stacks() if way == "waited" else ([], [])
     cause = with_verdict(cause, verdicts)
     words = last_words(failure.message) if failure and failure.message else []
@@ -88,13 +88,11 @@ def rank_that_failed(run):
         return None
     if first.message:
         return rank_with_an_error(run, first)
-    words, alone = run.ranks.last_lines(first)
+    words, own_lines = run.ranks.last_lines(first)
     if first.way in ("killed", "crashed"):
         cause = cause_of_signal(first.code, first.report.line)
     else:
-        cause = search(BY_STARTER + BY_RANK, alone[::-1])
-        if not alone:
-            cause = search(BY_STARTER, run.unlabelled)
+        cause = search(BY_STARTER + BY_RANK, own_lines[::-1]) if own_lines else search(BY_STARTER, run.unlabelled)
     return Diagnosis(first.way, first, cause, tuple(words))
 
 
@@ -122,12 +120,12 @@ def ranks_that_waited(run):
 def cause_of_waiting(run, first):
     """Return why a rank waited or lost another one, as its error says; a general cause if it says no more than that."""
     cause = search(BY_STARTER, run.unlabelled) or search_message(first.message)  # mpirun may have lost a node
-    if cause and cause.name != "lost another rank":
+    if cause:
         return cause
     name = "waited in vain" if first.way == "waited" else "lost another rank"
     if first.way == "peer" and first.suspects and run.output:
         name = "returned early"  # as no launcher reports that it failed
-    return found(cause_named(name), first.message.error)
+    return proven_by(first.message.error, row_named(name))
 
 
 def ranks_that_did_not_start(run):
@@ -157,5 +155,5 @@ OF_WAITING = ("waited in vain", "lost another rank", "returned early", "process 
 def with_verdict(cause, verdicts):
     """Return a cause with what is known of the collective in which the ranks waited."""
     if verdicts and verdicts[0].startswith("ranks disagree"):
-        return found(cause_named("different tensors"), cause.line)._replace(says=verdicts[0])
+        return proven_by(cause.line, row_named("different tensors"))._replace(says=verdicts[0])
     return cause._replace(says=verdicts[0]) if verdicts and cause.name in OF_WAITING else cause

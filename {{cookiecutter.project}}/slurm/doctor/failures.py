@@ -213,18 +213,18 @@ class Ranks:
         return self.printed[id(speaker)]
 
     def last_lines(self, failure, most=10):
-        """Return the last lines of a rank that printed no error message, and which of them it printed alone.
+        """Return the last lines of a rank that printed no error message, and those that no other rank printed.
 
         What all ranks printed is left out, but for the very last line: then all may have failed alike.
         """
-        speaker, alone, end = failure.speaker, [], []
+        speaker, own_lines, end = failure.speaker, [], []
         errors = {line.text for line in speaker.errors}
         printed = [line for line in speaker.lines if line.text not in errors] if errors else speaker.lines
         for stream in (printed, speaker.errors):
             lines = [line for line in stream if not HARMLESS.search(line.text)]
-            last_step = max((at for at, line in enumerate(lines) if STEP.search(line.text)), default=-1)
-            alone += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
+            last_step = max((index for index, line in enumerate(lines) if STEP.search(line.text)), default=-1)
+            own_lines += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
             end += lines[-most:]
-        if alone:
-            return alone + [line for line in end[-1:] if line not in alone], alone
-        return end[-most:], alone
+        if own_lines:
+            return own_lines + [line for line in end[-1:] if line not in own_lines], own_lines
+        return end[-most:], own_lines

@@ -24,18 +24,17 @@ def rows(table):
 BY_SLURM, BY_STARTER, BY_RANK, BY_WAITING = map(rows, ("BY_SLURM", "BY_STARTER", "BY_RANK", "BY_WAITING"))
 
 
-class Found(NamedTuple):
+class ProvenCause(NamedTuple):
     """A known cause, and the line that proves it."""
 
-    cause: Cause
+    row: Cause
     line: Line
     says: str
-    fix: str
 
     @property
     def name(self):
         """The name of the row."""
-        return self.cause.name
+        return self.row.name
 
     @property
     def proof(self):
@@ -43,33 +42,33 @@ class Found(NamedTuple):
         return f"{self.line.place}: {(self.line.label + self.line.text).strip()[:PROOF_WIDTH]}"
 
 
-def found(cause, line):
-    """Return a known cause that a line proves."""
-    return Found(cause, line, cause.says or line.text.strip()[:PROOF_WIDTH], cause.fix)
+def proven_by(line, row):
+    """Return the cause of a row, which a line proves."""
+    return ProvenCause(row, line, row.says or line.text.strip()[:PROOF_WIDTH])
 
 
-def cause_named(name):
+def row_named(name):
     """Return the row of this name."""
-    return next(cause for cause in BY_SLURM + BY_STARTER + BY_RANK + BY_WAITING if cause.name == name)
+    return next(row for row in BY_SLURM + BY_STARTER + BY_RANK + BY_WAITING if row.name == name)
 
 
-def search(causes, lines):
-    """Return the first of these causes that a line proves, with the first line of its pattern; else None."""
+def search(table, lines):
+    """Return the cause of the first row that a line proves, with the first line of its pattern; else None."""
     lines = [line for line in lines if not HARMLESS.search(line.text)]
-    for cause in causes:
-        for pattern in cause.patterns:
-            matching = [line for line in lines if re.search(pattern, line.text)]
-            if matching:
-                return found(cause, matching[0])
+    for row in table:
+        for pattern in row.patterns:
+            for line in lines:
+                if re.search(pattern, line.text):
+                    return proven_by(line, row)
     return None
 
 
 def search_message(message):
     """Return what an error message proves: its first error first, then the lines behind it; None if nothing."""
     for line in message.errors:
-        for cause in BY_STARTER + BY_RANK:
-            if any(re.search(pattern, line.text) for pattern in cause.patterns):
-                return found(cause, line)
+        for row in BY_STARTER + BY_RANK:
+            if any(re.search(pattern, line.text) for pattern in row.patterns):
+                return proven_by(line, row)
         if way_of(line.text) != "error":
             return None  # what a rank says behind "Connection closed by peer" follows from that
     if not (message.native or OF_COMMUNICATION.search(message.error.text)):
@@ -81,5 +80,5 @@ def search_message(message):
 
 def cause_of_signal(code, line):
     """Return the cause that an exit code of minus a signal proves, which stands in a line; None if there is none."""
-    causes = [cause for cause in BY_RANK + BY_STARTER if -code in cause.signals]
-    return found(causes[0], line) if causes else None
+    of_signal = [row for row in BY_RANK + BY_STARTER if -code in row.signals]
+    return proven_by(line, of_signal[0]) if of_signal else None
