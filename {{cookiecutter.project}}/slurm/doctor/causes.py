@@ -102,8 +102,7 @@ BY_STARTER = (
             r"CPU binding outside of job step allocation",
         ),
         says="Slurm refuses options, one of them mostly from the shell that submitted",
-        fix="Submit from a login shell, or unset the variables that the proof names, or SLURM_CPU_BIND. Slurm 26.05"
-        " takes --gpus-per-node or --gres=gpu, not both.",
+        fix="Submit from a login shell, or unset the variables that the proof names (of cores: SLURM_CPU_BIND).",
         source="Slurm",
     ),
     Cause(
@@ -124,16 +123,14 @@ BY_STARTER = (
         name="step launch",
         patterns=(r"Task launch for \S+ failed on node", r"Application launch failed: \S"),
         says="srun could not start the program on a node",
-        fix="If the proof ends with a network error, submit again with --exclude=NODE, and tell your site. Otherwise"
-        " change the option that the proof names.",
+        fix="If the proof ends with a network error, submit with --exclude=NODE. Else change the option that it names.",
         source="Slurm",
     ),
     Cause(
         name="returned early",
         patterns=(r"srun: First task exited \d+s ago",),
         says="a rank ended, without an error, while others still waited for it",
-        fix="First look at the program: a rank that returns early, or skips a collective operation that the others"
-        " call, leaves them waiting. Give all ranks the same number of steps.",
+        fix="First look at the program: all ranks need the same number of steps, and the same collectives.",
         source="Slurm",
     ),
     Cause(
@@ -164,9 +161,8 @@ BY_RANK = (
             r"locate a modulefile",
         ),
         says="a module is not found",
-        fix="Check RUNTIME and VENV in env.sh. Name a module of the site, which module spider finds, in MODULES of"
-        " env.sh. Install a missing Python package. Start a module of your own with -m, or add its folder to"
-        " PYTHONPATH.",
+        fix="Check RUNTIME, VENV and MODULES in env.sh (module spider finds modules). Install a missing Python package."
+        " Add the folder of a module of your own to PYTHONPATH.",
         source="CPython, Lmod",
     ),
     Cause(
@@ -211,8 +207,7 @@ BY_RANK = (
             r"Triton Error \[CUDA\]: out of memory",
         ),
         says="the memory of a GPU was not enough",
-        fix="Use a smaller batch per GPU (and accumulate gradients to keep the global batch), or shard the model with"
-        " FSDP.",
+        fix="Use a smaller batch per GPU and accumulate gradients, or shard the model with FSDP.",
         source="torch, CUDA",
     ),
     Cause(
@@ -231,8 +226,7 @@ BY_RANK = (
         name="busy GPU",
         patterns=(r"CUDA-capable device.* busy or unavailable",),
         says="another process uses the GPU alone, or the GPU does not answer",
-        fix="Use the device cuda:LOCAL_RANK in the program, so that each rank has a GPU of its own. If that does"
-        " not help, submit with --exclude=NODE, and tell your site.",
+        fix="Use the device cuda:LOCAL_RANK. If that does not help, submit with --exclude=NODE, and tell your site.",
         source="CUDA",
     ),
     Cause(
@@ -247,8 +241,7 @@ BY_RANK = (
             r"invalid device ordinal",
         ),
         says="the ranks see no GPU, or not one each",
-        fix="Ask for --gpus-per-node and not --gpus-per-task, install a torch for CUDA, and use the device"
-        " cuda:LOCAL_RANK in the program."
+        fix="Ask for --gpus-per-node, not --gpus-per-task. Use the device cuda:LOCAL_RANK. Install a torch for CUDA."
         " Start Apptainer with --nv.",
         source="torch, NCCL",
     ),
@@ -291,9 +284,8 @@ BY_RANK = (
             r"insufficient shared memory",
         ),
         says="/dev/shm is full, or too small",
-        fix="Let the program start fewer processes that read data (num_workers of DataLoader). On the node, df -h"
-        " /dev/shm shows whether it is full, and ls -l /dev/shm what other jobs left there. If a container has a"
-        " /dev/shm of its own, make that larger.",
+        fix="Let the program start fewer processes that read data (num_workers). On the node, df -h /dev/shm shows"
+        " whether it is full. If a container has a /dev/shm of its own, make that larger.",
         source="torch, NCCL",
     ),
     Cause(
@@ -310,16 +302,14 @@ BY_RANK = (
         name="compiler",
         patterns=(r"Failed to find C compiler", r"Python\.h: No such file or directory"),
         says="torch.compile and Triton build code when the program starts, and the node has no compiler or no Python.h",
-        fix="Name a module with gcc in MODULES of env.sh, or set CC. Python.h comes with the package python3-dev, or"
-        " with a Python of conda or uv.",
+        fix="Name a module with gcc in MODULES of env.sh. Python.h comes with python3-dev, or a Python of conda or uv.",
         source="Triton",
     ),
     Cause(
         name="file locks",
         patterns=(r"No locks available",),
         says="the file system has no locks",
-        fix="Keep the cache on another file system, as by HF_HOME in env.sh, or set HF_DATASETS_USE_SOFT_FILELOCK=1"
-        " for datasets.",
+        fix="Keep the cache elsewhere (HF_HOME in env.sh), or set HF_DATASETS_USE_SOFT_FILELOCK=1 for datasets.",
         source="Linux",
     ),
     Cause(
@@ -340,8 +330,7 @@ BY_RANK = (
             r"basic_ios::clear: iostream error",
         ),
         says="a disk is full, over your quota, or read-only",
-        fix="To make room, remove files (quotas also limit their number), or write elsewhere: TMPDIR, HF_HOME, and"
-        " where the program saves.",
+        fix="To make room, remove files (quotas limit their number, too), or write elsewhere: TMPDIR, HF_HOME.",
         source="Linux, torch",
     ),
     Cause(
@@ -353,8 +342,7 @@ BY_RANK = (
             r"received 0 items of ancdata",
         ),
         says="too little /dev/shm, memory or open files to read data ahead (DataLoader)",
-        fix="Use a smaller num_workers of DataLoader (with 0 the rank itself reads, and shows errors), or put"
-        " ulimit -n 65536 into env.sh.",
+        fix="Use a smaller num_workers of DataLoader (0 shows the error), or put ulimit -n 65536 into env.sh.",
         source="torch",
         signals=(7,),
     ),

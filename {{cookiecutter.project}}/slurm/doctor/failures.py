@@ -76,7 +76,7 @@ class Ranks:
         """Take the ranks, and last the lines without a label."""
         self.named, self.rest = speakers[:-1], speakers[-1]
         self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
-        self.printed, self.messages = {}, {}  # what was read, by the id of a speaker or of lines
+        self.printed = {}  # the newest lines of a speaker without their numbers, by its id
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
 
@@ -96,7 +96,7 @@ class Ranks:
         launchers' reports decides, or without a report the order in which the ranks ended.
         """
         reports = self.of_ranks(reports)
-        failures = [self.reported(report) for report in reports]
+        failures = [self.failure_of(report) for report in reports]
         known = {id(failure.speaker) for failure in failures}
         for speaker in [*sorted(self.named, key=lambda speaker: speaker.ended), self.rest]:
             message = self.last_message(speaker, None) if id(speaker) not in known else None
@@ -116,7 +116,7 @@ class Ranks:
         reports = [report for report in reports if report.launcher in self.names_ranks] or reports
         return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
 
-    def reported(self, report):
+    def failure_of(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
         if report.launcher in self.names_ranks:
             same = [speaker for speaker in self.named if speaker.rank == report.rank]
@@ -149,18 +149,13 @@ class Ranks:
         Python ends with 1 after a traceback, so another exit code has another reason.
         """
         for lines in (speaker.errors, speaker.lines):
-            ends = [message for message in self.newest_messages(lines) if self.is_end(message, speaker, code)]
+            newest = read_messages(lines)[-NEWEST:]
+            ends = [message for message in newest if self.is_end(message, speaker, code)]
             if code is not None and code > 1:
                 ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
             if ends:
                 return self.chosen(ends, speaker)
         return None
-
-    def newest_messages(self, lines):
-        """Return the newest error messages in the lines of a rank, which are read once."""
-        if id(lines) not in self.messages:
-            self.messages[id(lines)] = lines, read_messages(lines)[-NEWEST:]  # lines are kept, and with them their id
-        return self.messages[id(lines)][1]
 
     def chosen(self, ends, speaker):
         """Return the one of several error messages that tells why."""
@@ -194,15 +189,12 @@ class Ranks:
         behind = list(itertools.takewhile(lambda line: line.text != error, reversed(speaker.lines)))
         return len(behind) < len(speaker.lines) and any(STEP.search(line.text) for line in behind)
 
-    def others_than(self, speaker):
-        """Return other ranks that have printed something; none for lines of which the rank is not known."""
-        if speaker not in self.named:
-            return []
-        return [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
-
     def is_alike(self, line, speaker):
-        """Tell whether all other ranks printed this line, too, but for numbers."""
-        others, text = self.others_than(speaker), digits_gone(line.text)
+        """Tell whether all other ranks that printed something printed this line, too, but for numbers."""
+        if speaker not in self.named:
+            return False
+        others = [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
+        text = digits_gone(line.text)
         return bool(others) and all(text in self.texts_of(other) for other in others)
 
     def texts_of(self, speaker):
