@@ -182,17 +182,17 @@ def without_reports(lines):
 
 
 def read_rank_logs(run):
-    """Return the ranks that have a log in the folder of an attempt, the first one to end first."""
-    found = []
+    """Return the ranks that have a log in the folder of an attempt."""
+    paths = []
     for path in glob.glob(glob.escape(run) + "/node*/**/stderr.log", recursive=True) if run else []:
         match = re.match(r"node(\d+)-([^/]+)/(?:.*/)?(\d+)/stderr\.log$", path[len(run) + 1 :])
         if match:
-            found.append((os.path.getmtime(path), path, int(match.group(1)), match.group(2), int(match.group(3))))
-    ranks_per_node = 1 + max((local_rank for *_, local_rank in found), default=0)
+            paths.append((path, int(match.group(1)), match.group(2), int(match.group(3))))
+    ranks_per_node = 1 + max((local_rank for *_, local_rank in paths), default=0)
     logs = []
-    for ended, path, node, host, local_rank in sorted(found):
+    for path, node, host, local_rank in paths:
         speaker = Speaker(node * ranks_per_node + local_rank, host)
-        speaker.log, speaker.ended = short(path), ended
+        speaker.log, speaker.ended = short(path), os.path.getmtime(path)
         speaker.errors = labelled_lines(path, LOG_BYTES)
         stdout = re.sub(r"stderr\.log$", "stdout.log", path)
         speaker.logged = (labelled_lines(stdout, LOG_BYTES) if os.path.isfile(stdout) else []) + speaker.errors
@@ -204,7 +204,7 @@ def read_rank_logs(run):
 
 
 def speakers_of(output, logs):
-    """Return who speaks: the ranks, and last the lines without a label.
+    """Return who speaks: the ranks by their numbers, and last the lines without a label.
 
     If the output has no labels, as that of mpirun, the logs tell what each rank printed.
     """
@@ -221,6 +221,4 @@ def speakers_of(output, logs):
     for log in logs:
         log.lines = ranks[log.rank].lines if log.rank in ranks else log.logged
         ranks[log.rank] = log
-    order = {log.rank: index for index, log in enumerate(logs)}
-    in_order = sorted(ranks.values(), key=lambda speaker: order.get(speaker.rank, speaker.rank))
-    return [*in_order, rest]
+    return [*sorted(ranks.values(), key=lambda speaker: speaker.rank), rest]

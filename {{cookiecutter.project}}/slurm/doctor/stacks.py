@@ -8,10 +8,10 @@ import glob
 import itertools
 import os
 import re
-import subprocess
 import sys
 
 from logs import OUTPUT_BYTES, read_end
+from slurm_job import answer_of
 
 PLACE = re.compile(r"(?:ranks?|other process of ranks?) [\d,-]+(?: on [^:]+)?: | {4}another thread")
 VERDICT = re.compile(
@@ -22,13 +22,13 @@ VERDICT = re.compile(
 
 def read_stacks(run, ranks):
     """Return verdicts and places; two empty lists if they are not known."""
-    asked = run + "/stacks.txt"
-    lines = read_end(asked, OUTPUT_BYTES)[0] if run and os.path.isfile(asked) else []
-    told = list(itertools.takewhile(lambda line: PLACE.match(line) or VERDICT.match(line), lines))
-    if not any(map(VERDICT.match, told)):
-        told += [line for line in left_by_ranks(run) if VERDICT.match(line) or not told]
-    told = [with_host(line, ranks) for line in told]
-    return [line for line in told if VERDICT.match(line)], [line for line in told if not VERDICT.match(line)]
+    path = run + "/stacks.txt"
+    lines = read_end(path, OUTPUT_BYTES)[0] if run and os.path.isfile(path) else []
+    answers = list(itertools.takewhile(lambda line: PLACE.match(line) or VERDICT.match(line), lines))
+    if not any(map(VERDICT.match, answers)):
+        answers += [line for line in left_by_ranks(run) if VERDICT.match(line) or not answers]
+    answers = [with_host(line, ranks) for line in answers]
+    return [line for line in answers if VERDICT.match(line)], [line for line in answers if not VERDICT.match(line)]
 
 
 def left_by_ranks(run):
@@ -36,12 +36,7 @@ def left_by_ranks(run):
     reader = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../launch/stacks/group.py")
     if not run or not glob.glob(glob.escape(run) + "/*-rank-*") or not os.path.isfile(reader):
         return []
-    try:
-        command = [sys.executable, "-B", reader, run]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return os.fsdecode(done.stdout).splitlines()
+    return answer_of(sys.executable, "-B", reader, run).splitlines()
 
 
 def with_host(line, ranks):
