@@ -37,8 +37,7 @@ NO_FAILURE = re.compile(
 )
 # … or it belongs to the message before it: a chain of exceptions, or a thread that goes down too.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
-# Errors of launchers, which follow from that of a rank.
-# The last one is of accelerate, or of a command that a rank ran.
+# Errors that follow from those before them: of torchrun, and of accelerate or another program that started a command.
 OF_LAUNCHER = re.compile(r"ChildFailedError|api\.SignalException|CalledProcessError")
 CONTINUES = re.compile(r" |frame #|<omitting|Exception raised from ")  # more of a message, the calls in compiled code
 # Lines of launchers and libraries, which are no words of a rank.
