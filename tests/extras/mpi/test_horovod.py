@@ -1,4 +1,4 @@
-"""training/train_horovod.py and slurm/build_horovod.sh: close to train_ddp.py, equal losses, plain refusals.
+"""extras/mpi/train_horovod.py and build_horovod.sh: losses that do not depend on the ranks, plain refusals.
 
 The fast tests need no Horovod: a stand-in of one rank takes its place, and tools that only pretend take those of the
 build. The drills build the real one for this Python, once into build/, and run it under mpirun on the cluster.
@@ -7,11 +7,8 @@ build. The drills build the real one for this Python, once into build/, and run 
 from __future__ import annotations
 
 import argparse
-import ast
-import difflib
 import hashlib
 import io
-import json
 import os
 import re
 import shutil
@@ -19,30 +16,23 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import types
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from needs import needs_namespaces, skip_or_fail
-from two_nodes import MPIRUN_AS_ROOT
-from waiting import COMPILATION, INSTALLATION, PATIENCE
+from baking import REPOSITORY, TEMPLATE, bake
+from needs import skip_or_fail
+from submitting import cluster, python_environment
+from two_nodes import ANSWERS, MPIRUN_AS_ROOT
+from waiting import COMPILATION, FOREVER, INSTALLATION, PATIENCE, wait_for
 
 torch = pytest.importorskip("torch")
 
 # the compiler and what comes before it
 pytestmark = pytest.mark.timeout(COMPILATION + 2 * INSTALLATION)
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-PROJECT = REPOSITORY / "{{cookiecutter.project}}"
-TRAINING = PROJECT / "training"
-BUILD = PROJECT / "slurm/build_horovod.sh"
-LARGEST_DIFFERENCE = 100  # lines removed and added: it is there to be read
-# What may differ from train_ddp.py. All else that both have is one text.
-DIFFERENT = {"train_step", "train", "main"}
-ROOMS = ("arguments", "checkpoint", "control", "data", "distributed", "evaluation", "memory", "metrics", "model")
-ROOMS += ("optimizer", "precision", "resume", "schedule", "stop", "tracing", "trackers")
-TINY = ["--context", "16", "--layers", "1", "--heads", "2", "--width", "16", "--dtype", "float64", "--eval-every", "5"]
+PROGRAM = TEMPLATE / "extras/mpi/train_horovod.py"
+BUILD = TEMPLATE / "extras/mpi/build_horovod.sh"
+TINY = ["--data", PROGRAM, "--width", "16", "--context", "16", "--log-every", "1"]
 LAUNCHERS = ("SLURM_", "PMI", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "HOROVOD_")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
 # Byte code beside the sources would become part of every project that is written from here.
@@ -51,194 +41,87 @@ CLEAN |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBY
 
 # ---- the program -----------------------------------------------------------------------------------------------------
 
-
-def source(name):
-    return (TRAINING / name).read_text()
-
-
-def definitions(name):
-    return {
-        node.name: ast.unparse(node)
-        for node in ast.parse(source(name)).body
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-    }
-
-
-def test_the_difference_to_ddp_is_short_enough_to_be_read():
-    lines = difflib.unified_diff(source("train_ddp.py").splitlines(), source("train_horovod.py").splitlines(), n=0)
-    changed = [line for line in lines if line[0] in "+-" and line[:3] not in ("+++", "---")]
-    assert len(changed) <= LARGEST_DIFFERENCE
-    ddp, horovod = definitions("train_ddp.py"), definitions("train_horovod.py")
-    assert {name for name in ddp if ddp[name] != horovod.get(name)} == DIFFERENT
-    assert set(horovod) - set(ddp) == {"join", "sum_over_ranks"}
+# horovod.torch, as far as the program uses it, for one rank. HOROVOD_SAYS: how many there are.
+ONE_RANK = """\
+import os
+Sum = "sum"
+init = shutdown = barrier = lambda: None
+rank = local_rank = lambda: 0
+size = lambda: int(os.environ.get("HOROVOD_SAYS", "1"))
+allreduce = lambda tensor, name, op=None: tensor
+broadcast_object = lambda thing, root_rank: thing
+broadcast_parameters = broadcast_optimizer_state = lambda state, root_rank: None
+def DistributedOptimizer(optimizer, named_parameters):
+    assert not optimizer.state, "wrapping would drop it"
+    assert len(list(named_parameters)) == sum(len(group["params"]) for group in optimizer.param_groups)
+    return optimizer
+"""
 
 
-class OneRank(types.ModuleType):
-    """horovod.torch, as far as the program uses it, for one rank; notes what was called."""
-
-    Average, Sum = "Average", "Sum"
-
-    def __init__(self):
-        super().__init__("hvd")
-        self.calls, self.up = [], False
-
-    def init(self):
-        self.up = True
-
-    def shutdown(self):
-        self.up = False
-
-    def is_initialized(self):
-        return self.up
-
-    def __getattr__(self, name):
-        if name in ("rank", "local_rank", "size"):
-            return lambda: int(name == "size")
-        if name in ("barrier", "join", "broadcast_parameters", "broadcast_optimizer_state"):
-            return lambda *_, **__: self.calls.append(name)
-        if name == "allreduce":
-            return lambda tensor, name, op=None: tensor
-        raise AttributeError(name)
-
-    def DistributedOptimizer(self, optimizer, named_parameters, *, backward_passes_per_step):
-        assert len(list(named_parameters)) == sum(len(group["params"]) for group in optimizer.param_groups)
-        assert not optimizer.state, "wrapping would drop it"
-        self.calls.append(backward_passes_per_step)
-        optimizer.synchronize, optimizer.skip_synchronize = (lambda: self.calls.append("synchronize")), nullcontext
-        return optimizer
-
-
-@pytest.fixture(scope="module")
-def modules():
-    """train_horovod and train_ddp as their neighbours import them, and afterwards gone."""
-    sys.path.insert(0, str(TRAINING))
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    import train_ddp
-    import train_horovod
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more only wait for each other
-    yield argparse.Namespace(train_ddp=train_ddp, train_horovod=train_horovod)
-    torch.set_num_threads(threads)
-    sys.dont_write_bytecode = writes
-    sys.path.remove(str(TRAINING))
-    for name in ("train_ddp", "train_horovod", *ROOMS):
-        del sys.modules[name]
+def losses(output):
+    """Return the losses by step that the program has printed."""
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+), loss ([\d.]+)", output)}
 
 
 @pytest.fixture
-def solo(modules, monkeypatch, tmp_path):
-    """Run one of the programs in this process; return its figures."""
-    for name in os.environ:
-        if name.startswith(LAUNCHERS):
-            monkeypatch.delenv(name)
-    for name in ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "")  # the program sets them: after the test they shall be gone
-    distributed = sys.modules["distributed"]
-    monkeypatch.setattr(distributed, "sum_over_ranks", distributed.sum_over_ranks)  # which train_horovod replaces
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def solo(tmp_path):
+    """Run the program by itself, with the stand-in for Horovod; return the finished process."""
+    (tmp_path / "one/horovod").mkdir(parents=True)
+    (tmp_path / "one/horovod/__init__.py").touch()
+    (tmp_path / "one/horovod/torch.py").write_text(ONE_RANK)
 
-    def run(name, *flags, hvd=None):
-        module, figures = getattr(modules, name), tmp_path / "figures.json"
-        figures.unlink(missing_ok=True)  # a run that has nothing left to do keeps it
-        if name == "train_horovod":
-            monkeypatch.setattr(module, "hvd", hvd)
-            monkeypatch.setattr(module, "why_not", "No module named 'horovod'", raising=False)
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", "--json", str(figures), *map(str, flags)])
-        try:
-            module.main.__wrapped__()  # without @record, which reports to a launcher
-        finally:
-            if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
-        return json.loads(figures.read_text())
+    def run(*flags, **environment):
+        environment = {**CLEAN, "PYTHONPATH": str(tmp_path / "one"), **environment}
+        command = [sys.executable, PROGRAM, *TINY, "--out", tmp_path / "out", *map(str, flags)]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
 
     return run
 
 
-@pytest.mark.parametrize("micro", [8, pytest.param(32, marks=pytest.mark.drill)])
-def test_one_rank_does_what_ddp_does(micro, solo, tmp_path):
-    """Loop, accumulation, evaluation and checkpoint; what only real ranks can show is in the drills."""
-    flags = [*TINY, "--micro-batch", micro, "--decay-steps", 10]
-    ddp = solo("train_ddp", *flags, "--steps", 10, "--out", tmp_path / "ddp")
-    hvd = OneRank()
-    half = solo("train_horovod", *flags, "--steps", 5, "--out", tmp_path / "horovod", hvd=hvd)
-    assert hvd.calls == [32 // micro, "broadcast_parameters", *["synchronize"] * 5, "join", "barrier"] and not hvd.up
-    whole = solo("train_horovod", *flags, "--steps", 10, "--out", tmp_path / "horovod", "--resume", hvd=hvd)
-    assert "broadcast_optimizer_state" in hvd.calls
-    assert os.environ["LOCAL_RANK"] == "0"  # fail() prints on this one
-    assert half["losses"] + whole["losses"] == ddp["losses"]
-    measured = ("tokens_per_second", "peak_memory_bytes")
-    same = [name for name in ddp if name not in ("program", "losses", "first_step", *measured)]
-    assert {name: whole[name] for name in same} == {name: ddp[name] for name in same}
-    assert set(whole) == set(ddp) and whole["program"] == "train_horovod"
-    again = solo("train_ddp", *flags, "--steps", 10, "--out", tmp_path / "horovod", "--resume")
-    assert again["first_step"] == 10 and again["val_loss"] == ddp["val_loss"]
+def test_it_learns_and_goes_on_as_if_nothing_had_been(solo, tmp_path):
+    whole = solo("--steps", 30)
+    assert whole.returncode == 0, whole.stderr
+    expected = losses(whole.stdout)
+    assert expected[30] < expected[1] - 0.5
+    stop, requeue = tmp_path / "stop", tmp_path / "requeue"
+    half = solo("--steps", 15, "--save-every", 10, "--out", tmp_path / "half")
+    assert losses(half.stdout) == {step: expected[step] for step in range(1, 16)}
+    stop.touch()  # the job asks at once: one step, and a checkpoint
+    job = {"STOP_FILE": str(stop), "REQUEUE_FILE": str(requeue)}
+    asked = solo("--steps", 30, "--resume", "--out", tmp_path / "half", **job)
+    assert asked.returncode == 0 and set(losses(asked.stdout)) == {16} and requeue.exists(), asked
+    stop.unlink()
+    rest = solo("--steps", 30, "--out", tmp_path / "half", RESTART_COUNT="1", **job)  # the job was requeued
+    found = losses(rest.stdout)
+    assert set(found) == set(range(17, 31)), rest
+    assert all(abs(found[step] - expected[step]) <= 1e-5 for step in found)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_sum_over_ranks_is_horovod_s(room):
-    """train_horovod.py replaces distributed.sum_over_ranks. So no other module may import the function itself."""
-    names = [
-        alias.name
-        for node in ast.walk(ast.parse((TRAINING / f"{room}.py").read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module == "distributed"
-        for alias in node.names
-    ]
-    assert "sum_over_ranks" not in names
-
-
-def test_same_flags(modules, monkeypatch, capsys):
-    told = []
-    for module in (modules.train_ddp, modules.train_horovod):
-        monkeypatch.setattr(sys, "argv", ["x.py", "--help"])
-        with pytest.raises(SystemExit):
-            module.main.__wrapped__()
-        told.append(capsys.readouterr().out.partition("options:")[2] or "nothing")
-    assert told[0] == told[1] != "nothing"
-
-
-def test_without_mpi_every_process_would_be_alone(solo, capsys, monkeypatch, tmp_path):
-    def refused(hvd, **environment):
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(SystemExit) as end:
-            solo("train_horovod", *TINY, "--out", tmp_path / "run", hvd=hvd)
-        assert end.value.code == 2 and not (tmp_path / "run").exists()
-        (line,) = capsys.readouterr().err.splitlines()
-        return line.partition("error: ")[2]
-
-    hvd = OneRank()
-    expected = "2 processes were started, but not by an MPI that Horovod knows: set LAUNCHER=mpirun-ranks"
-    assert refused(hvd, WORLD_SIZE="2") == expected
-    assert not hvd.up  # an MPI that was not asked for may end the process before the sentence
-    assert refused(hvd, WORLD_SIZE="", SLURM_STEP_NUM_TASKS="2") == expected
-    assert refused(hvd, OMPI_COMM_WORLD_RANK="0", WORLD_SIZE="2") == expected  # two singletons, of another MPI
-
-
-def test_horovod_is_missing(tmp_path):
-    """As every user meets it: the program itself, and another rank that no launcher ends meanwhile."""
-    (tmp_path / "horovod").mkdir()
-    (tmp_path / "horovod/__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'horovod'\")\n")
-    environment = {**CLEAN, "PYTHONPATH": str(tmp_path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, TRAINING / "train_horovod.py"],
-            env={**environment, "OMPI_COMM_WORLD_LOCAL_RANK": rank},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in "01"
-    ]  # fmt: skip
-    outputs = [rank.communicate(timeout=PATIENCE) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 2]
-    assert (
-        outputs[0]
-        == outputs[1]
-        == (
-            "",
-            "train_horovod.py: error: Horovod cannot be used (No module named 'horovod'): build it with "
-            "'INSTALL_HOROVOD=1 bash slurm/build_venv.sh'\n",
-        )
-    )
+@pytest.mark.parametrize(
+    ("flags", "environment", "said"),
+    [
+        ([], {"WORLD_SIZE": "2"}, "2 processes were started, but not by MPI: set LAUNCHER=mpirun-ranks"),
+        ([], {"SLURM_STEP_NUM_TASKS": "2"}, "2 processes were started, but not by MPI: set LAUNCHER=mpirun-ranks"),
+        (
+            [],
+            {"OMPI_COMM_WORLD_RANK": "0", "WORLD_SIZE": "2"},
+            "2 processes were started by an MPI that Horovod was not built with: build it again",
+        ),
+        (["--global-batch", "31"], {"HOROVOD_SAYS": "2"}, "--global-batch 31 cannot be shared equally by 2 ranks"),
+        (["--context", "99999"], {}, "and a sequence takes 100000"),
+        (
+            [],
+            {"PYTHONPATH": ""},
+            "Horovod cannot be used (No module named 'horovod'): build it with 'bash extras/mpi/build_horovod.sh'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(solo, tmp_path, flags, environment, said):
+    done = solo(*flags, **environment)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert len(done.stderr.splitlines()) == 1 and said in done.stderr and not (tmp_path / "out").exists(), done
 
 
 # ---- the build, with tools that only pretend -------------------------------------------------------------------------
@@ -320,7 +203,7 @@ def build(tmp_path):
         done = run(tools, **environment)
         assert done.returncode == 2, done.stdout + done.stderr
         assert not list(wheels.glob("**/*")) and not list(wheels.glob(".*")), "something is left"
-        assert done.stderr.splitlines()[-1].startswith("slurm/build_horovod.sh: "), done.stderr
+        assert done.stderr.splitlines()[-1].startswith("extras/mpi/build_horovod.sh: "), done.stderr
         return done.stderr
 
     return argparse.Namespace(run=run, refused=refused, wheels=wheels, folder=tmp_path)
@@ -448,121 +331,88 @@ def horovod(tmp_path_factory):
 
 
 @pytest.fixture
-def job(cluster, horovod, tmp_path):
-    """Run a command as a job of two nodes, with two ranks each; return the finished job. `{ranks}` is mpirun."""
-    needs_namespaces(cluster)
-    # As launch/ does it: the job has one task per node, and mpirun is told of two slots.
-    mpirun = 'SLURM_TASKS_PER_NODE="2(x2)" mpirun -np 4 --map-by ppr:2:node --bind-to none'
+def project(tmp_path):
+    return bake(tmp_path / "a b", **ANSWERS, extras="mpi")
 
-    def run(command, *flags):
-        words = " ".join(f"'{word}'" for word in (horovod, TRAINING / "train_horovod.py", *TINY, *flags))
-        script = tmp_path / "job.sh"
-        script.write_text(f"#!/bin/bash\n{command.format(ranks=mpirun)} {words}\n")
+
+@pytest.fixture
+def job(cluster, horovod, project):
+    """Returns job(*words, **environment) -> the finished job of two nodes, with two ranks each."""
+
+    def run(*words, wait=True, **environment):
+        given = {"PYTHON": str(horovod), "NPROC_PER_NODE": "2", "PREFLIGHT": "0", "LAUNCHER": "mpirun-ranks"}
         names = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONDONTWRITEBYTECODE")
-        environment = {**{name: CLEAN[name] for name in names}, **MPIRUN_AS_ROOT}
-        options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8"]
-        return cluster.submit(*options, script, cwd=tmp_path, env=environment)
+        given |= {name: CLEAN[name] for name in names} | MPIRUN_AS_ROOT | environment
+        typed = ["bash", "slurm/submit_multinode.sh", *map(str, words)]
+        done = cluster.run(*typed, cwd=project, env=python_environment(**given))
+        number = int(re.search(r"Submitted batch job (\d+)", done.stdout)[1])
+        return cluster.wait(number) if wait else number
 
     return run
 
 
-def ddp(folder, *flags):
-    """Train with four ranks of train_ddp.py on this machine; return its figures."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "--"]
-    command += [TRAINING / "train_ddp.py", *TINY, "--out", folder, "--json", f"{folder}.json", *flags]
-    command = [str(word) for word in command]
-    done = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    return json.loads(Path(f"{folder}.json").read_text())
+HERE = "extras/mpi/train_horovod.py"
 
 
-def largest_difference(some, others):
-    assert len(some) == len(others) > 0
-    return max(abs(a - b) for a, b in zip(some, others))
-
-
-def changed(folder, change):
-    """Write the real program, after some lines of Python, into `folder`; return how `job` runs it."""
-    lines = ["import runpy, sys, time", "sys.path.insert(0, sys.argv[1].rpartition('/')[0])", change]
-    lines += ["del sys.argv[0]", "runpy.run_path(sys.argv[0], run_name='__main__')"]
-    (folder / "changed.py").write_text("\n".join(lines) + "\n")
-    return '{ranks} bash -c \'exec "$0" changed.py "$@"\''
-
-
-# A launcher on a busy machine may take longer to end the ranks than they leave the first one to print.
-PATIENT = f"import distributed\ndistributed.HEAD_START = {PATIENCE}"
+def changed(project, change):
+    """Write the program, after some lines of Python, into a project; return its name."""
+    lines = [
+        "import runpy, sys, time",
+        change,
+        f"sys.argv[0] = {HERE!r}",
+        f"runpy.run_path({HERE!r}, run_name='__main__')",
+    ]
+    (project / "changed.py").write_text("\n".join(lines) + "\n")
+    return "changed.py"
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize(("dtype", "exact"), [("float64", 1e-12), ("float32", 2e-5)])
-def test_same_losses_as_ddp_on_two_nodes(dtype, exact, job, tmp_path):
-    flags = ["--steps", "20", "--micro-batch", "2", "--dtype", dtype]
-    done = job("{ranks}", *flags, "--json", tmp_path / "hvd.json", "--out", tmp_path / "hvd")
+def test_four_ranks_on_two_nodes_have_the_losses_of_one(job, horovod, tmp_path):
+    flags = [*TINY, "--steps", "20"]
+    done = job(HERE, *flags, "--out", tmp_path / "four")
     assert (done.state, done.exit_code) == ("COMPLETED", 0), done.output
-    assert done.output.count("32 sequences = 4 (ranks) x 2 (micro batch) x 4 (accumulation)") == 1
-    assert "\r" not in done.output  # a log is no terminal
-    mine, theirs = json.loads((tmp_path / "hvd.json").read_text()), ddp(tmp_path / "ddp", *flags)
-    assert (mine["world_size"], mine["accumulation"], mine["steps"]) == (4, 4, 20)
-    assert largest_difference(mine["losses"], theirs["losses"]) <= exact
-    assert abs(mine["final_loss"] - theirs["final_loss"]) <= exact
-    assert abs(mine["val_loss"] - theirs["val_loss"]) <= exact
+    assert "4 rank(s) on cpu, from step 0 to 20" in done.output
+    command = [horovod, PROGRAM, *flags, "--out", tmp_path / "one"]
+    alone = subprocess.run(command, env=CLEAN, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert alone.returncode == 0 and "1 rank(s)" in alone.stdout, alone.stderr
+    four, one = losses(done.output), losses(alone.stdout)
+    assert set(four) == set(one) == set(range(1, 21))
+    assert max(abs(four[step] - one[step]) for step in one) <= 1e-4
+    # the ranks of the job go on where the one has ended, and the one where they have
+    more = job(HERE, *flags[:-1], "30", "--resume", "--out", tmp_path / "one")
+    assert more.state == "COMPLETED" and "4 rank(s) on cpu, from step 20 to 30" in more.output, more.output
 
 
 @pytest.mark.drill
-def test_each_continues_the_others_checkpoint(job, tmp_path):
-    whole = ddp(tmp_path / "whole", "--steps", "20")
-    for first in ("hvd", "ddp"):
-        out, losses = tmp_path / f"{first} first", []
-        for steps, by_horovod in (("10", first == "hvd"), ("20", first != "hvd")):
-            flags = ["--steps", steps, "--decay-steps", "20", "--out", out, "--json", f"{out}.json", "--resume"]
-            if by_horovod:
-                done = job("{ranks}", *flags)
-                assert done.state == "COMPLETED", done.output
-            else:
-                ddp(out, *flags)
-            losses += json.loads(Path(f"{out}.json").read_text())["losses"]
-        assert largest_difference(losses, whole["losses"]) <= 1e-12
+def test_it_is_asked_to_stop_and_goes_on_after_the_requeue(job, cluster, project, tmp_path):
+    number = job(HERE, *TINY, "--steps", str(FOREVER), "--out", tmp_path / "out", wait=False)
+    output = project / f"demo-{number}.out"
+
+    def shown(pattern):
+        return output.exists() and re.search(pattern, output.read_text())
+
+    wait_for(lambda: shown(r"step 5, loss"), output.read_text)
+    cluster.run("scancel", "--signal=USR1", "--batch", str(number))
+    wait_for(lambda: shown(r"4 rank\(s\) on cpu, from step [1-9]"), output.read_text)
+    cluster.run("scancel", str(number))
+    assert "back into the queue as attempt 1" in cluster.wait(number).output
 
 
 @pytest.mark.drill
 def test_ranks_that_mpirun_did_not_start(job, tmp_path):
-    srun = "srun --kill-on-bad-exit=1 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=4"  # as launch/ does it
-    alone = job(changed(tmp_path, PATIENT).replace("{ranks}", srun), "--out", tmp_path / "run")
-    assert alone.state == "FAILED" and alone.exit_code, alone.output  # 2, or that of a rank that srun has ended
-    message = "4 processes were started, but not by an MPI that Horovod knows: set LAUNCHER=mpirun-ranks"
-    assert alone.output.count(message) == 2, alone.output  # one per node
-    assert not (tmp_path / "run").exists()
-    pmix = job("srun --mpi=pmix --ntasks=4 --ntasks-per-node=2 --cpus-per-task=4", "--steps", "2")
-    assert pmix.state == "COMPLETED" and "ranks   4 (cpu" in pmix.output, pmix.output
-    for shell in ("", "srun --nodes=1 --ntasks=1"):  # a batch script, an interactive shell
-        one = job(shell, "--steps", "2")
-        assert one.state == "COMPLETED" and "ranks   1 (cpu" in one.output, one.output
+    alone = job(HERE, *TINY, "--out", tmp_path / "run", LAUNCHER="srun")
+    assert alone.state == "FAILED" and not (tmp_path / "run").exists(), alone.output
+    assert "4 processes were started, but not by MPI: set LAUNCHER=mpirun-ranks" in alone.output
+    one = job("--nodes=1", "--", HERE, *TINY, "--steps", "2", LAUNCHER="srun", NPROC_PER_NODE="1")
+    assert one.state == "COMPLETED" and "1 rank(s) on cpu" in one.output, one.output
 
 
 @pytest.mark.drill
-def test_a_rank_that_fails_or_never_comes_ends_the_job(job, tmp_path):
-    wrong = job(changed(tmp_path, PATIENT), "--global-batch", "30")
-    assert (wrong.state, wrong.exit_code) == ("FAILED", 2)
-    told = re.findall("cannot be shared equally by 4 ranks: choose a multiple of 4", wrong.output)
-    assert len(told) == 2, wrong.output  # one per node
-    late = "import horovod.torch as hvd\nreal = hvd.allreduce\n"  # one rank sleeps before a collective
-    late += "def late(*a, **k):\n    if hvd.rank() == 3: time.sleep(300)\n    return real(*a, **k)\n"
+def test_a_rank_that_never_comes_ends_the_job(job, project):
+    late = "import horovod.torch as hvd\nreal = hvd.allreduce\n"
+    late += f"def late(*a, **k):\n    if hvd.rank() == 3: time.sleep({FOREVER})\n    return real(*a, **k)\n"
     late += "hvd.allreduce = late"
-    done = job(changed(tmp_path, late), "--timeout", "3")
+    patience = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "3", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "6"}
+    done = job(changed(project, late), *TINY, **patience)
     assert done.state == "FAILED" and "Horovod has been shut down" in done.output, done.output
     assert re.search(r"Missing ranks:\s*\n3", done.output), done.output  # Horovod says who it waited for
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize("full", [False, True])
-def test_a_checkpoint_may_take_longer_than_the_timeout(full, job, tmp_path):
-    """Ranks wait for the one that writes, as long as it lives."""
-    end = "raise OSError('the disk is full')" if full else "return real(*a)"
-    slow = "import checkpoint\nreal = checkpoint.Checkpoints.save\n"
-    slow += f"def slow(*a):\n    time.sleep(6)\n    {end}\ncheckpoint.Checkpoints.save = slow"
-    flags = ["--steps", "4", "--save-every", "2", "--timeout", "2", "--out", tmp_path / "run"]
-    done = job(changed(tmp_path, slow), *flags)
-    assert done.state == ("FAILED" if full else "COMPLETED"), done.output
-    assert ("OSError: the disk is full" in done.output) == full, done.output
-    saved = [] if full else ["checkpoint-00000002.pt", "checkpoint-00000004.pt"]
-    assert sorted(path.name for path in (tmp_path / "run").glob("*.pt")) == saved

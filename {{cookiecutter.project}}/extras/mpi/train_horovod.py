@@ -1,174 +1,175 @@
-"""Train the model of train_ddp.py with Horovod, over MPI. Compare the two files to see what differs.
+"""Train a small network with Horovod: it learns to predict the next byte of a text. One file; needs torch and Horovod.
 
-    python training/train_horovod.py                                             one process
-    mpirun -np 2 --bind-to none python training/train_horovod.py                 two
-    LAUNCHER=mpirun-ranks bash slurm/submit_multinode.sh training/train_horovod.py    one per GPU of the job
+    LAUNCHER=mpirun-ranks bash slurm/submit_multinode.sh extras/mpi/train_horovod.py     one rank per GPU of the job
+    mpirun -np 2 --bind-to none python extras/mpi/train_horovod.py                       two ranks here
+    python extras/mpi/train_horovod.py                                                   one
 
-slurm/build_horovod.sh builds Horovod. Same flags, files and losses as train_ddp.py; either continues the other's
-checkpoint. The learning rate is not multiplied by the ranks, as is often done: the batch does not grow with them.
+The batch of a step is fixed for the whole job (--global-batch) and divided among the ranks. So the number of ranks
+changes the speed, and not the losses, and the learning rate is not multiplied by it, as is often done.
 
-To train something of your own, replace the text (data.py) and the model with its loss (model.py). A run writes into
---out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
-evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
+When the job asks it to stop (STOP_FILE, STOP_TIME), rank 0 saves a checkpoint, and the job goes back into the queue
+(REQUEUE_FILE). A job that was requeued goes on from there, as --resume does. Exit code 2: something that you asked for
+cannot be done, and the message says what to change.
 """
 
 import argparse
-import math
 import os
 import sys
+import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
-from torch.distributed.elastic.multiprocessing.errors import record
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
-
-import distributed
-from arguments import fixed_settings, make_parser, parse_arguments
-from checkpoint import Checkpoints
-from control import Control
-from data import data_loader, sample_indices
-from distributed import fail
-from evaluation import evaluate
-from memory import checkpoint_activations
-from metrics import Metrics
-from model import GPT
-from optimizer import make_optimizer
-from precision import Precision, choose_precision
-from resume import start_or_resume
-from schedule import due, seed_step, set_learning_rate
-from tracing import Profiler
+from torch import nn
 
 try:
     import horovod.torch as hvd
 except (ImportError, OSError) as error:  # not built, or for another torch or MPI
     hvd, why_not = None, str(error).strip().partition("\n")[0]
 
-STALL = 60  # seconds without a rank after which Horovod says which one it waits for
-MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # what those who start MPI ranks set
+# Seconds after which a collective that a rank never joins ends the job. Horovod waits for ever by default.
+os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
 
 
-def join(timeout: float) -> tuple[int, int, torch.device]:
-    """Join the ranks that mpirun (or srun with PMI) started; return rank, world size and this process's device.
+class NextByte(nn.Module):
+    """A recurrent network over bytes."""
 
-    Horovod asks MPI and nothing else: RANK and WORLD_SIZE would not reach it. Without MPI every process would be alone
-    and train the whole by itself. A collective that a peer never joins fails after about `timeout` seconds.
+    def __init__(self, width: int) -> None:
+        """width: numbers in the state."""
+        super().__init__()
+        self.embedding = nn.Embedding(256, width)
+        self.recurrent = nn.GRU(width, width, batch_first=True)
+        self.output = nn.Linear(width, 256)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss [nats]. Both tensors: bytes, [sequences, context]."""
+        states, _ = self.recurrent(self.embedding(inputs))
+        return nn.functional.cross_entropy(self.output(states).flatten(0, 1), targets.flatten())
+
+
+def fail(message: str) -> NoReturn:
+    """Print what is wrong, and end this process with exit code 2."""
+    print(f"train_horovod.py: error: {message}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(__file__), help="the text (default: this file)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the checkpoint (default: out)")
+    parser.add_argument("--steps", type=int, default=200, help="last step (default: 200)")
+    parser.add_argument("--global-batch", type=int, default=32, help="sequences per step, of all ranks (default: 32)")
+    parser.add_argument("--context", type=int, default=64, help="bytes of a sequence (default: 64)")
+    parser.add_argument("--width", type=int, default=128, help="size of the network (default: 128)")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="of AdamW (default: 3e-3)")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between two checkpoints (default: 100)")
+    parser.add_argument("--log-every", type=int, default=10, help="steps between two lines (default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    return parser.parse_args()
+
+
+def join() -> torch.device:
+    """Join the ranks that mpirun started; return this rank's device.
+
+    Horovod asks MPI for its rank, and does not read RANK. Without MPI each process would train the whole by itself.
     """
     if hvd is None:
-        fail(f"Horovod cannot be used ({why_not}): build it with 'INSTALL_HOROVOD=1 bash slurm/build_venv.sh'")
+        fail(f"Horovod cannot be used ({why_not}): build it with 'bash extras/mpi/build_horovod.sh'")
     started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
-    by_mpi = any(name in os.environ for name in MPI_RANKS)
-    if by_mpi or started == 1:
-        os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(math.ceil(min(STALL, timeout))))
-        os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(math.ceil(timeout)))
-        for name in () if by_mpi else ("SLURM_STEPID", "SLURM_STEP_ID"):  # or Open MPI would ask srun for its rank
-            os.environ.pop(name, None)
-        hvd.init()
-    if started > 1 and not (by_mpi and hvd.size() > 1):
-        missing = "not by an MPI that Horovod knows: set LAUNCHER=mpirun-ranks"
-        fail(f"{started} processes were started, but {missing}")
-    os.environ["LOCAL_RANK"] = str(hvd.local_rank())  # which fail needs: not every MPI tells it by a variable
-    device = torch.device("cpu")
-    if torch.cuda.is_available():  # where a rank sees a single GPU, the scheduler has given it that one
-        device = torch.device("cuda", hvd.local_rank() if torch.cuda.device_count() > 1 else 0)
-        torch.cuda.set_device(device)
-    return hvd.rank(), hvd.size(), device
+    by_mpi = any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"))
+    if started > 1 and not by_mpi:
+        fail(f"{started} processes were started, but not by MPI: set LAUNCHER=mpirun-ranks")
+    if not by_mpi:  # in a step of srun, Open MPI would ask srun for its rank
+        os.environ.pop("SLURM_STEPID", None)
+        os.environ.pop("SLURM_STEP_ID", None)
+    hvd.init()
+    if hvd.size() < started:
+        fail(f"{started} processes were started by an MPI that Horovod was not built with: build it again")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Where a rank sees a single GPU, the scheduler has given it that one.
+    torch.cuda.set_device(hvd.local_rank() if torch.cuda.device_count() > 1 else 0)
+    return torch.device("cuda", torch.cuda.current_device())
 
 
-def sum_over_ranks(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the ranks' tensors. All ranks have to call."""
-    return hvd.allreduce(numbers, name="sum", op=hvd.Sum)
+def draw_batch(text: torch.Tensor, step: int, args: argparse.Namespace, device: torch.device) -> tuple:
+    """Return this rank's part of a step's batch, inputs and targets: the same batch for any number of ranks."""
+    generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
+    starts = torch.randint(len(text) - args.context, (args.global_batch,), generator=generator)
+    mine = starts.chunk(hvd.size())[hvd.rank()]
+    sequences = torch.stack([text[start : start + args.context + 1] for start in mine]).to(device)
+    return sequences[:, :-1], sequences[:, 1:]
 
 
-def train_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: list[torch.Tensor],
-    args: argparse.Namespace,
-    precision: Precision,
-) -> torch.Tensor:
-    """Update the weights once; return the mean loss of this rank's part of the batch.
-
-    batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
-    the same size, so the mean of their means is the batch's mean. Horovod averages the gradients over the ranks
-    during the backward pass of the last micro batch: the backward_passes_per_step-th that it counts.
-    """
-    optimizer.zero_grad()
-    mean_loss = 0.0
-    micro_batches = list(zip(*(tensor.split(args.micro_batch) for tensor in batch)))
-    for inputs, targets in micro_batches:
-        with precision.autocast:
-            loss = model(inputs, targets).mean() / len(micro_batches)
-        loss.backward()
-        mean_loss += loss.detach()
-    optimizer.synchronize()  # the averages are there: what is clipped has to be the whole gradient
-    torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
-    with optimizer.skip_synchronize():
-        optimizer.step()
-    return mean_loss
+def stop_requested() -> bool:
+    """Return whether the job asks to stop. All ranks answer alike, as each adds what it has seen."""
+    file, moment = os.environ.get("STOP_FILE"), float(os.environ.get("STOP_TIME") or "inf")
+    seen = bool(file and os.path.exists(file)) or time.time() >= moment
+    return hvd.allreduce(torch.tensor(float(seen)), name="stop", op=hvd.Sum).item() > 0
 
 
-def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
-    """Train from step 0, or from the newest checkpoint, to step args.steps."""
-    distributed.sum_over_ranks = sum_over_ranks  # for metrics, evaluation and requests
-    corpus = args.corpus  # read by parse_arguments(), as is the model's args.config
-    precision = choose_precision(args.dtype, device)
-    torch.manual_seed(args.seed)  # for the initial weights
-    model = GPT(args.config).to(device, precision.weights_dtype)
-    if args.activation_checkpointing:
-        checkpoint_activations(model.blocks)
-    if args.compile:
-        model.compile()
-    plain = make_optimizer(model, args.learning_rate)  # wrapped before it has moments: wrapping drops them
-    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), backward_passes_per_step=args.accumulation)
-
-    checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args))
-    state = start_or_resume(checkpoints, model, optimizer, args, rank, world_size)
-    first_step = state["step"]
-    metrics = Metrics(args, state, model, precision, device, rank, world_size)
-    control = Control(args, first_step, device, rank, world_size)
-    profiler = Profiler(args, metrics)
-    if first_step:  # a new optimizer has no state: Horovod would make a step to get some, in which weights decay
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-
-    indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
-    batches = data_loader(corpus.train, indices, args.workers, device)
-    for step, batch in enumerate(batches, start=first_step + 1):
-        profiler.begin(step)  # records the steps of --profile
-        set_learning_rate(optimizer, step, args)
-        seed_step(args.seed, step, rank)
-        loss = train_step(model, optimizer, batch, args, precision)
-        metrics.add(loss)  # stays on the device
-
-        request = control.request(step)  # "stop", "save" or ""
-        evaluating = due(step, args.eval_every, args.steps)
-        saving = request or due(step, args.save_every, args.steps)
-        if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
-            metrics.log(step)  # reads the losses since the last line, and updates metrics.state
-        if evaluating:
-            val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device, rank, world_size)
-            metrics.log_validation(step, val_loss)
-        if saving:
-            with control.saving():
-                if rank == 0:
-                    checkpoints.save(metrics.state, model, optimizer)
-                hvd.join()  # and not barrier(), for which --timeout holds: a large checkpoint may take longer
-            metrics.restart_clock("checkpoints")
-        if request == "stop":
-            control.requeue()
-            break
-    profiler.finish()
-    metrics.finish()
+def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write the checkpoint on rank 0, under its name only when it is whole."""
+    if hvd.rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, unfinished)
+        unfinished.replace(path)
 
 
-@record
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """Read the checkpoint on rank 0, and give all ranks its state; return its step, 0 without a checkpoint."""
+    step = 0
+    if hvd.rank() == 0 and path.exists():
+        state = torch.load(path, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    return hvd.broadcast_object(step, root_rank=0)
+
+
 def main() -> None:
     """Join the other ranks, and train."""
-    rank, world_size, device = join(
-        make_parser(__doc__).parse_args().timeout
-    )  # first: only MPI knows how many they are
-    train(parse_arguments(__doc__, world_size), rank, world_size, device)
+    args = parse_arguments()
+    device = join()
+    if args.global_batch % hvd.size():
+        fail(f"--global-batch {args.global_batch} cannot be shared equally by {hvd.size()} ranks")
+    text = torch.frombuffer(bytearray(args.data.read_bytes()), dtype=torch.uint8).long()
+    if len(text) <= args.context:
+        fail(f"--data {args.data} has {len(text)} bytes, and a sequence takes {args.context + 1}")
+
+    torch.manual_seed(args.seed)
+    model = NextByte(args.width).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # averages gradients over the ranks
+    checkpoint, first = args.out / "checkpoint.pt", 0
+    if args.resume or int(os.environ.get("RESTART_COUNT") or 0) > 0:
+        first = load(checkpoint, model, optimizer, device)
+    if first:  # a new optimizer has no state: Horovod would make a step to get some, in which weights decay
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    if hvd.rank() == 0:
+        print(f"{hvd.size()} rank(s) on {device.type}, from step {first} to {args.steps}", flush=True)
+
+    for step in range(first + 1, args.steps + 1):
+        optimizer.zero_grad()
+        loss = model(*draw_batch(text, step, args, device))
+        loss.backward()
+        optimizer.step()
+
+        if step % args.log_every == 0 or step in (first + 1, args.steps):
+            mean_loss = hvd.allreduce(loss.detach(), name="loss").item()
+            if hvd.rank() == 0:
+                print(f"step {step}, loss {mean_loss:.6f}", flush=True)
+        stopping = stop_requested() and step < args.steps
+        if stopping or step % args.save_every == 0 or step == args.steps:
+            save(checkpoint, step, model, optimizer)
+        if stopping:
+            if hvd.rank() == 0 and "REQUEUE_FILE" in os.environ:
+                Path(os.environ["REQUEUE_FILE"]).touch()
+            break
     hvd.barrier()  # no rank leaves while rank 0 still writes
     hvd.shutdown()
 
