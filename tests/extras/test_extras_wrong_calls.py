@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from wrong_calls import HELP, HUGE, NO_JOBS, NO_OPTIONS, NO_WORDS, assert_refused, call, calls, project
+from wrong_calls import (
+    HELP,
+    HUGE,
+    LINES,
+    NO_JOBS,
+    NO_OPTIONS,
+    NO_PROGRAMS,
+    NO_SOURCES,
+    NO_WORDS,
+    assert_refused,
+    call,
+    calls,
+    project,
+)
 
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
@@ -32,6 +45,24 @@ WRONG = {
         ["--name", "a b", "1"],
     ],
     "extras/scaling/report.py": ["nosuch", "--nonsense", ""],
+    "extras/sweep/sweep.sh": [
+        *NO_JOBS,
+        "4711",
+        [],
+        LINES,
+        [LINES, "--"],
+        [LINES, "x.py"],
+        [LINES, "--max-at-once"],
+        [LINES, "--max-at-once", "0", "--", "check/ranks.py"],
+        [LINES, "--max-at-once=x", "--", "check/ranks.py"],
+        ["README.md", "--", "check/ranks.py"],
+        ["empty.txt", "--", "check/ranks.py"],
+        [".", "--", "check/ranks.py"],
+        ["", "--", "check/ranks.py"],
+        *([LINES, "--", program] for program in (*NO_PROGRAMS, *NO_SOURCES)),
+    ],
+    "extras/sweep/jobs.py": [[], LINES, [LINES, "nosuch", "x.py"]],
+    "extras/sweep/table.py": [[], "nosuch", "."],
     "extras/trackers/sync_trackers.sh": [
         "",
         "nosuch",
@@ -56,6 +87,7 @@ WRONG = {
     "extras/watch/summary.py": [[], "4711"],
 }
 FEW = [("extras/notebook/notebook.sh", ""), ("extras/notebook/connect.py", "4711"), ("extras/scaling/scaling.sh", "0")]
+FEW += [("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
 WITH_HELP = [
     "extras/notebook/notebook.sh",
     "extras/scaling/scaling.sh",

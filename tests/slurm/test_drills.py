@@ -483,8 +483,13 @@ def test_two_jobs_in_one_folder(drill, cluster):
 
 def test_an_array(drill, cluster):
     """Each job of it has a folder of its own, and one alone is requeued: also that which has the array's own number."""
-    drill.out = "runs/%a"
-    array = drill.submit("--array=0-1", "--nodes=1", PAUSE="0.1", LAUNCHER="spawn")
+    (drill.folder / "of_array.py").write_text(
+        "import os, sys\n"
+        "sys.argv = [word.replace('INDEX', os.environ['SLURM_ARRAY_TASK_ID']) for word in sys.argv]\n"
+        "exec(open('slowly.py').read())\n"
+    )
+    drill.out = "runs/INDEX"
+    array = drill.submit("--array=0-1", "--nodes=1", program="of_array.py", PAUSE="0.1", LAUNCHER="spawn")
     listing = ["scontrol", "show", "job", str(array)]
 
     def tasks():

@@ -117,17 +117,17 @@ def test_a_launcher_that_does_not_end_before_the_time_limit(short):
 
 
 def test_one_job_of_an_array_is_requeued(short, cluster):
-    """The array's other job goes on. In the program's arguments slurm/submit_multinode.sh replaces %a by the index."""
+    """The array's other job goes on."""
     begins = "stop = Stop(0)\nopen('runs', 'w').close()\n"
     tells = TELLS.replace("stop = Stop(0)\n", begins)
     assert begins in tells
-    (short.folder / "own.py").write_text(f"import os, sys\nos.chdir(sys.argv[1])\n{tells}")
+    (short.folder / "own.py").write_text(f"import os, sys\nos.chdir(os.environ['SLURM_ARRAY_TASK_ID'])\n{tells}")
     for index in "12":
         (short.folder / index).mkdir()
         for attempt in "01":
             (short.folder / index / f"start.{attempt}").touch()
     options = ["--array=1-2", "--nodes=1", "--gpus-per-node=1", "--exclusive=user", "--mem=1G", "--output=%a.out"]
-    words = [*options, short.project / "slurm/submit_multinode.sh", "own.py", "%a"]
+    words = [*options, short.project / "slurm/submit_multinode.sh", "own.py"]
     how = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1")
     array = cluster.sbatch(*words, cwd=short.folder, env=how)
     wait_for(

@@ -17,7 +17,7 @@ from waiting import PATIENCE
 
 # A title, a link, the clipboard, another screen, a reset, a way back in the line; C1 in UTF-8, and as a byte alone.
 NASTY = "\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;eA==\x07\x1b[?1049h\x1bc\x1bP1\x9b2J\x08\x7f\udc9b ü"
-READERS = ["slurm/doctor.py", "slurm/sweep/table.py", "launch/stacks/group.py", "training/sample.py"]
+READERS = ["slurm/doctor.py", "launch/stacks/group.py", "training/sample.py"]
 
 
 def load(name):
@@ -70,19 +70,6 @@ def test_group():
     done = subprocess.run(
         command, input=lines.encode(errors="surrogateescape"), capture_output=True, check=False, timeout=PATIENCE
     )
-    assert is_harmless(done.stdout) and not done.stderr and b"^[]52;c;" in done.stdout
-
-
-def test_table_of_a_sweep(project, tmp_path):
-    """The arguments, and the causes that doctor.py tells."""
-    folder = tmp_path / "7"
-    folder.mkdir()
-    record = {"folder": str(tmp_path), "command": ["prog.py"], "jobs": {"1": ["--name", NASTY]}}
-    (folder / "sweep.json").write_text(json.dumps(record))
-    (folder / "1.end").write_text("1 5")
-    command = [sys.executable, "-B", project / "slurm/sweep/table.py", folder]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:replace"}
-    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=PATIENCE)
     assert is_harmless(done.stdout) and not done.stderr and b"^[]52;c;" in done.stdout
 
 

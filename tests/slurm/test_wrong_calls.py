@@ -25,22 +25,6 @@ WRONG = {
     "slurm/stacks.sh": [*NO_JOBS, [], ["4711", "4711"], ["4711", ""]],
     "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--json"], ["--json=x", "4711"]],
     "slurm/repeat.py": [*NO_JOBS, "4711", [], ["4711", "4711"], ["--foreign"], ["--foreign", "4711"]],
-    "slurm/sweep.sh": [
-        *NO_JOBS,
-        "4711",
-        [],
-        LINES,
-        [LINES, "--"],
-        [LINES, "x.py"],
-        [LINES, "--max-at-once"],
-        [LINES, "--max-at-once", "0", "--", "check/ranks.py"],
-        [LINES, "--max-at-once=x", "--", "check/ranks.py"],
-        ["README.md", "--", "check/ranks.py"],
-        ["empty.txt", "--", "check/ranks.py"],
-        [".", "--", "check/ranks.py"],
-        ["", "--", "check/ranks.py"],
-        *([LINES, "--", program] for program in (*NO_PROGRAMS, *NO_SOURCES)),
-    ],
     "slurm/interactive.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
     "slurm/build_venv.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
     "slurm/clean.sh": [*NO_WORDS, *NO_OPTIONS, ["--dry-run", ""], ["--dry-run", "x"]],
@@ -74,8 +58,6 @@ WRONG = {
     "launch/torchrun.sh": [[], *NO_PROGRAMS, "ls", ["-m", ""]],
     "launch/rank.sh": [[], "nosuch.py", "/nowhere/x.py", "-x", HUGE[:200]],
     # Called by other files of the project.
-    "slurm/sweep/jobs.py": [[], LINES, [LINES, "nosuch", "x.py"]],
-    "slurm/sweep/table.py": [[], "nosuch", "."],
     "slurm/fault.py": [[]],
     "slurm/preflight_node.sh": [[], "x"],
     "slurm/signal_ranks.sh": [[], "4711"],
@@ -100,9 +82,9 @@ WRONG = {
 WITH_HELP = [name for name in WRONG if name.count("/") == 1 and name not in ("launch/rank.sh", "check/hello.py")]
 CALLED_BY_FILES = ("launch/spawn.py", "slurm/fault.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
 WITH_HELP = [name for name in WITH_HELP if name not in CALLED_BY_FILES]
-FEW = [("slurm/stacks.sh", "12_x"), ("slurm/repeat.py", "4711"), ("slurm/sweep.sh", LINES)]
+FEW = [("slurm/stacks.sh", "12_x"), ("slurm/repeat.py", "4711")]
 FEW += [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x"), ("slurm/clean.sh", ""), ("slurm/bad_nodes.sh", "")]
-FEW += [("launch/torchrun.sh", "nosuch.py"), ("slurm/sweep/table.py", ".")]
+FEW += [("launch/torchrun.sh", "nosuch.py")]
 
 
 @pytest.mark.parametrize(("command", "words"), calls(WRONG, FEW))

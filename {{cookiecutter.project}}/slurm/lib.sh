@@ -150,8 +150,8 @@ unset_variables_of_another_job() {
 
 # ---- read the arguments --------------------------------------------------------------------------
 
-# Sets words (program and arguments), typed (words before %a is replaced), program (its path, or -m),
-# arguments and sbatch_options (the words before "--").
+# Sets words and typed (program and arguments), program (its path, or -m), arguments and
+# sbatch_options (the words before "--").
 read_arguments() {
     sbatch_options=()
     if [[ ${1:-} == -* && $1 != -m ]]; then
@@ -166,37 +166,10 @@ read_arguments() {
             die "options for sbatch end with --, as in:" \
                 "bash slurm/submit_multinode.sh --nodes=4 -- program.py"
     fi
-    # An array that a job of a sweep submits inherits both variables, but is not part of the sweep.
-    [[ -z ${SWEEP_FOLDER:-} ]] || export SWEEP_JOB=${SWEEP_JOB:-${SLURM_ARRAY_JOB_ID:-}}
-    if in_sweep && [[ -z ${TAKES_OVER:-} ]]; then # slurm/stand_by.sh hands on all words
-        local of_line
-        [[ -f $SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID ]] ||
-            die "$SWEEP_FOLDER, which had the arguments of this job, was removed:" \
-                "submit the sweep again with slurm/sweep.sh"
-        mapfile -t of_line <"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID"
-        set -- "$@" "${of_line[@]}"
-    fi
     words=("$@") typed=("$@")
     program=$(find_program "$@") || exit
-    if [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
-        words=("${words[@]//"%a"/$SLURM_ARRAY_TASK_ID}") # %a is the index of a job in its array
-        ! in_sweep || typed=("${words[@]}")
-    fi
     # shellcheck disable=SC2034 # for slurm/submit_multinode.sh
     arguments=("${words[@]:1}")
-}
-
-# Whether this is a job of slurm/sweep.sh, whose arguments are in a file of SWEEP_FOLDER.
-in_sweep() {
-    [[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_ARRAY_TASK_ID:-} && -n ${SWEEP_FOLDER:-} ]] &&
-        [[ ${SWEEP_JOB:-} == "${SLURM_ARRAY_JOB_ID:-}" ]]
-}
-
-# Notes the exit code of a sweep's job, and how long it ran [s], for the table of slurm/sweep.sh.
-# Argument: the exit code.
-note_end_of_sweep() {
-    ! in_sweep || [[ ! -d $SWEEP_FOLDER ]] || # slurm/sweep.sh removes it if it is interrupted
-        echo "$1 $SECONDS" >"$SWEEP_FOLDER/$SLURM_ARRAY_TASK_ID.end"
 }
 
 # ---- set up the software -------------------------------------------------------------------------
@@ -589,7 +562,7 @@ record_run() {
     #? endif
     #? endif
     env PROJECT_DIR="$(edited_project)" ${counted_ranks:+-u NPROC_PER_NODE} \
-        "$interpreter" -B "$PROJECT_DIR/launch/code/record.py" "${options[@]}" -- "${typed[@]}" \
+        "$interpreter" -B "$PROJECT_DIR/launch/code/record.py" "${options[@]}" -- ${words[0]+"${words[0]}"} "${arguments[@]}" \
         </dev/null &
     recorder=$!
     disown "$recorder" # or bash would tell of its end

@@ -17,11 +17,11 @@
 # Inside a job, as in a shell of salloc, it runs the program there: salloc takes none of the #SBATCH
 # lines below.
 #
-# To submit without these checks, call sbatch. Its options come first, and this script replaces %a
-# by the job's index in an array:
+# To submit without these checks, call sbatch. Its options come first. The program of an array reads
+# its index from SLURM_ARRAY_TASK_ID:
 #
 #   sbatch --nodes=4 slurm/submit_multinode.sh program.py
-#   sbatch --array=0-3 slurm/submit_multinode.sh program.py --seed %a
+#   sbatch --array=0-3 slurm/submit_multinode.sh program.py
 #
 # The program is looked up in the current folder, then in the project. The job ends with the exit
 # code of the launcher: 0 if all ranks ended well. Else it may be that of a rank which the launcher
@@ -149,5 +149,4 @@ await_record
 remove_packs             # with STAGE=1: from the nodes' own disks
 call_extras job_end
 requeue_or_explain "$code"
-note_end_of_sweep "$code"  # for the table of slurm/sweep.sh
 exit "$code"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -15,11 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from baking import TEMPLATE
+from baking import TEMPLATE, bake
 from needs import needs_namespaces
 from slurm_cluster import Cluster
 from submitting import cluster, project
-from two_nodes import ENVIRONMENT
+from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import wait_for
 
 sys.path.insert(0, str(TEMPLATE / "extras/watch"))
@@ -312,6 +313,20 @@ def test_no_summary(cluster, project, tmp_path, program, every):
 def test_a_setting_that_is_no_number(cluster, project, tmp_path):
     job = summary(cluster, project, tmp_path, MEASURE_EVERY="often")
     assert job.exit_code == 2 and "MEASURE_EVERY='often': expected whole seconds" in job.output
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_alone_and_deleted(cluster, tmp_path, launcher):
+    """In a project without other extras; without its folder its setting is refused, and nothing is measured."""
+    own = bake(tmp_path / "own", **ANSWERS, extras="watch")
+    job = summary(cluster, own, tmp_path, LAUNCHER=launcher)
+    assert job.state == "COMPLETED" and job.output.splitlines()[-1].startswith("CPUs: a rank used "), job.output
+    shutil.rmtree(own / "extras/watch")
+    refused = summary(cluster, own, tmp_path, LAUNCHER=launcher)
+    assert refused.exit_code == 2 and "MEASURE_EVERY: extras/watch is not in this project" in refused.output
+    job = summary(cluster, own, tmp_path, LAUNCHER=launcher, MEASURE_EVERY="0")
+    assert job.state == "COMPLETED" and "CPUs: " not in job.output, job.output
 
 
 # ---- what is made of the figures -------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+#!/usr/bin/env bash
 # Samples the nodes of a job beside its ranks, and prints what came of it when they have ended well.
 # launch/extras.sh calls these functions.
 # shellcheck disable=SC2154 # the submit script sets hosts and code

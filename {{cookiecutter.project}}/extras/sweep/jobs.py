@@ -1,6 +1,6 @@
-"""Reads the lines of a sweep, and writes the words of each job into a folder. slurm/sweep.sh calls it.
+"""Reads the lines of a sweep, and writes the words of each job into a folder. extras/sweep/sweep.sh calls it.
 
-    python3 slurm/sweep/jobs.py LINES FOLDER PROGRAM [ARGUMENTS]
+    python3 extras/sweep/jobs.py LINES FOLDER PROGRAM [ARGUMENTS]
 
 FOLDER/N gets the words that line N adds to ARGUMENTS, a word on each line. sweep.json gets the current folder, the
 command, and the words of all jobs. Prints the numbers of the lines, as sbatch --array takes them. Exit code 2: LINES
@@ -18,7 +18,7 @@ import sys
 def main():
     """Write a file for each job."""
     if len(sys.argv) < 4 or not os.path.isdir(sys.argv[2]):
-        refuse("call bash slurm/sweep.sh LINES -- PROGRAM, which starts slurm/sweep/jobs.py")
+        refuse("call bash extras/sweep/sweep.sh LINES -- PROGRAM, which starts extras/sweep/jobs.py")
     file, folder, *command = sys.argv[1:]
     try:
         with open(file, encoding="utf-8-sig") as lines:
@@ -95,7 +95,7 @@ def out_of(words, number):
 
 def refuse(message):
     """End with a message about what the user wrote."""
-    sys.stderr.write(f"slurm/sweep.sh: {message}\n")
+    sys.stderr.write(f"extras/sweep/sweep.sh: {message}\n")
     sys.exit(2)
 
 

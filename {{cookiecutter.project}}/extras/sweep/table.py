@@ -1,6 +1,6 @@
-"""Prints a table of a sweep's jobs. slurm/sweep.sh calls it.
+"""Prints a table of a sweep's jobs. extras/sweep/sweep.sh calls it.
 
-    python3 slurm/sweep/table.py FOLDER
+    python3 extras/sweep/table.py FOLDER
 
 A row for each job: its line, its state, how long it ran, and its losses, from metrics.jsonl in the folder of --out.
 The causes of failures follow the rows. Python 3.6, standard library only.
@@ -27,7 +27,7 @@ def main():
     """Print the table, then the causes of failures."""
     folder = sys.argv[1] if len(sys.argv) == 2 else ""
     if not os.path.isfile(os.path.join(folder, "sweep.json")):
-        refuse("call bash slurm/sweep.sh JOBID, with the number of a sweep, which starts slurm/sweep/table.py")
+        refuse("call bash extras/sweep/sweep.sh JOBID, with the number of a sweep, which starts extras/sweep/table.py")
     with open(os.path.join(folder, "sweep.json")) as file:
         sweep = json.load(file)
     number = os.path.basename(folder)

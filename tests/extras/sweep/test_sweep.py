@@ -1,17 +1,24 @@
-"""A program for each line of a file, as an array of jobs: slurm/sweep.sh on a real Slurm."""
+"""A program for each line of a file, as an array of jobs: extras/sweep on a real Slurm."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 
 import pytest
+from baking import bake
 from submitting import cluster, project
-from two_nodes import ENVIRONMENT
-from waiting import wait_for
+from two_nodes import ANSWERS, ENVIRONMENT
+from waiting import PATIENCE, wait_for
 
 SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1", "PREFLIGHT": "0"}
+# A title, the clipboard, another screen, a reset, a way back in the line; a byte that is no UTF-8.
+NASTY = "\x1b]0;t\x07\x1b]52;c;eA==\x07\x1b[?1049h\x1bc\x9b2J\x08\x7f\udc9b ü"
 OPTIONS = ("--nodes=1", "--gpus-per-node=0", "--exclusive=user")
 TRAINING = [
     "training/train_ddp.py",
@@ -43,7 +50,7 @@ def sweep(cluster, project, tmp_path):
 
     def start(lines, *words, name="lines.txt", check=True, **environment):
         (tmp_path / name).write_text(lines)
-        command = ["bash", project / "slurm/sweep.sh", name, *map(str, words)]
+        command = ["bash", project / "extras/sweep/sweep.sh", name, *map(str, words)]
         done = cluster.run(*command, cwd=tmp_path, env={**SETTINGS, **environment}, check=check)
         if not check:
             return done
@@ -55,7 +62,7 @@ def sweep(cluster, project, tmp_path):
 
 
 def table(cluster, project, number):
-    return cluster.run("bash", project / "slurm/sweep.sh", str(number)).stdout
+    return cluster.run("bash", project / "extras/sweep/sweep.sh", str(number)).stdout
 
 
 def ended(cluster, project, number):
@@ -74,7 +81,7 @@ def outputs(folder, name="lines"):
     return sorted(
         line
         for path in folder.glob(f"{name}-*.out")
-        for line in re.findall(r"^\[\S+\] (got .*)", path.read_text(), re.M)
+        for line in re.findall(r"^(?:\[\S+\]|\d+:) (got .*)", path.read_text(), re.M)
     )
 
 
@@ -97,7 +104,7 @@ def test_newer_slurms(request, name, project, tmp_path):
     cluster = request.getfixturevalue(name)
     (tmp_path / "prog.py").write_text(PROGRAM)
     (tmp_path / "lines.txt").write_text("0 0 a\n3 0 b\n")
-    command = ["bash", project / "slurm/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]
+    command = ["bash", project / "extras/sweep/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]
     number = int(re.search(r"sweep.sh (\d+) prints", cluster.run(*command, cwd=tmp_path, env=SETTINGS).stdout).group(1))
     said = ended(cluster, project, number)
     assert "\n1 COMPLETED, 1 FAILED\n" in said, said
@@ -185,7 +192,7 @@ def test_the_command_that_repeats_one_job(cluster, project, tmp_path, sweep):
             "lines.txt:1002: Slurm numbers the jobs of an array up to 1000: split ",
         ),
         ("1\n2 # two\n", ("--", "prog.py"), "lines.txt:2: 2 # two: a comment needs a line of its own"),
-        ("1\n", (), "no program: expected bash slurm/sweep.sh lines.txt -- PROGRAM ARGUMENTS"),
+        ("1\n", (), "no program: expected bash extras/sweep/sweep.sh lines.txt -- PROGRAM ARGUMENTS"),
         ("1\n", ("--",), "no program: expected"),
         ("1\n", ("--max-at-once", "0", "--", "prog.py"), "--max-at-once '0': expected a whole number of jobs"),
         ("1\n", ("--max-at-once",), "--max-at-once '': expected"),
@@ -208,5 +215,37 @@ def test_what_is_no_sweep(cluster, project, tmp_path):
         (["nofile", "--", "prog.py"], "cannot read 'nofile'"),
     ):
         (tmp_path / "prog.py").write_text("")
-        done = cluster.run("bash", project / "slurm/sweep.sh", *words, cwd=tmp_path, env=SETTINGS, check=False)
+        done = cluster.run("bash", project / "extras/sweep/sweep.sh", *words, cwd=tmp_path, env=SETTINGS, check=False)
         assert done.returncode == 2 and said in done.stderr, done
+
+
+def test_control_characters_are_shown(project, tmp_path):
+    """Of the arguments, and of the causes that doctor.py tells."""
+    (tmp_path / "7").mkdir()
+    record = {"folder": str(tmp_path), "command": ["prog.py"], "jobs": {"1": ["--name", NASTY]}}
+    (tmp_path / "7/sweep.json").write_text(json.dumps(record))
+    (tmp_path / "7/1.end").write_text("1 5")
+    command = [sys.executable, "-B", project / "extras/sweep/table.py", tmp_path / "7"]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:replace"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=PATIENCE)
+    text = done.stdout.decode(errors="surrogateescape")
+    assert not done.stderr and "^[]52;c;" in text
+    assert not [line for line in text.splitlines() if not line.isprintable()], text
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_alone_and_deleted(cluster, tmp_path, launcher):
+    """In a project without other extras; without its folder jobs run, and the command is gone."""
+    own = bake(tmp_path / "own", **ANSWERS, extras="sweep")
+    (tmp_path / "prog.py").write_text(PROGRAM)
+    (tmp_path / "lines.txt").write_text("0 0 a%a\n3 0 b\n")
+    settings = {**SETTINGS, "LAUNCHER": launcher}
+    command = ["bash", own / "extras/sweep/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]
+    number = int(re.search(r"sweep.sh (\d+) prints", cluster.run(*command, cwd=tmp_path, env=settings).stdout).group(1))
+    said = ended(cluster, own, number)
+    assert "\n1 COMPLETED, 1 FAILED\n" in said, said
+    assert outputs(tmp_path) == ["got ['0', '0', 'a1']", "got ['3', '0', 'b']"]
+    shutil.rmtree(own / "extras/sweep")
+    job = cluster.submit(*OPTIONS, own / "slurm/submit_multinode.sh", "prog.py", "0", "0", cwd=tmp_path, env=settings)
+    assert job.state == "COMPLETED" and "got ['0', '0']" in job.output, job.output

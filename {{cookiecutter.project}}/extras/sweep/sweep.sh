@@ -3,9 +3,9 @@
 #? set program = "training/train_ddp.py" if examples else "train.py"
 # Runs a program once for each line of a file: a sweep over its arguments, as an array of jobs.
 #
-#   bash slurm/sweep.sh lines.txt -- {{ program }} --steps 500
-#   bash slurm/sweep.sh lines.txt --max-at-once 4 --nodes=1 -- {{ program }} --steps 500
-#   bash slurm/sweep.sh JOBID                      a table: each job's state, losses, cause of failure
+#   bash extras/sweep/sweep.sh lines.txt -- {{ program }} --steps 500
+#   bash extras/sweep/sweep.sh lines.txt --max-at-once 4 --nodes=1 -- {{ program }} --steps 500
+#   bash extras/sweep/sweep.sh JOBID                      a table: each job's state, losses, cause of failure
 #
 # Each line of the file is added to the arguments after --. A job's index is the number of its line, and
 # %a stands for it. Empty lines and lines that begin with # start no job, but keep their number. sbatch
@@ -14,11 +14,11 @@
 #? if examples
 # A job of training/ without --out writes into a new folder: runs/NAME.SUFFIX/LINE.
 #? endif
-# slurm/docs/sweep.md shows an example, and what to do with Hydra and Optuna.
+# extras/sweep/README.md shows an example, and what to do with Hydra and Optuna.
 
-PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/sweep.sh
+source "$PROJECT_DIR/slurm/lib.sh" extras/sweep/sweep.sh
 
 case ${1:-} in
     -h | --help)
@@ -30,7 +30,7 @@ esac
 if [[ $# == 1 && $1 =~ ^[0-9]+$ && ! -e $1 ]]; then
     [[ -d $PROJECT_DIR/logs/sweeps/$1 ]] ||
         die "job $1 is no sweep of this project: ls $PROJECT_DIR/logs/sweeps lists them"
-    exec python3 -B "$PROJECT_DIR/slurm/sweep/table.py" "$PROJECT_DIR/logs/sweeps/$1"
+    exec python3 -B "$PROJECT_DIR/extras/sweep/table.py" "$PROJECT_DIR/logs/sweeps/$1"
 fi
 
 lines=$1 at_once='' options=()
@@ -48,7 +48,7 @@ while (($#)) && [[ $1 != -- ]]; do
     esac
     shift
 done
-(($# > 1)) || die "no program: expected bash slurm/sweep.sh $lines -- PROGRAM ARGUMENTS"
+(($# > 1)) || die "no program: expected bash extras/sweep/sweep.sh $lines -- PROGRAM ARGUMENTS"
 shift
 
 # jobs.py writes the arguments of each job into a folder of this sweep, and prints the jobs' indices.
@@ -59,7 +59,7 @@ SWEEP_FOLDER=$(mktemp -d "$PROJECT_DIR/logs/sweeps/$name.XXXXXX") || exit
 export SWEEP_FOLDER
 unset SWEEP_JOB # a job of a sweep may run this script, and has it
 trap 'rm -rf "$SWEEP_FOLDER"' EXIT # if the submission fails
-indices=$(python3 -B "$PROJECT_DIR/slurm/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
+indices=$(python3 -B "$PROJECT_DIR/extras/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
 said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \
     --array="$indices${at_once:+%$at_once}" "${options[@]}" -- "$@") || exit
 trap - EXIT
@@ -68,4 +68,4 @@ echo "$said"
     die "sbatch has accepted the jobs, but printed no number: '$said'"
 job=${BASH_REMATCH[1]}
 ln -sfn "${SWEEP_FOLDER##*/}" "$PROJECT_DIR/logs/sweeps/$job"
-echo "bash slurm/sweep.sh $job prints the table of this sweep"
+echo "bash extras/sweep/sweep.sh $job prints the table of this sweep"
