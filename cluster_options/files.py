@@ -47,7 +47,7 @@ def needed(answers) -> dict[str, bool]:
         "container/requirements.txt": builds_image or runai,
         "container/start.sh": runtime in ("enroot", "podman-hpc"),
         f"container/{answers['project']}.toml": runtime == "edf",
-        "extras/mpi/horovod.Dockerfile": builds_image,
+        "extras/mpi/horovod.Dockerfile": builds_image and runtime not in IN_SRUN,
         "extras/scaling/published.csv": facts["all_reduce"] != [],
         "extras/scaling/slow_nodes.py": slurm or runai,
     }

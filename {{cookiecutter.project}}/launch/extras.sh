@@ -244,8 +244,8 @@ refuse_unknown_launcher() {
     ! declare -F "build_step_of_${LAUNCHER//-/_}" >/dev/null || return 0
     #? for extra, launchers in extra_launchers(cookiecutter).items()
     case $LAUNCHER in
-        {{ launchers | join(" | ") }})
-            die "LAUNCHER=$LAUNCHER: extras/{{ extra }} is not in this project. To add it: $(adding {{ extra }})"
+        "{{ launchers | join('" | "') }}")
+            die "LAUNCHER=$LAUNCHER: extras/{{ extra }} is not in this project. To add it: $(adding "{{ extra }}")"
             ;;
     esac
     #? endfor
