@@ -260,10 +260,7 @@ WRAPPER = '#!/bin/sh\necho "PREFIX $1|$2 $(basename "$3")" >>"$PREFIXES"\nshift\
 
 def test_rank_prefix_with_every_launcher(cluster, tmp_path):
     """The user's, then those of extras; torchrun and mpirun start it once per node, the others once per rank."""
-    site = tmp_path / "mpi.yaml"
-    launchers = f"launchers: [{', '.join(PER_NODE)}]"
-    site.write_text(re.sub("launchers: .*", launchers, (REPOSITORY / "sites/slurm.yaml").read_text()))
-    project = bake(tmp_path / "a b", **{**ANSWERS, "site": site}, extras="none")
+    project = bake(tmp_path / "a b", **ANSWERS, extras="mpi")
     for name in ("user's", "extra's"):
         (project / name).write_text(WRAPPER)
         (project / name).chmod(0o755)
@@ -281,7 +278,10 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
     for launcher, count in PER_NODE.items():
         wrapper = "rank.sh" if count == 2 else "torchrun.sh"
         expected = [f"PREFIX a b|{project}/extra's one"] * 2 * count
-        expected += [f"PREFIX one|{project}/launch/{wrapper} program.py"] * 2 * count
+        command = f"{project}/launch/{wrapper} program.py"
+        if launcher.startswith("mpirun"):
+            command = f"{project}/extras/mpi/ranks.sh {wrapper}"
+        expected += [f"PREFIX one|{command}"] * 2 * count
         assert sorted((project / launcher).read_text().splitlines()) == sorted(expected), launcher
 
 
@@ -297,9 +297,9 @@ def login_node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     project = bake(folder / "a b", **ANSWERS, extras="none")
     script = project / "launch/extras.sh"
-    text = script.read_text()
-    assert text.count('local owners=""\n') == 1
-    script.write_text(text.replace('local owners=""\n', 'local owners="WORDS=one COUNT=one"\n'))
+    text, count = re.subn(r'local owners=".*"\n', 'local owners="WORDS=one COUNT=one"\n', script.read_text())
+    assert count == 1
+    script.write_text(text)
     (folder / "bin").mkdir()
     for name in ("sbatch", "srun", "scontrol", "sinfo"):
         (folder / "bin" / name).write_text(f"#!/bin/bash\n[[ {name} != sbatch ]] || echo Submitted\n")
