@@ -317,6 +317,7 @@ def test_last_words_of_several_hosts(ask):
         ("Terminated", -15),
         ("Out Of Memory", -9),
         ("User defined signal 1", -10),
+        ("Broken pipe", -13),
         ("is well", None),
     ],
 )
@@ -337,11 +338,30 @@ def test_open_mpi_5_breaks_the_line_before_the_signal(following, code):
     assert LAUNCHER_REPORTS.read_reports(lines)[0].code == code
 
 
+def test_of_ranks_that_srun_names_together_the_one_that_said_why_counts(ask):
+    words = labelled("2: ", traceback("ValueError: a bug"))
+    answer = ask(GOOD + words + "srun: error: node2: tasks 0-1,2-3: Exited with exit code 1\n")
+    assert told(answer) == ("error", 2, "") and answer["words"][-1] == "ValueError: a bug", answer
+
+
+def test_words_in_brackets_are_no_label_of_a_rank(tmp_path):
+    """Where logs tell the hosts, as under mpirun, whose output has no labels."""
+    write_logs(tmp_path / "run", {0: "", 1: traceback("KeyError: 'x'")})
+    (tmp_path / "job.out").write_text("[Epoch:3] loss 2.5\n[node1:1] done\n")
+    for logs, labels in (
+        (LOGS.read_rank_logs(str(tmp_path / "run")), ["", "[node1:1] "]),
+        ([], ["[Epoch:3] ", "[node1:1] "]),
+    ):
+        lines = LOGS.read_output(str(tmp_path / "job.out"), logs)
+        assert [line.label for line in lines] == labels
+        assert [line.label + line.text for line in lines] == ["[Epoch:3] loss 2.5", "[node1:1] done"]
+
+
 def test_reports_end_where_srun_ends_the_others():
     told = "slurmstepd: error: *** STEP 12.0 ON node1 CANCELLED AT 2026-11-21T17:20:37 ***"
     first, later = "srun: error: node[9-10]: tasks 0-1: Exited with exit code 2", "srun: error: node1: task 3: Killed"
     (report,) = LAUNCHER_REPORTS.read_reports(lines_of("0: words", first, told, later))
-    assert (report.launcher, report.rank, report.host, report.code) == ("srun", 0, "node[9-10]", 2)
+    assert (report.launcher, report.ranks, report.host, report.code) == ("srun", (0, 1), "node[9-10]", 2)
     assert LAUNCHER_REPORTS.read_reports(lines_of("0: " + first)) == []  # a rank says so
 
 

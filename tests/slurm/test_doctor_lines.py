@@ -50,6 +50,8 @@ def test_a_progress_bar_as_a_terminal_shows_it():
         == "words"
     )
     assert LOGS.shown("100 it/s") == "100 it/s"
+    bar = "20%|## | 2/9 [00:01<00:10,  4.0it/s]"
+    assert LOGS.shown(bar + "   ") == bar + "   "  # behind a longer bar
     assert LOGS.shown("7it [00:01,  4.00it/s]words") == LOGS.shown("0%| | 0/9 [00:00<?, ?s/it]words") == "words"
 
 

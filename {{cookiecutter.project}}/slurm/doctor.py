@@ -64,7 +64,7 @@ def main():
         return show(job, Diagnosis("none"), as_json, [f"job {job.id} {said}: {job.state}"])
 
     logs = read_rank_logs(job.run)
-    output = read_output(job.output)
+    output = read_output(job.output, logs)
     if not (output or any(log.logged for log in logs) or job.state):
         die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.run) if path))
     return show(job, diagnose(job, output, logs), as_json)

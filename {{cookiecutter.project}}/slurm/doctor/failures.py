@@ -118,12 +118,16 @@ class Ranks:
 
     def failure_of(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
+        several = "[" in report.host or "," in report.host  # srun names node[1-2], a1,b2
         if report.launcher in self.names_ranks:
-            same = [speaker for speaker in self.named if speaker.rank == report.rank]
-            speaker = same[0] if same else Speaker(report.rank, report.host)
-            speaker.host = report.host if "[" not in report.host and report.host else speaker.host
-            return self.failure(speaker, report)
-        several = "[" in report.host or "," in report.host  # srun names node[1-2], a1,b2: then any rank may be meant
+            named = {speaker.rank: speaker for speaker in self.named}
+            speakers = [named.get(rank) or Speaker(rank, report.host) for rank in report.ranks]
+            for speaker in speakers:
+                speaker.host = speaker.host if several or not report.host else report.host
+            failures = [self.failure(speaker, report) for speaker in speakers]
+            said_why = [failure for failure in failures if failure.message]
+            return min(said_why or failures, key=lambda failure: failure.weakness)
+        # With several hosts any rank may be meant.
         of_node = [speaker for speaker in self.named if several or same_host(report.host, speaker.host)]
         failures = [self.failure(speaker, report) for speaker in (of_node or [self.rest])]
         said_why = [failure for failure in failures if failure.message]

@@ -23,12 +23,18 @@ SIGNALS = {  # as srun names them
     "Hangup": 1,
     "Terminated": 15,
     "Interrupt": 2,
+    "Quit": 3,
+    "Broken pipe": 13,
+    "Alarm clock": 14,
+    "CPU time limit exceeded": 24,
+    "File size limit exceeded": 25,
+    "Bad system call": 31,
 }
 ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with these signals
 STEP_ENDED = re.compile(r" (?:STEP|JOB) \S+ ON .* CANCELLED AT |Terminating (?:StepId=|job step )")
-SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<end>.*)")
-SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<rank>\d+) (?P<end>.*)")
-MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
+SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<end>.*)")
+SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<ranks>\d+) (?P<end>.*)")
+MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<ranks>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
 SENTENCES = (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN))
 MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
 MPIRUN_CODE = re.compile(r" +Exit code: +(?P<code>\d+)$")
@@ -38,11 +44,11 @@ NUMBER = re.compile(r"-?\d+$")
 
 
 class Report(NamedTuple):
-    """A launcher says that a rank has ended, or the launcher of a node."""
+    """A launcher says that ranks have ended, or the launchers of nodes. srun names all that ended alike."""
 
     line: Line
     launcher: str
-    rank: int  # srun's and mpirun's may be that of a node's launcher
+    ranks: tuple  # their numbers; srun's and mpirun's may be those of nodes' launchers
     host: str  # srun may name several at once: node[9-10]
     code: int  # the exit code; or minus the signal, as torchrun has it
 
@@ -82,8 +88,16 @@ def sentences(lines):
                 following = lines[index + 1].text if index + 1 < len(lines) else ""
                 if end == "exited on" and following.startswith("signal "):  # Open MPI 5 breaks the line
                     end += " " + following
-                reports.append(Report(line, launcher, int(match.group("rank")), match.group("host"), code_in(end)))
+                reports.append(Report(line, launcher, numbers(match.group("ranks")), match.group("host"), code_in(end)))
     return reports
+
+
+def numbers(text):
+    """Return the numbers of 0-2,5."""
+    found = []
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", text):
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
 
 
 def code_in(words):
@@ -113,7 +127,7 @@ def mpirun_messages(lines):
         code = MPIRUN_CODE.match(line.text)
         if code and name:
             code = signal_or_code(int(code.group("code")))
-            reports.append(Report(line, "mpirun", int(name.group("rank")), "", code))
+            reports.append(Report(line, "mpirun", (int(name.group("rank")),), "", code))
     return reports
 
 
@@ -133,7 +147,7 @@ def torchrun_tables(lines):
         if row.group("key") == "exitcode":
             if NUMBER.match(table.get("rank", "")) and NUMBER.match(table["exitcode"]):
                 code = signal_or_code(int(table["exitcode"]))
-                report = Report(line, "torchrun", int(table["rank"]), table.get("host", ""), code)
+                report = Report(line, "torchrun", (int(table["rank"]),), table.get("host", ""), code)
                 times_and_reports.append((table.get("time", ""), report))
             table = None
     return [report for _, report in sorted(times_and_reports, key=lambda time_and_report: time_and_report[0])]

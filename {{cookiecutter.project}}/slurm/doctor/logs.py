@@ -108,7 +108,8 @@ def shown(line):
     if "\r" in line or "it/s" in line or "s/it" in line:
         label = LABEL.match(line[:WIDTH]).group()
         words = line[len(label) :].rstrip("\r").rpartition("\r")[2][:WIDTH]
-        line = label + (PROGRESS_BAR.split(words)[-1] or words)
+        behind = PROGRESS_BAR.split(words)[-1]  # tqdm covers the rest of a longer bar with blanks
+        line = label + (behind if behind.strip() else words)
     line = line[:WIDTH]
     if line.isprintable():
         return line
@@ -139,6 +140,11 @@ def labelled(number, line, file):
     return Line(file, number, line[:end], line[end:])
 
 
+def without_label(line):
+    """Return a line whose label is part of its text."""
+    return line._replace(label="", text=line.label + line.text)
+
+
 def rank_of(label):
     """Return rank and host of a label; None and "" if it does not name them."""
     named = LABEL.match(label)
@@ -163,9 +169,15 @@ REPORT_GOES_ON = re.compile(
 )
 
 
-def read_output(output):
-    """Return the lines of the newest attempt in an output, without earlier reports of the doctor."""
+def read_output(output, logs):
+    """Return the lines of the newest attempt in an output, without earlier reports of the doctor.
+
+    logs: the ranks with a log. If there are any, what names none of their hosts is no label: [step:100].
+    """
     lines = labelled_lines(output, OUTPUT_BYTES) if os.path.isfile(output) else []
+    named = {rank_of(line.label)[1] for line in lines if line.label} - {""} if logs else set()
+    others = {host for host in named if not any(same_host(host, log.host) for log in logs)}
+    lines = [without_label(line) if rank_of(line.label)[1] in others else line for line in lines] if others else lines
     newest = max((index for index, line in enumerate(lines) if ATTEMPT_BEGINS in line.text), default=0)
     return without_reports(lines[newest:])
 
