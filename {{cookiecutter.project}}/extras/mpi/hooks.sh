@@ -19,9 +19,11 @@ mpi_check_settings() {
         mpirun-ranks) wrapper=("$PROJECT_DIR/extras/mpi/ranks.sh" "$PROJECT_DIR/launch/rank.sh") ;;
         *) return 0 ;;
     esac
-    [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
-        die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found;" \
-            "name its module in MODULES of env.sh, or use torchrun"
+    local version
+    version=$(mpirun --version 2>&1)
+    [[ $version == *"Open MPI"* ]] ||
+        die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found: name its module in" \
+            "MODULES of env.sh, or use torchrun. 'mpirun --version' says: ${version%%$'\n'*}"
     #? if runtime in ("pyxis", "edf")
     ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
         die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, a container that only srun starts;" \
@@ -38,9 +40,12 @@ build_step_of_mpirun_ranks() {
     mpi_build_step "$NPROC_PER_NODE"
 }
 
-# Sets step. mpirun starts its daemons by an srun of its own. The variables here give that srun all
-# of the environment and all cores (srun 22.05 to 23.02 would give it one core). They also replace
-# the header's one task per node. Argument: how many tasks mpirun starts on each node.
+# Sets step. mpirun starts its daemons by an srun of its own, which reads variables in place of options:
+#   SLURM_EXPORT_ENV, SRUN_CPUS_PER_TASK   all of the environment, and all cores (srun 22.05 to 23.02
+#                                          would give it one core)
+#   SLURM_OVERLAP                          as the steps of the core in this allocation
+# The other variables tell mpirun the nodes, and how many tasks each takes, in place of the header's one.
+# Argument: how many tasks mpirun starts on each node.
 mpi_build_step() {
     local per_node=$1 list overlap=()
     list=$(IFS=, && echo "${hosts[*]}")
@@ -51,8 +56,8 @@ mpi_build_step() {
         mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none)
 }
 
-# Has the ranks meet on the node on which mpirun runs: mpirun gives it the first ranks. Notes the
-# sizes of the job's output and error file [bytes], for mpi_has_lost_a_node.
+# Has the ranks meet on the node on which mpirun runs, if ranks run there: mpirun gives it the first
+# ones. Notes the sizes of the job's output and error file [bytes], for mpi_has_lost_a_node.
 mpi_before_launch() {
     [[ $LAUNCHER == mpirun* ]] || return 0
     if [[ " ${hosts[*]} " == *" ${SLURMD_NODENAME:-} "* ]]; then
@@ -65,6 +70,7 @@ mpi_before_launch() {
 # code 0 (measured 2026-11-24).
 mpi_after_launch() {
     if [[ $LAUNCHER == mpirun* && $code == 0 ]] && mpi_has_lost_a_node; then
+        say "mpirun ended with exit code 0, but it has lost a node: the ranks have not come to their end"
         code=1
     fi
 }

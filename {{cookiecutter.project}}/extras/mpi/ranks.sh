@@ -2,7 +2,7 @@
 # Runs in each task of Open MPI's mpirun: sets the variables by which srun would tell the task who it
 # is, then becomes launch/torchrun.sh or launch/rank.sh, which read them.
 #
-#   mpirun --map-by ppr:1:node extras/mpi/ranks.sh launch/torchrun.sh program.py [arguments]
+#   mpirun --map-by ppr:1:node --bind-to none extras/mpi/ranks.sh launch/torchrun.sh program.py [arguments]
 #   mpirun --map-by ppr:N:node --bind-to none extras/mpi/ranks.sh launch/rank.sh program.py [arguments]
 #
 # A task may also see the variables of the step in which srun started mpirun's daemons. Those of
@@ -23,8 +23,8 @@ main() {
     export SLURM_PROCID=$OMPI_COMM_WORLD_RANK
     export SLURM_LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK
     export SLURM_NODEID=$((OMPI_COMM_WORLD_RANK / OMPI_COMM_WORLD_LOCAL_SIZE))
-    # Open MPI 4 in a container, started by mpirun 5, takes a rank without this variable for a run
-    # of one.
+    # Open MPI 4 in a container, started by mpirun 5, takes a rank without SLURM_STEP_ID for a run of
+    # one.
     export SLURM_STEP_ID=${SLURM_STEP_ID:-0}
     exec "$@"
 }
@@ -32,7 +32,7 @@ main() {
 check_one_per_node() {
     [[ $OMPI_COMM_WORLD_LOCAL_SIZE == 1 ]] ||
         die "mpirun started $OMPI_COMM_WORLD_LOCAL_SIZE copies on this node, but one per node is" \
-            "wanted (torchrun starts the processes): mpirun --map-by ppr:1:node"
+            "wanted (torchrun starts the processes): mpirun --map-by ppr:1:node --bind-to none"
 }
 
 # Exports SLURM_CPUS_PER_TASK, a rank's share of the node's cores: mpirun --bind-to none lets the
