@@ -1,21 +1,19 @@
-"""Packs an environment and data into one file each, for STAGE=1 and STAGE_DATA, and lists what each node has to copy.
+"""Packs an environment and data into one file each, for STAGE=1 and STAGE_DATA, and prints what each node has to copy.
 
-    python3 launch/stage/pack.py FOLDER [--environment VENV] [--data PATH]
+    python3 extras/stage/pack.py FOLDER [--environment VENV] [--data PATH]
 
-Thousands of small files on a shared file system are slow to open, one large file is fast to read. The packed files are
-FOLDER/KEY.sqsh or FOLDER/KEY.tar. KEY follows from names, sizes and times of what is packed, so that a pack is made
-once, and made anew after a change. A pack gets its name when it is whole. FOLDER belongs to one user: other users can
-neither read private data in a pack, nor put a pack of their own there, as they could compute KEY.
+Thousands of small files on a shared file system are slow to open, one large file is fast to read. A packed file is
+FOLDER/KEY.tar. KEY follows from names, sizes and times of what is packed, so that a pack is made once, and made anew
+after a change. A pack gets its name when it is whole. FOLDER belongs to one user: other users can neither read private
+data in a pack, nor put a pack of their own there, as they could compute KEY.
 
-Of a virtual environment two packs are made: the environment, and the Python from which it was made, which uv and pyenv
-keep in the home directory. A Python below /usr is on the nodes already. A conda environment has its own Python.
+Of a virtual environment two packs are made: the Python from which it was made, which uv and pyenv keep in the home
+directory, and the environment. A Python below /usr is on the nodes already. A conda environment has its own Python.
 Data that are one file are not packed.
 
-The format is squashfs if this machine can make such a file (mksquashfs) and mount it (squashfuse), else tar. Set
-STAGE_FORMAT=tar to choose.
-
-launch/stage/enter.py reads the list. It has a line for each pack, with four fields and tabs between: the kind
-(environment, data or file), KEY, the pack, and the path of the original. This script prints the name of the list.
+This script prints a line for each pack, with five fields and tabs between: the kind (python, environment, data or
+file), KEY, the pack, the real path of the original, and its path as a user or pyvenv.cfg writes it. enter.py takes
+these words.
 Exit code 2, with a message, if something cannot be packed.
 It runs on login nodes: Python 3.6, standard library only.
 """
@@ -24,17 +22,14 @@ import argparse
 import contextlib
 import hashlib
 import os
-import shutil
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 
-FORMATS = {"squashfs": ".sqsh", "tar": ".tar"}
 NOT_NEEDED = {"pkgs", "envs", "conda-meta"}  # of a conda installation: archives, other environments, records
 WALKERS = 16  # threads that read folders; each waits for the shared file system most of the time
 
@@ -51,13 +46,13 @@ def main():
     parser.add_argument("--data", default="", help="a file or a folder")
     args = parser.parse_args()
     if not (args.environment or args.data):
-        parser.exit(2, "launch/stage/pack.py: set STAGE=1 or STAGE_DATA, and call the submit script\n")
+        parser.exit(2, "extras/stage/pack.py: set STAGE=1 or STAGE_DATA, and call the submit script\n")
     try:
         make_own_folder(args.folder)
-        packs = pack_environment(os.path.realpath(args.environment), args.folder) if args.environment else []
+        packs = pack_environment(args.environment, args.folder) if args.environment else []
         if args.data:
             packs.append(pack_data(args.data, args.folder))
-        print(write_list(packs, args.folder))
+        print_packs(packs)
     except (OSError, Refusal) as error:
         print(f"STAGE: {error}", file=sys.stderr)
         sys.exit(2)
@@ -73,18 +68,24 @@ def make_own_folder(folder):
 
 
 def pack_environment(environment, folder):
-    """Pack an environment, and its Python if that lies elsewhere; return (kind, key, pack, path) of each."""
-    settings = read_settings(environment)
-    compile_modules(environment, settings)
-    names = [name for name in folders_in(environment) if name not in NOT_NEEDED]
-    packs = [("environment", *pack(environment, names, [], folder), environment)]
-    python = os.path.dirname(os.path.realpath(settings["home"])) if "home" in settings else ""
-    if python and not is_below(python, "/usr") and not is_below(python, environment):
-        names = [name for name in folders_in(python) if name in ("bin", "lib", "lib64")]
+    """Pack the Python of an environment, if it lies elsewhere, and the environment; return the line of each."""
+    path = os.path.realpath(environment)
+    settings = read_settings(path)
+    compile_modules(path, settings)
+    packs, key_of_python = [], ""
+    home = settings.get("home", "").rstrip("/")
+    python = os.path.dirname(os.path.realpath(home)) if home else ""
+    if python and not is_below(python, "/usr") and not is_below(python, path):
+        names = [name for name in sorted(os.listdir(python)) if name in ("bin", "lib", "lib64")]
         # Packages of that Python, unless the environment was made with --system-site-packages.
         uses_packages = settings.get("include-system-site-packages") == "true"
         left_out = [] if uses_packages else ["site-packages"]
-        packs.append(("environment", *pack(python, names, left_out, folder), python))
+        key_of_python, file = pack(python, names, left_out, folder)
+        packs.append(("python", key_of_python, file, python, os.path.dirname(home)))
+    names = sorted(set(os.listdir(path)) - NOT_NEEDED)
+    # On a node, an environment's copy names its Python's copy: another Python makes another copy of the environment.
+    key, file = pack(path, names, [], folder, key_of_python)
+    packs.append(("environment", key, file, path, environment.rstrip("/")))
     return packs
 
 
@@ -99,96 +100,74 @@ def read_settings(environment):
 
 
 def compile_modules(environment, settings):
-    """Compile the modules of an environment of uv, which leaves that to the first import: a pack is read-only."""
+    """Compile the modules of an environment of uv, which leaves that to the first import, on each node."""
     if "uv" in settings:
         command = [os.path.join(environment, "bin", "python"), "-m", "compileall", "-q", "-j", "8"]
         subprocess.run([*command, os.path.join(environment, "lib")], stdout=subprocess.DEVNULL, check=False)
 
 
-def pack_data(path, folder):
-    """Pack a folder of data; a file stays as it is. Return (kind, key, pack, path)."""
-    path = os.path.realpath(path)
+def pack_data(data, folder):
+    """Pack a folder of data; a file stays as it is. Return its line."""
+    path, name = os.path.realpath(data), data.rstrip("/")
     if os.path.isfile(path):
-        return "file", hash_of([describe(path, os.stat(path))]), path, path
+        return "file", hash_of(["file", describe(path, os.stat(path))]), path, path, name
     if not os.path.isdir(path):
-        raise Refusal(f"STAGE_DATA='{path}': expected a file or a folder that this machine can read")
-    if is_below(folder, path):
-        raise Refusal(f"STAGE_DATA='{path}' has the folder of packs {folder} in it: name a folder of data alone")
+        raise Refusal(f"STAGE_DATA='{data}': expected a file or a folder; a relative path starts at {os.getcwd()}")
+    if is_below(os.path.realpath(folder), path):
+        raise Refusal(f"STAGE_DATA='{data}' has the folder of packs, {folder}, in it: name a folder of data alone")
     names = sorted(os.listdir(path))
     if not names:
-        raise Refusal(f"STAGE_DATA='{path}' is empty")
-    return ("data", *pack(path, names, [], folder), path)
-
-
-def write_list(packs, folder):
-    """Write the list for launch/stage/enter.py; return its name, which follows from the content."""
-    for line in packs:
-        if set("\t\n") & set("".join(line)):
-            raise Refusal(f"{line[-1]!r} has a tab or a line break in its name: rename it")
-    text = "".join("\t".join(line) + "\n" for line in packs)
-    finished = os.path.join(folder, hash_of([text]) + ".packs")
-    if is_there(finished):
-        return finished
-    unfinished = f"{finished}.{socket.gethostname()}-{os.getpid()}"
-    with open(unfinished, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)
-    os.replace(unfinished, finished)
-    return finished
-
-
-def folders_in(folder):
-    """Return the names of the folders in a folder, without links."""
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False))
+        raise Refusal(f"STAGE_DATA='{data}' is empty")
+    key, file = pack(path, names, [], folder)
+    return "data", key, file, path, name
 
 
 def is_below(path, folder):
-    """Return whether a path is `folder`, or lies in it."""
-    return os.path.join(os.path.realpath(path), "").startswith(os.path.join(os.path.realpath(folder), ""))
+    """Return whether a path is a folder, or in it."""
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))
 
 
-# ---- pack ------------------------------------------------------------------------------------------------------------
+def print_packs(packs):
+    """Print a line for each pack."""
+    for words in packs:
+        if set("\t\n") & set("".join(words)):
+            raise Refusal(f"{words[-1]!r} has a tab or a line break in its name: rename it")
+    text = "".join("\t".join(words) + "\n" for words in packs)
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
 
 
-def pack(root, names, left_out, folder):
+# ---- a pack ----------------------------------------------------------------------------------------------------------
+
+
+def pack(root, names, left_out, folder, basis=""):
     """Pack the entries `names` of `root` into a file in `folder`; return (key, path of the file).
 
-    left_out: names of folders that are not packed, at any depth.
+    left_out: names of folders that are not packed, at any depth. basis: what the key depends on beside the files.
     """
-    key, size = key_of(root, names, left_out)
-    for suffix in suffixes_wanted():
-        finished = os.path.join(folder, key + suffix)
-        if is_there(finished):
-            return key, finished
+    key, size = key_of(root, names, left_out, basis)
+    finished = os.path.join(folder, key + ".tar")
+    if os.path.exists(finished):
+        os.utime(finished)  # it counts as used now, for clean.sh
+        return key, finished
     print(f"STAGE: packing {root}, {size / 1e9:.1f} GB, once until it changes", file=sys.stderr)
     begin = time.time()
     unfinished = os.path.join(folder, f".unfinished-{key}-{socket.gethostname()}-{os.getpid()}")
     try:
-        os.close(os.open(unfinished, os.O_CREAT | os.O_WRONLY, 0o600))  # tar and mksquashfs keep this mode
-        suffix = write_pack(root, names, left_out, unfinished)
-        if key_of(root, names, left_out)[0] != key:
+        os.close(os.open(unfinished, os.O_CREAT | os.O_WRONLY, 0o600))  # tar keeps this mode
+        write_tar(root, names, left_out, unfinished)
+        if key_of(root, names, left_out, basis)[0] != key:
             raise Refusal(f"files in {root} changed while they were packed: try again when nothing writes there")
-        finished = os.path.join(folder, key + suffix)
         os.rename(unfinished, finished)
     finally:
         if os.path.exists(unfinished):
             os.unlink(unfinished)
-    packed = os.path.getsize(finished) / 1e9
-    print(f"STAGE: {finished}, {packed:.1f} GB, in {time.time() - begin:.0f} s", file=sys.stderr)
+    print(f"STAGE: {finished}, in {time.time() - begin:.0f} s", file=sys.stderr)
     return key, finished
 
 
-def is_there(file):
-    """Return whether a pack or a list has been made before. It then counts as used now, for slurm/clean.sh."""
-    try:
-        os.utime(file)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def key_of(root, names, left_out):
+def key_of(root, names, left_out, basis):
     """Return 16 digits that follow from what is packed, and its size [bytes]."""
-    lines, size = [root], 0
+    lines, size = [root, basis], 0
     waiting = [os.path.join(root, name) for name in names]
     with ThreadPoolExecutor(WALKERS) as walkers:
         lines += [describe(path, os.lstat(path)) for path in waiting]
@@ -229,74 +208,19 @@ def describe(path, status):
     return f"{path} {status.st_mode} {status.st_size} {status.st_mtime_ns}"
 
 
-def suffixes_wanted():
-    """Return the suffixes of packs that may be used, the better one first."""
-    wanted = os.environ.get("STAGE_FORMAT") or "squashfs"
-    if wanted not in FORMATS:
-        raise Refusal(f"STAGE_FORMAT='{wanted}': expected squashfs or tar")
-    return [".tar"] if wanted == "tar" else [".sqsh", ".tar"]
-
-
-def write_pack(root, names, left_out, file):
-    """Write a pack; return the suffix of its format."""
-    tries_squashfs = ".sqsh" in suffixes_wanted() and shutil.which("mksquashfs") and shutil.which("squashfuse")
-    if tries_squashfs and write_squashfs(root, names, left_out, file) and is_mountable(file):
-        return ".sqsh"
-    excluded = [f"--exclude={name}" for name in left_out]
-    # Without --anchored, an excluded name may stand at any depth.
-    wanted = ["."] if is_whole(root, names) else names
-    check_run(["tar", "--create", "--force-local", "--file", file, "--directory", root, *excluded, "--", *wanted], root)
-    return ".tar"
-
-
-def is_whole(root, names):
-    """Return whether `names` is all that a folder has."""
-    return sorted(os.listdir(root)) == sorted(names)
-
-
-def write_squashfs(root, names, left_out, file):
-    """Write a squashfs file; return whether that went well."""
+def write_tar(root, names, left_out, file):
+    """Write a tar. Raises Refusal with what the program tar says if it fails."""
     # All of a folder: its names may be more than a command line takes.
-    paths = [root] if is_whole(root, names) else [os.path.join(root, name) for name in names]
-    # Alone, a folder would become the root of the file system.
-    options = ["-keep-as-directory"] if len(paths) == 1 and paths != [root] else []
-    if left_out:
-        options += ["-wildcards", "-e", *(f"... {name}" for name in left_out)]
-    # zstd at level 1 is read at the speed of a disk. One thread per core of a login node would be too many.
-    command = ["mksquashfs", *paths, file, "-comp", "zstd", "-Xcompression-level", "1", "-processors", "8"]
-    command += ["-no-progress", "-quiet", "-noappend", *options]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    text = done.stderr.decode(errors="replace").strip()
-    if done.returncode or text:  # it takes a file that cannot be read for an empty one, and goes on
-        print(f"STAGE: mksquashfs: {text}; trying tar", file=sys.stderr)
-        return False
-    return True
-
-
-def is_mountable(file):
-    """Return whether squashfuse mounts a file here. Its compression may be unknown, or FUSE may not be allowed."""
-    folder = tempfile.mkdtemp()
-    try:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        if subprocess.call(["squashfuse", file, folder], **quiet):
-            return False
-        unmount = shutil.which("fusermount3") or shutil.which("fusermount") or "umount"
-        return subprocess.call([unmount, "-u" if "fuse" in unmount else "-l", folder], **quiet) == 0
-    except OSError:
-        return False
-    finally:
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
-
-
-def check_run(command, root):
-    """Run a command. Raises Refusal with what it says if it fails."""
+    wanted = ["."] if sorted(os.listdir(root)) == names else names
+    excluded = [f"--exclude={name}" for name in left_out]  # at any depth, without --anchored
+    # --force-local: tar takes a name with a colon for one on another machine. --mode: a copy of a folder that its owner
+    # may not write to could not be removed from the nodes.
+    options = ["--force-local", "--mode=u+rwX", "--file", file, "--directory", root, *excluded]
+    command = ["tar", "--create", *options, "--", *wanted]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     if done.returncode:
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise Refusal(
-            f"{root} could not be packed: {last}. Free space in {os.path.dirname(command[4])}, or set STAGE=0"
-        )
+        raise Refusal(f"{root} could not be packed: {last}. Free space in {os.path.dirname(file)}, or set STAGE=0")
 
 
 if __name__ == "__main__":
