@@ -441,44 +441,37 @@ def test_rank_prefix_stands_before_it(jobs):
 
 
 @pytest.mark.drill
-def test_in_an_array(jobs, cluster):
-    """Each job packs nothing, and uses the packs of the submission; the jobs of a node share a copy."""
-    command = ["sbatch", "--parsable", "--nodes=2", "--array=1-2", jobs.project / "slurm/submit_multinode.sh"]
+def test_in_an_array(jobs):
+    """Each job uses the packs of the submission."""
     array = jobs.call("prog.py", options=["--nodes=2", "--array=1-2", "--parsable"]).stdout.strip()
     jobs.submitted.append(array)
-    for task in (1, 2):
-        output = wait_for_output(jobs, f"{array}_{task}")
+    queue = ["squeue", "--noheader", f"--jobs={array}"]
+    wait_for(lambda: not jobs.cluster.run(*queue, check=False).stdout.strip(), "the end of both jobs")
+    outputs = [file.read_text() for file in jobs.project.glob("demo-*.out")]
+    assert len(outputs) == 2
+    for output in outputs:
         assert [words[7] for words in results(output)] == ["staged"] * 4 and "STAGE: packing" not in output, output
-    assert jobs.copies("node1") == jobs.copies("node2") == [], command
+    assert jobs.copies("node1") == jobs.copies("node2") == []
 
 
-def wait_for_output(jobs, number):
-    """Return the output of a job of an array at its end."""
-    ended = lambda: not jobs.cluster.run("squeue", "--noheader", f"--jobs={number}", check=False).stdout.strip()  # noqa: E731
-    wait_for(ended, f"the end of {number}")
-    (file,) = jobs.project.glob(f"*-{number.replace('_', '*')}.out")
-    return file.read_text()
-
-
-REQUEUES = (
-    PROGRAM
-    + """\
-if os.environ["RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
-    open(os.environ["REQUEUE_FILE"], "w").close()
-    open(os.environ["STOP_FILE"], "w").close()
+CHANGES = """\
+import glob
+if os.environ["RESTART_COUNT"] == "0":
+    for file in glob.glob(os.environ["ORIGINAL"] + "/lib/python*/site-packages/thing.py"):
+        open(file, "w").write("VALUE = 'second'")
 """
-)
 
 
 @pytest.mark.drill
 def test_after_a_requeue(jobs):
     """The job uses the packs of its submission again, though the environment has changed meanwhile."""
-    change = "import glob\nfor file in glob.glob(os.environ['ORIGINAL'] + '/lib/python*/site-packages/thing.py'):\n"
-    change += "    open(file, 'w').write('VALUE = \"second\"')\n"
-    (jobs.project / "again.py").write_text(REQUEUES + change)
-    job = jobs.run("again.py", ORIGINAL=str(jobs.venv), options=["--nodes=2", "--signal=B:USR1@3500", "--time=60"])
-    found = results(job.output)
-    assert [(words[0], words[7]) for words in found] == [("first", "staged")] * 8, job.output
+    (jobs.project / "again.py").write_text(PROGRAM + CHANGES)
+    (jobs.project / "extras/again").mkdir()
+    (jobs.project / "extras/again/settings.sh").touch()
+    hooks = "again_after_launch() { [[ $RESTART_COUNT != 0 ]] || outcome=requeue; }\n"
+    (jobs.project / "extras/again/hooks.sh").write_text(hooks)
+    job = jobs.run("again.py", ORIGINAL=str(jobs.venv))
+    assert [(words[0], words[7]) for words in results(job.output)] == [("first", "staged")] * 8, job.output
     assert "back into the queue as attempt 1" in job.output and "STAGE: packing" not in job.output
     assert jobs.copies("node1") == jobs.copies("node2") == []
 
@@ -507,7 +500,7 @@ def test_a_spare_node_gets_its_copy(launcher, tmp_path):
         wait_until_ready(jobs, number)
         own_cluster.crash("node2")
         job = jobs.ended(number)
-        second = [words[7:9] for words in results(job.output)[4:]]
+        second = [words[7:9] for words in results(job.output.partition("attempt 1: ranks")[2])]
         assert sorted(second) == [["staged", "node1"]] * 2 + [["staged", "node3"]] * 2, job.output
         assert jobs.copies("node1") == jobs.copies("node3") == []
 

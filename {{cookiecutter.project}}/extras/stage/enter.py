@@ -216,9 +216,9 @@ def make_copy(pack, source, place, copies):
     """Make a copy, and give it its name when it is whole."""
     unfinished = place + ".unfinished"
     target = content(pack, unfinished)
-    os.makedirs(os.path.dirname(target), 0o700)
-    open(os.path.join(unfinished, "in-use"), "w").close()
     try:
+        os.makedirs(os.path.dirname(target), 0o700)
+        open(os.path.join(unfinished, "in-use"), "w").close()
         if pack.kind != "file":
             unpack(source, target)
         elif source == pack.file:
