@@ -10,11 +10,12 @@ import re
 from pathlib import Path
 
 from .checks import check_word
-from .runtimes import KINDS
+from .runtimes import KINDS, MPI
 from .sites import site_facts
 from .wording import choose_from, did_you_mean
 
 EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
+    "mpi": (("slurm",), "the launchers mpirun and mpirun-ranks; Horovod is built, and trains a model"),
     "notebook": (("slurm",), "JupyterLab on a compute node, opened in your own browser"),
     "scaling": (
         ("slurm", "runai", "local"),
@@ -27,6 +28,8 @@ EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
 }
 # Extras that a project with examples=no cannot have: each runs a program that it leaves out.
 NEEDS_EXAMPLES = {"scaling": "benchmark/all_reduce.py"}
+# The launchers that an extra brings. It is for sites that have one of them, and these answers to `launcher` choose it.
+LAUNCHERS_OF = {"mpi": MPI}
 ADDING = "+"  # extras=+notebook writes extras/notebook/ into a project that the template has written, and nothing else
 SETTING = re.compile(r"(?m)^(?:export )?([A-Z][A-Z0-9_]*)=")
 FOLDER = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "extras"
@@ -39,16 +42,34 @@ def extras_at(kind: str) -> dict[str, str]:
 
 def extras_of(answers) -> dict[str, str]:
     """Return the extras that a project with these answers can have, chosen or not, each with what it is for."""
-    there = extras_at(site_facts(answers["site"])["kind"])
+    facts = site_facts(answers["site"])
     return {
-        name: purpose for name, purpose in there.items() if answers["examples"] == "yes" or name not in NEEDS_EXAMPLES
+        name: purpose
+        for name, purpose in extras_at(facts["kind"]).items()
+        if (answers["examples"] == "yes" or name not in NEEDS_EXAMPLES)
+        and (name not in LAUNCHERS_OF or set(facts["launchers"]) & set(LAUNCHERS_OF[name]))
     }
+
+
+def extra_launchers(answers) -> dict[str, list[str]]:
+    """Return the extras that bring launchers of the site, each with these launchers."""
+    there = site_facts(answers["site"])["launchers"]
+    found = {extra: [name for name in there if name in launchers] for extra, launchers in LAUNCHERS_OF.items()}
+    return {extra: launchers for extra, launchers in found.items() if launchers}
+
+
+def brought_extras(answers) -> list[str]:
+    """Return the names of the extras that the launcher brings along, whatever the answer to `extras` says."""
+    if is_adding(answers):
+        return []
+    return [extra for extra, launchers in LAUNCHERS_OF.items() if answers["launcher"] in launchers]
 
 
 def chosen_extras(answers) -> list[str]:
     """Return the names of the extras that the answers choose."""
     answer = answers["extras"].removeprefix(ADDING)
-    return {"all": list(extras_of(answers)), "none": []}.get(answer, answer.split(","))
+    chosen = {"all": list(extras_of(answers)), "none": []}.get(answer, answer.split(","))
+    return [*chosen, *(name for name in brought_extras(answers) if name not in chosen)]
 
 
 def is_adding(answers) -> bool:
@@ -97,6 +118,9 @@ def why_not(name: str, possible: dict, facts: dict) -> str:
     """Return why a project cannot have an extra of this name."""
     if name not in EXTRAS:
         return f"extra {name!r} is not known{did_you_mean(name, possible)}; {choose_from(['none', 'all', *possible])}"
+    if name in extras_at(facts["kind"]) and name in LAUNCHERS_OF:
+        missing = " or ".join(sorted(LAUNCHERS_OF[name]))
+        return f"extra {name!r} is for the launchers {missing}, which {facts['title']} does not have; leave it out"
     if name in extras_at(facts["kind"]):
         return f"extra {name!r} runs {NEEDS_EXAMPLES[name]}, which examples=no leaves out; leave the extra out, too"
     others = " or ".join(KINDS[kind]["name"] for kind in EXTRAS[name][0])

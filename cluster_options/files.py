@@ -24,14 +24,12 @@ def needed(answers) -> dict[str, bool]:
     facts, runtime = site_facts(answers["site"]), answers["runtime"]
     slurm, runai = facts["kind"] == "slurm", facts["kind"] == "runai"
     builds_image = slurm and image_source(answers) != ""
-    horovod = answers["launcher"] == "mpirun-ranks"
     instructions_page = instructions(answers)
     return {
         "local/README.md": instructions_page == "local/README.md",
         "runai/README.md": instructions_page == "runai/README.md",
         "slurm/README.md": instructions_page == "slurm/README.md",
         "slurm/docs/container.md": in_container(answers),
-        "slurm/docs/horovod.md": horovod,
         "requirements.txt": not runai,
         "launch/rank.sh": slurm,
         "launch/spawn.py": slurm,
@@ -43,14 +41,13 @@ def needed(answers) -> dict[str, bool]:
         "slurm/doctor/causes_shifter.py": runtime == "shifter",
         "slurm/build_venv.sh": "venv" in facts["runtimes"],
         "slurm/build_container.sh": builds_image,
-        "slurm/build_horovod.sh": horovod,
         "container/Dockerfile": builds_image or runai,
         "container/requirements.txt": builds_image or runai,
         "container/start.sh": runtime in ("enroot", "podman-hpc"),
         f"container/{answers['project']}.toml": runtime == "edf",
+        "extras/mpi/horovod.Dockerfile": builds_image and runtime not in IN_SRUN,
         "extras/scaling/published.csv": facts["all_reduce"] != [],
         "extras/scaling/slow_nodes.py": slurm or runai,
-        "training/train_horovod.py": horovod,
     }
 
 

@@ -22,6 +22,8 @@ UNNEEDED = {{unneeded(cookiecutter)}}  # noqa: F821
 LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
 EXAMPLES = "{{ cookiecutter.examples }}"
 ADDED = {{chosen_extras(cookiecutter) if is_adding(cookiecutter) else []}}  # noqa: F821
+BROUGHT = {{brought_extras(cookiecutter)}}  # noqa: F821
+LAUNCHER = "{{ cookiecutter.launcher }}"
 PAGE = "{{ instructions(cookiecutter) }}"
 
 SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
@@ -95,6 +97,7 @@ def main() -> None:
             path.chmod(path.stat().st_mode | 0o111)
 
     steps = [(f"cd {PROJECT}", f"settings: env.sh; instructions: {PAGE}")]
+    steps += [(f"less extras/{name}/README.md", f"an extra that launcher={LAUNCHER} brings along") for name in BROUGHT]
     if KIND == "slurm" and OFFLINE and (BUILDS_IMAGE or (RUNTIME == "venv" and FILLS_WHEELS)):
         steps.append((f"less {PAGE}", "what to fetch first, as compute nodes have no internet (First run)"))
     if RUNTIME == "venv":

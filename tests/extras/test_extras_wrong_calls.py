@@ -20,6 +20,8 @@ from wrong_calls import (
 
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
+    "extras/mpi/ranks.sh": [[], "x.py", "launch/torchrun.sh", ["launch/rank.sh", "nosuch.py"]],
+    "extras/mpi/build_horovod.sh": [*NO_OPTIONS, ["wheels", "wheels"]],
     "extras/notebook/notebook.sh": [
         *NO_WORDS,
         "99999999",

@@ -86,11 +86,6 @@ EXAMPLES = {
         "RuntimeError: DataLoader worker (pid 2287) is killed by signal: Killed.",
         "OSError: [Errno 24] Too many open files",
     ),
-    "data loader crash": (
-        "torch 2.13; harshatejas/pytorch_custom_object_detection #1, STVIR/pysot #140 (2026-11-22)",
-        "RuntimeError: DataLoader worker (pid 4487) is killed by signal: Segmentation fault.",
-        "ERROR: Unexpected segmentation fault encountered in worker.",
-    ),
     "module": (
         "CPython 3.6 to 3.13; Lmod; Environment Modules (2026-11-21)",
         "ModuleNotFoundError: No module named 'torch'",
@@ -112,11 +107,6 @@ EXAMPLES = {
         "torch 2.13, gloo: all_reduce of 1024 and of 7 numbers (2026-11-23)",
         "what(): [enforce fail at pair.cc:456] preamble.length <= op.nbytes. 512 vs 4. Received data size doesn't",
         "match expected size. Is there a distributed collective mismatch in your code?",
-    ),
-    "refused by Slurm": (
-        "Slurm 22.05 and 24.11 (2026-11-21)",
-        "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
-        "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification",
     ),
     "mpirun as root": (
         "Open MPI 4.1 (2026-11-26)",
@@ -180,18 +170,11 @@ EXAMPLES = {
         "Slurm 22.05 and 24.11 (2026-11-21)",
         "JobState=FAILED Reason=RaisedSignal:53 ExitCode=0:53",
     ),
-    "warning of a script": (
-        "Slurm 22.05 (2026-11-26)",
-        "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:10",
-    ),
-    "download": (
-        "huggingface/datasets #7197, huggingface/accelerate #2246, hiyouga/LlamaFactory #4186 (2026-11-22)",
+    "name or route": (
+        "torch 2.13, c10d/socket.cpp; huggingface/datasets #7197, huggingface/accelerate #2246, hiyouga/LlamaFactory #4186 (2026-11-22)",
+        "[W1121 17:20:31.214 socket.cpp:767] [c10d] The IPv4 network addresses of (node1, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
         "ConnectionError: Couldn't reach 'wikitext' on the Hub (LocalEntryNotFoundError)",
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
-    ),
-    "name or route": (
-        "torch 2.13, c10d/socket.cpp (2026-11-22)",
-        "[W1121 17:20:31.214 socket.cpp:767] [c10d] The IPv4 network addresses of (node1, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
     ),
     "rendezvous": (
         "torch 2.13; pytorch/pytorch #69197 #126510 (2026-11-21)",
@@ -226,14 +209,17 @@ EXAMPLES = {
         "mpirun noticed that process rank 3 with PID 7 on node node2 exited on signal 9 (Killed).",
     ),
     "crashed": (
-        "Slurm 22.05; torch 2.13; pytorch/pytorch #146118 (2026-11-22)",
+        "Slurm 22.05; torch 2.13; pytorch/pytorch #146118; harshatejas/pytorch_custom_object_detection #1, STVIR/pysot #140 (2026-11-22)",
         "srun: error: node2: task 3: Segmentation fault (core dumped)",
         "launch/spawn.py on node2: rank 3 was ended by signal 11",
+        "RuntimeError: DataLoader worker (pid 4487) is killed by signal: Segmentation fault.",
+        "ERROR: Unexpected segmentation fault encountered in worker.",
     ),
     "unexpected signal": (
         "Slurm 22.05 (2026-11-22)",
         "srun: error: node2: task 3: User defined signal 1",
         "launch/spawn.py on node2: rank 3 was ended by signal 10",
+        "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:10",
     ),
     "lost another rank": (
         "torch 2.13; NVIDIA/nccl #1948; horovod/horovod #1364 (2026-11-22)",
@@ -255,30 +241,13 @@ EXAMPLES = {
         "Slurm 22.05 (2026-11-21)",
         "slurmstepd: error: execve(): python: No such file or directory",
     ),
-    "step waits": (
-        "fractal-analytics-platform/fractal-server #2835, llnl/smith #688 (2026-11-27)",
-        "srun: Job 23547409 step creation still disabled, retrying (Requested nodes are busy)",
-    ),
-    "cpu bind": (
-        "llnl/ATS #133, ascii-supply-networks/dagster-slurm #64 (2026-11-27)",
-        "srun: error: Task launch for StepId=1932.2 failed on node node2: Unable to satisfy cpu bind request",
-        "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x34000004.",
-    ),
     "PMIx of Slurm": (
         "openpmix/openpmix #3038, pyiron/executorlib #761 (2026-11-27)",
         "srun: error:  mpi/pmix_v5: init: (null) [0]: mpi_pmix.c:193: pmi/pmix: can not load PMIx library",
     ),
-    "sockets of srun": (
-        "the output of a user's job (2026-11-26)",
-        "srun: error: unable to initialize step context socket: Address already in use",
-    ),
     "conda": (
         "conda/conda #8536, marbits-icm/marbits-public #78 (2026-11-27)",
         "CondaError: Run 'conda init' before 'conda activate'",
-    ),
-    "no command module": (
-        "bash 5.2, Lmod (2026-11-27)",
-        "slurm_script: line 12: module: command not found",
     ),
     "threads": (
         "OpenMathLib/OpenBLAS #1668, MIC-DKFZ/nnUNet #1343, CFIA-NCFAD/nf-flu #105 (2026-11-27)",
@@ -295,10 +264,6 @@ EXAMPLES = {
         "apple/ml-cross-entropy #5, MIC-DKFZ/nnUNet #2268 (2026-11-27)",
         "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
         "/tmp/x/main.c:5:10: fatal error: Python.h: No such file or directory",
-    ),
-    "encoding": (
-        "Megvii-BaseDetection/YOLOX #694, salesforce/ctrl #17 (2026-11-27)",
-        "UnicodeEncodeError: 'ascii' codec can't encode characters in position 246-247: ordinal not in range(128)",
     ),
     "file locks": (
         "huggingface/datasets #2618 #8638, DataBiosphere/toil #4846 (2026-11-27)",
@@ -321,13 +286,15 @@ EXAMPLES = {
         "openucx/ucx #5199 #6669 #9590 (2026-11-27)",
         "[b5244:224582:0:224582] ib_mlx5_log.c:139  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)",
     ),
-    "two options": (
-        "SchedMD/slurm src/common/slurm_opt.c; Slurm 26.05.5; mehta-lab/recOrder #482, snakemake/snakemake #2230, bessagroup/f3dasm #352; FairRootGroup/DDS #490, snakemake/snakemake-executor-plugin-slurm #373 (2026-11-27)",
+    "inherited options": (
+        "SchedMD/slurm src/common/slurm_opt.c; Slurm 26.05.5; mehta-lab/recOrder #482, snakemake/snakemake #2230, bessagroup/f3dasm #352; FairRootGroup/DDS #490, snakemake/snakemake-executor-plugin-slurm #373; llnl/ATS #133, ascii-supply-networks/dagster-slurm #64 (2026-11-27)",
         "srun: fatal: --gpus-per-node and --gres=gpu are mutually exclusive.",
         "srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive.",
         "sbatch: fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive.",
         "srun: fatal: cpus_per_task set by two different environment variables SLURM_CPUS_PER_TASK=2 != SLURM_TRES_PER_TASK=cpu:1",
         "srun: fatal: SLURM_TRES_PER_TASK is mutually exclusive with --ntasks-per-gpu and SLURM_NTASKS_PER_GPU",
+        "srun: error: Task launch for StepId=1932.2 failed on node node2: Unable to satisfy cpu bind request",
+        "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x34000004.",
     ),
     "folders of enroot": (
         "NVIDIA/pyxis #12 #138 (2026-11-27)",
@@ -339,11 +306,8 @@ EXAMPLES = {
         "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /scratch/x at /tmp/pyxis_479.0/x: No such",
     ),
     "image of pyxis": (
-        "NVIDIA/pyxis #127 #168 (2026-11-22)",
+        "NVIDIA/pyxis #61 #127 #168 and enroot.c, pyxis_slurmstepd.c (2026-11-22)",
         "slurmstepd: error: pyxis: failed to import docker image",
-    ),
-    "container of pyxis": (
-        "NVIDIA/pyxis #61 and enroot.c, pyxis_slurmstepd.c (2026-11-22)",
         "slurmstepd: error: pyxis: container start failed with error code: 1",
         "slurmstepd: error: pyxis: child 4711 failed with error code: 1",
     ),

@@ -65,6 +65,16 @@ def salloc(cluster, lines, *, cwd, timeout=PATIENCE, options=(), check=True, **e
     return cluster.run(*command, cwd=cwd, env={**ENVIRONMENT, **environment}, timeout=timeout, check=check)
 
 
+def path_without(folder, *names):
+    """Return a PATH with all programs but some, which are left out of a new folder of links."""
+    folder.mkdir()
+    for place in PATH.split(":"):
+        for tool in Path(place).glob("*"):
+            if tool.name not in names and not (folder / tool.name).exists():
+                (folder / tool.name).symlink_to(tool)
+    return str(folder)
+
+
 @pytest.fixture(scope="session")
 def everywhere(tmp_path_factory):
     """A site that has every runtime and every launcher, and whose containers see this Python."""

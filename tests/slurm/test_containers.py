@@ -85,7 +85,8 @@ def test_every_launcher_with_every_runtime(
         found = sorted(re.findall(r"RESULT (.*)", done.stdout))
         assert found == ["|".join([str(rank), "4", "6", inside, str(here), *ARGUMENTS]) for rank in range(4)], launcher
         wrapper, count = ("rank.sh", 4) if launcher in ("srun", "mpirun-ranks") else ("torchrun.sh", 2)
-        expected = [f"{inside}|a b|{project}/launch/{wrapper}"] * count
+        first = "extras/mpi/ranks.sh" if launcher.startswith("mpirun") else f"launch/{wrapper}"
+        expected = [f"{inside}|a b|{project}/{first}"] * count
         assert re.findall(r"PREFIX (.*)", done.stdout) == expected, done.stdout
         (requeue,) = project.glob("logs/latest/requeue")  # a program reaches what it may ask by, wherever it runs
         requeue.unlink()

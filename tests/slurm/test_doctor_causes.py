@@ -50,7 +50,7 @@ CASES = [
      "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"),
     ("/dev/shm is full", "df -h", TRACEBACK + "RuntimeError: unable to write to file </torch_1_2_3>: No space left on"
      " device (28)"),
-    ("worker that reads data crashed", "num_workers=0", TRACEBACK + "RuntimeError: DataLoader worker (pid 7) is"
+    ("crashed in compiled", "PYTHONFAULTHANDLER", TRACEBACK + "RuntimeError: DataLoader worker (pid 7) is"
      " killed by signal: Segmentation fault. "),
     ("another process uses the GPU", "LOCAL_RANK", TRACEBACK + "RuntimeError: CUDA error: all CUDA-capable devices are"
      " busy or unavailable"),
@@ -73,7 +73,6 @@ CASES = [
     ("library", "container", "/lib64/libc.so.6: version `GLIBC_2.34' not found (required by x.so)"),
     ("processor", "compute node", "srun: error: node2: task 3: Illegal instruction (core dumped)"),
     ("a module is not found", "spider", 'Lmod has detected an error: The following module(s) are unknown: "x"'),
-    ("refuses", "sacctmgr", "sbatch: error: Batch job submission failed: Invalid account or account"),
     ("more processes than", "--ntasks-per-node", "There are not enough slots available in the system to satisfy the 4"),
     # NVIDIA/pyxis #127, apptainer/singularity #5183
     ("image", "IMAGE", "slurmstepd: error: pyxis: failed to import docker image"),

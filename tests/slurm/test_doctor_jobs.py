@@ -163,6 +163,8 @@ def test_jobs_of_all_kinds(slurm, launched, tmp_path):
     array = slurm.sbatch("--array=1-2", "job.sh", "nosuchcommand", cwd=tmp_path)
     slurm.wait(array)
     done = slurm.run("python3", launched / "slurm/doctor.py", array, cwd=tmp_path, check=False)
-    assert done.returncode == 2 and f"is an array: name one of its jobs, as {array}_1" in done.stderr, done.stderr
+    assert (
+        done.returncode == 2 and f"is an array, or heterogeneous: name one of its jobs, as {array}_1" in done.stderr
+    ), done.stderr
     report = ask(f"{array}_2")
     assert f"proof: slurm-{array}_2.out:2: " in report and "nosuchcommand: command not found" in report

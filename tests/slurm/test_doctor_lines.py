@@ -76,39 +76,8 @@ def test_what_looks_like_a_progress_bar(path):
     assert LOGS.shown(error) == error
 
 
-# ---- labels of a job -------------------------------------------------------------------------------------------------
-
-
-def speaker(rank):
-    found = LOGS.Speaker(rank, f"node{rank // 2 + 1}")
-    found.log = "f"
-    return found
-
-
-@pytest.mark.parametrize("label", ["[node1:4242] ", "[step:3] ", "[step:100] "])
-def test_a_label_is_that_of_a_rank_of_the_job(label):
-    """Open MPI names a process there, and a program what it likes."""
-    is_rank = LOGS.rank_test("node[1-2]", [speaker(rank) for rank in range(4)])
-    for outer in ("", "2: ", "[node2:3] ", "[node2.site.org:3] "):
-        line = LOGS.labelled(1, f"{outer}{label}words", "x.out", is_rank)
-        assert (line.label, line.text) == (outer, f"{label}words")
-    assert is_rank("node1", "3")  # torchrun may number the nodes in another order than the folders of the logs
-
-
 @pytest.mark.parametrize("label", ["[node1:00040] ", "[node1:42420] "])
 def test_a_process_of_open_mpi_is_no_rank(label):
-    """Of an output alone, too: it writes at least five digits."""
+    """It writes at least five digits."""
     (line,) = lines_of(f"{label}words")
     assert (line.label, line.text) == ("", f"{label}words")
-
-
-def test_of_an_output_alone_each_label_counts():
-    assert LOGS.rank_test("", [])("step", "100")
-    assert LOGS.rank_test("", [speaker(0)])("node7", "9")  # whose logs may lack
-
-
-def test_words_of_no_rank_are_no_failure_of_a_rank(ask_job, project):
-    record = f"JobId=62\n JobState=FAILED ExitCode=1:0\n NodeList=node[1-2]\n StdOut={project}/demo-62.out\n"
-    (project / "demo-62.out").write_text(GOOD + labelled("[step:100] ", traceback("KeyError: 'x'")))
-    answer = ask_job("62", cwd=project, scontrol=record)
-    assert answer["rank"] is None and "[step:100] KeyError: 'x'" in answer["words"], answer

@@ -260,10 +260,7 @@ WRAPPER = '#!/bin/sh\necho "PREFIX $1|$2 $(basename "$3")" >>"$PREFIXES"\nshift\
 
 def test_rank_prefix_with_every_launcher(cluster, tmp_path):
     """The user's, then those of extras; torchrun and mpirun start it once per node, the others once per rank."""
-    site = tmp_path / "mpi.yaml"
-    launchers = f"launchers: [{', '.join(PER_NODE)}]"
-    site.write_text(re.sub("launchers: .*", launchers, (REPOSITORY / "sites/slurm.yaml").read_text()))
-    project = bake(tmp_path / "a b", **{**ANSWERS, "site": site}, extras="none")
+    project = bake(tmp_path / "a b", **ANSWERS, extras="mpi")
     for name in ("user's", "extra's"):
         (project / name).write_text(WRAPPER)
         (project / name).chmod(0o755)
@@ -281,7 +278,10 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
     for launcher, count in PER_NODE.items():
         wrapper = "rank.sh" if count == 2 else "torchrun.sh"
         expected = [f"PREFIX a b|{project}/extra's one"] * 2 * count
-        expected += [f"PREFIX one|{project}/launch/{wrapper} program.py"] * 2 * count
+        command = f"{project}/launch/{wrapper} program.py"
+        if launcher.startswith("mpirun"):
+            command = f"{project}/extras/mpi/ranks.sh {wrapper}"
+        expected += [f"PREFIX one|{command}"] * 2 * count
         assert sorted((project / launcher).read_text().splitlines()) == sorted(expected), launcher
 
 
@@ -297,9 +297,9 @@ def login_node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     project = bake(folder / "a b", **ANSWERS, extras="none")
     script = project / "launch/extras.sh"
-    text = script.read_text()
-    assert text.count('local owners=""\n') == 1
-    script.write_text(text.replace('local owners=""\n', 'local owners="WORDS=one COUNT=one"\n'))
+    text, count = re.subn(r'local owners=".*"\n', 'local owners="WORDS=one COUNT=one"\n', script.read_text())
+    assert count == 1
+    script.write_text(text)
     (folder / "bin").mkdir()
     for name in ("sbatch", "srun", "scontrol", "sinfo"):
         (folder / "bin" / name).write_text(f"#!/bin/bash\n[[ {name} != sbatch ]] || echo Submitted\n")
@@ -402,3 +402,36 @@ def test_the_steps_that_a_job_has_in_the_accounting(tmp_path, extras, steps):
     assert [row.split("|")[0] for row in rows if re.match(r"\d+\.\d", row)] == [f"{job.id}.{n}" for n in range(steps)]
     after = job.output[job.output.rindex("slept") :].splitlines()[1:]
     assert [line.partition(":")[0] for line in after] == ["CPUs"] * (steps - 2), job.output
+
+
+ASKED_ONCE = """\
+import time
+print("got", *sys.argv[1:], os.environ["RESTART_COUNT"], flush=True)
+if os.environ["RESTART_COUNT"] == "0":
+    while not os.path.exists(os.environ["STOP_FILE"]):
+        time.sleep(0.1)
+    open(os.environ["REQUEUE_FILE"], "w").close()
+    sys.exit()
+time.sleep(6)
+"""
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_all_extras_together_in_an_array_after_a_requeue(cluster, tmp_path, launcher):
+    project = bake(tmp_path / "a b", **ANSWERS, extras="all")
+    name = program(project, ASKED_ONCE)
+    (project / "lines.txt").write_text("first %a\n")
+    typed = ["bash", project / "extras/sweep/sweep.sh", "lines.txt", "--nodes=2", "--", name]
+    environment = python_environment(LAUNCHER=launcher, NPROC_PER_NODE="1", PREFLIGHT="0", MEASURE_EVERY="1")
+    number = cluster.run(*typed, cwd=project, env=environment).stdout.split()[3]
+
+    def output():
+        return "".join(path.read_text() for path in project.glob("lines-*.out"))
+
+    wait_for(lambda: output().count("got first 1 0") == 2, output)
+    cluster.run("scancel", "--signal=USR1", "--batch", f"{number}_1")
+    table = ["bash", project / "extras/sweep/sweep.sh", number]
+    wait_for(lambda: "1 COMPLETED" in cluster.run(*table).stdout, output)
+    assert output().count("got first 1 1") == 2, output()
+    assert output().splitlines()[-1].startswith("CPUs: a rank used "), output()

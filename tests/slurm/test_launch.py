@@ -21,8 +21,6 @@ WRAPPER = TEMPLATE / "launch/torchrun.sh"
 RANK = TEMPLATE / "launch/rank.sh"
 STEP = {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NODEID": "2", "SLURMD_NODENAME": "n3"}
 STEP |= {"MASTER_ADDR": "n1", "MASTER_PORT": "12345", "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}
-MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-MPI |= {"MASTER_ADDR": "m1", "MASTER_PORT": "22222"}
 PET = {"PET_NNODES": "5", "PET_NODE_RANK": "4", "PET_MASTER_ADDR": "p1", "PET_MASTER_PORT": "33333"}
 PODS = {"WORLD_SIZE": "6", "RANK": "5", "MASTER_ADDR": "w1", "MASTER_PORT": "44444"}
 # Nothing of this may decide anything: of the job, not of the step, or left by other launchers.
@@ -73,9 +71,6 @@ def options_of(arguments):
     [
         (STEP, "3", "2", "n1:12345"),
         ({**PODS, **PET, **STRAY, **STEP}, "3", "2", "n1:12345"),
-        (MPI, "4", "1", "m1:22222"),
-        # under mpirun every node believes to be node 0 of the step that started mpirun's own daemons
-        ({**PET, **STRAY, **STEP, "SLURM_NODEID": "0", **MPI}, "4", "1", "m1:22222"),
         (PET, "5", "4", "p1:33333"),
         ({**PODS, **STRAY, **PET}, "5", "4", "p1:33333"),
         ({"PET_NNODES": "5", "PET_NODE_RANK": "4", "MASTER_ADDR": "w1", "MASTER_PORT": "44444"}, "5", "4", "w1:44444"),
@@ -110,7 +105,7 @@ def test_alone(call, environment):
     options = options_of(arguments)
     assert (options["nnodes"], options["node-rank"], options["rdzv-backend"]) == ("1", "0", "static")
     assert options["rdzv-endpoint"].startswith("127.0.0.1:")
-    said = "no srun or mpirun started this, so it uses this node alone, of the 9 of the job" in done.stderr
+    said = "no srun started this, so it uses this node alone, of the 9 of the job" in done.stderr
     assert said == (environment is STRAY)
 
 
@@ -222,7 +217,6 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
         ({}, ["nosuch.py"], "no program 'nosuch.py' in "),
         ({}, ["-e.py"], "no program '-e.py': write ./-e.py"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "12"}, ["x.py"], "srun started 12 tasks on 3 node(s), but one per node"),
-        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, ["x.py"], "mpirun started 4 copies on this node"),
         ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, but MASTER_ADDR and MASTER_PORT are not both set"),
         (
             {**PET, "PET_NNODES": "2:4"},
@@ -258,10 +252,8 @@ def test_wrong_nodes_are_refused_without_an_operator_too(call, tmp_path):
 
 # ---- launch/rank.sh --------------------------------------------------------------------------------------------------
 
-# Rank 5 of 6 on 3 nodes, as srun and as mpirun say it.
+# Rank 5 of 6 on 3 nodes.
 TASK = {**STEP, "SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"}
-MPI_RANK = {"OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-MPI_RANK |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": "12345"}
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 SIXTH = ("5", "6", "1", "2", "2", "n1", "12345")
 
@@ -271,9 +263,6 @@ SIXTH = ("5", "6", "1", "2", "2", "n1", "12345")
     [
         TASK,
         {**PODS, **PET, **STRAY, **TASK},
-        MPI_RANK,
-        # under mpirun every process sees the step that started mpirun's own daemons
-        {**STRAY, **STEP, "SLURM_NODEID": "0", "SLURM_LOCALID": "0", **MPI_RANK},
         {**TASK, "NPROC_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"},
         {**TASK, "SLURM_GPUS_ON_NODE": "2"},
         {**TASK, "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1"},
@@ -299,7 +288,6 @@ def test_threads_of_a_rank(call):
     for environment, threads in (
         ({**TASK, "SLURM_CPUS_PER_TASK": "1"}, 1),
         ({**TASK, "SLURM_CPUS_PER_TASK": "288"}, cores),
-        ({**MPI_RANK, "SLURM_CPUS_PER_TASK": "288"}, max(cores // 2, 1)),  # of the whole node: mpirun binds nobody
         ({**TASK, "OMP_NUM_THREADS": "5"}, 5),
     ):
         assert call(environment, "x.py", wrapper=RANK)[1]["OMP_NUM_THREADS"] == str(threads), environment
@@ -335,12 +323,7 @@ def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
         (
             {**TASK, "SLURM_STEP_NUM_TASKS": "3", "SLURM_GPUS_ON_NODE": "4"},
             ["x.py"],
-            "once per rank is wanted, 4 times on each: srun --ntasks=12 --ntasks-per-node=4, or mpirun",
-        ),
-        (
-            {**MPI_RANK, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "NPROC_PER_NODE": "2"},
-            ["x.py"],
-            "2 times on each: srun --ntasks=12 --ntasks-per-node=2, or mpirun --map-by ppr:2:node",
+            "once per rank is wanted, 4 times on each: srun --ntasks=12 --ntasks-per-node=4",
         ),
         ({**TASK, "MASTER_PORT": ""}, ["x.py"], "6 ranks, but MASTER_ADDR and MASTER_PORT are not both set"),
     ],

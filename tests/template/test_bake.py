@@ -19,7 +19,6 @@ from cluster_options.questions import QUESTION_NAMES, cookiecutter_json, table
 from cluster_options.sites import PLUGIN_OPTIONS, site_facts, site_names
 
 SITES = site_names()
-HOROVOD = {"slurm/build_horovod.sh", "slurm/docs/horovod.md", "training/train_horovod.py"}
 # examples=no: what a project that exists has of its own, and programs to learn from
 EXAMPLES = re.compile(r"(?:benchmark|pi|tests|training)/|(?:README\.md|\.gitignore|requirements\.txt|check/hello\.py)$")
 INTO_A_PROJECT = [
@@ -111,7 +110,7 @@ def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
             continue
         text = path.read_text()
         names = re.findall(r"(?<![\w/.-])(?:training|pi|benchmark|tests)/\w+\S*", text)
-        names += re.findall(r"train_(?:ddp|fsdp|single|horovod)\S*|\bpi\.py|all_reduce\.py|\bhello\.py", text)
+        names += re.findall(r"train_(?:ddp|fsdp|single)\S*|\bpi\.py|all_reduce\.py|\bhello\.py", text)
         names += re.findall(r"(?<!/)README\.md", text) if path.name != "README.md" else []
         assert not names, f"{path}: {names}"
 
@@ -562,16 +561,6 @@ def test_files_of_another_kind_of_site_are_rendered_where_no_hook_removes_them(t
     write(str(REPOSITORY), extra_context={"site": "local"}, output_dir=str(tmp_path), **config)
     for name in ("slurm/lib.sh", "runai/docs/cluster.md", "local/README.md"):
         assert (tmp_path / "demo" / name).read_text(), name
-
-
-def test_horovod_comes_and_goes_with_the_answer(tmp_path):
-    """Written only where it was asked for; another answer over the same folder brings it, and takes it away again."""
-    for launcher, written in (("torchrun", set()), ("mpirun-ranks", HOROVOD), ("srun", set())):
-        project = bake(tmp_path, "--overwrite-if-exists", site="slurm", runtime="apptainer", launcher=launcher)
-        assert files(project) & HOROVOD == written
-        for name in ("slurm/build_venv.sh", "container/Dockerfile"):
-            assert ("INSTALL_HOROVOD" in (project / name).read_text()) == bool(written)
-        assert ("Horovod needs more files" in page(project, "launchers")) == (not written)
 
 
 def test_the_next_commands_are_printed(tmp_path):

@@ -12,8 +12,8 @@ from baking import REPOSITORY, TEMPLATE, account, bake
 from documents import dead_links, files_of, options_of, variables_of
 
 FOLDERS = ("slurm", "runai", "local", "launch", "check", "pi", "benchmark", "training", "container", "extras")
-# Made by a job or by a user; the last one comes with another answer, as the page says.
-MADE_LATER = re.compile(r"container/\S+\.(sif|tar|sqsh)|training/train_horovod\.py")
+# Made by a job or by a user.
+MADE_LATER = re.compile(r"container/\S+\.(sif|tar|sqsh)")
 # Of sbatch, which slurm/submit_multinode.sh and the other scripts hand on.
 OF_SBATCH = {
     "--nodes",
@@ -29,7 +29,7 @@ OF_SBATCH = {
 }
 # Variables of other programs, which documents set and no script has to read.
 OF_OTHERS = re.compile(
-    r"(ACCELERATE|FI|HF|MLFLOW|NCCL|OMP|PIP|UCX|SALLOC|SBATCH|SLURM|SUPPRESS_DEPRECATION|TORCH|XDG)_\w+|PATH|PYTHONPATH"
+    r"(ACCELERATE|FI|HF|MLFLOW|NCCL|OMP|OMPI_MCA|PIP|PMIX_MCA|UCX|SALLOC|SBATCH|SLURM|SUPPRESS_DEPRECATION|TORCH|XDG)_\w+|PATH|PYTHONPATH"
 )
 PROJECTS = [
     {"site": "slurm", "runtime": "venv"},

@@ -79,6 +79,26 @@ def test_a_wrong_answer_is_refused_with_the_right_form(site, answer, said, tmp_p
     assert not (tmp_path / "demo").exists()
 
 
+@pytest.mark.parametrize(("launcher", "extras"), [("mpirun", "none"), ("mpirun-ranks", "notebook"), ("mpirun", "all")])
+def test_a_launcher_brings_its_extra_along(launcher, extras, tmp_path):
+    answers = {"project": "demo", "site": "slurm", "launcher": launcher, "extras": extras}
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"(?m)^  less extras/mpi/README.md +# .*launcher={launcher}", done.stdout), done.stdout
+    wanted = {"none": {"mpi"}, "notebook": {"mpi", "notebook"}, "all": set(extras_at("slurm"))}[extras]
+    assert set(folders(tmp_path / "demo")) == wanted
+    again = add(tmp_path / "demo", "trackers")  # and nothing else, as the user may have deleted the other
+    assert "extras/mpi" not in again.stdout and set(folders(tmp_path / "demo")) == {*wanted, "trackers"}
+
+
+def test_an_extra_is_for_sites_that_have_its_launchers(tmp_path):
+    assert "mpi" not in folders(bake(tmp_path, site="clariden", extras="all"))
+    assert "`mpi`" not in (tmp_path / "demo/README.md").read_text()
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project="other", site="clariden", extras="mpi")
+    said = "extra 'mpi' is for the launchers mpirun or mpirun-ranks, which Clariden (CSCS Alps) does not have"
+    assert done.returncode != 0 and said in done.stderr, done.stderr
+
+
 def test_every_name_can_be_answered_and_typed():
     for name, (kinds, purpose) in EXTRAS.items():
         assert re.fullmatch("[a-z]+", name) and set(kinds) <= set(KINDS) and 20 < len(purpose) < 100

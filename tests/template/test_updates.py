@@ -133,8 +133,9 @@ def test_the_page_s_command_writes_the_same_project(case, tmp_path):
 
 
 def test_the_pages_commands_add_the_scripts_and_horovod(tmp_path):
-    """The one writes into a project that exists, and the other over the written project."""
-    project = bake(tmp_path, site="slurm", nodes="3")
+    """The one writes into a project that exists, and the other the folder of an extra."""
+    project = bake(tmp_path, site="slurm", nodes="3", extras="none")
+    before = tree(project)
     (tmp_path / "NAME").mkdir()
     (tmp_path / "NAME/README.md").write_text("mine")
     section = page(project, "your-own-program").partition("## Take it into your own project\n")[2]
@@ -143,8 +144,10 @@ def test_the_pages_commands_add_the_scripts_and_horovod(tmp_path):
     assert "#SBATCH --nodes=3 " in (tmp_path / "NAME/slurm/submit_multinode.sh").read_text()
     assert not (tmp_path / "NAME/training").exists()
     shell(re.findall(r"```bash\n(.*?)```", page(project, "launchers"), re.DOTALL)[0], tmp_path, tmp_path)
-    assert 'LAUNCHER="${LAUNCHER:-mpirun-ranks}"' in (project / "env.sh").read_text()
-    assert (project / "training/train_horovod.py").exists() and (project / "slurm/docs/horovod.md").exists()
+    after = tree(project)
+    assert {name: after[name] for name in before} == before
+    added = set(after) - set(before)
+    assert {name.split("/")[1] for name in added} == {"mpi"} and "extras/mpi/build_horovod.sh" in added
 
 
 @pytest.mark.parametrize("source", ["git", "zip"])

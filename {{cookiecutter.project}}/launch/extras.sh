@@ -22,7 +22,7 @@
 #   job_end          once at the end, before a requeue, or the explanation of a failure
 #
 # hooks.sh may also define choose_nodes anew (slurm/nodes.sh), and build_step_of_NAME, a LAUNCHER of
-# its own (slurm/lib.sh).
+# its own (slurm/lib.sh). A "-" in the launcher's name is a "_" in the function's.
 #? elif kind == "runai"
 #   check_settings   after env.sh, where you submit and in each pod; refuses what cannot work
 #   before_submit    where you submit; may change program, pod_variables, RUNAI_OPTIONS
@@ -211,13 +211,11 @@ leave_extras() {
 # Refuses settings of extras that have no effect: in env.sh, or of an extra that is not here. A
 # value that switches such an extra off is let through. Called when env.sh has been read.
 refuse_misplaced_settings() {
-    local setting name extra command
+    local setting name extra
     # SETTING=EXTRA for each setting of the template's extras.
     local owners="{{ extra_settings(cookiecutter).items() | map('join', '=') | join(' ') }}"
     for setting in $owners; do
         name=${setting%%=*} extra=${setting#*=}
-        command="{{ in_quotes(add_command(cookiecutter, 'NAME')) }}"
-        command="${command%NAME}$extra (in the folder above the project)"
         if [[ -d $PROJECT_DIR/extras/$extra ]]; then
             ! is_in_env "$name" ||
                 die "$name in env.sh: it belongs in extras/$extra/settings.sh now, so move it there"
@@ -225,15 +223,36 @@ refuse_misplaced_settings() {
             continue
         elif is_in_env "$name"; then
             die "$name in env.sh: it belongs in extras/$extra/settings.sh now, and extras/$extra" \
-                "is not in this project. To add it: $command. To run without it, remove" \
+                "is not in this project. To add it: $(adding "$extra"). To run without it, remove" \
                 "$name from env.sh"
         else
-            die "$name: extras/$extra is not in this project. To add it: $command." \
+            die "$name: extras/$extra is not in this project. To add it: $(adding "$extra")." \
                 "$name=${!name} comes from your shell: to run without the extra, unset $name"
         fi
     done
 }
 
+# Prints the command that adds an extra of the template, and where to type it. Argument: its name.
+adding() {
+    local command="{{ in_quotes(add_command(cookiecutter, 'NAME')) }}"
+    echo "${command%NAME}$1 (in the folder above the project)"
+}
+
+#? if kind == "slurm"
+# Refuses a LAUNCHER that no extra of this project has, and names the extra of the template that has it.
+refuse_unknown_launcher() {
+    ! declare -F "build_step_of_${LAUNCHER//-/_}" >/dev/null || return 0
+    #? for extra, launchers in extra_launchers(cookiecutter).items()
+    case $LAUNCHER in
+        "{{ launchers | join('" | "') }}")
+            die "LAUNCHER=$LAUNCHER: extras/{{ extra }} is not in this project. To add it: $(adding "{{ extra }}")"
+            ;;
+    esac
+    #? endfor
+    die "LAUNCHER='$LAUNCHER' is not known; use {{ site_facts(cookiecutter.site).launchers | join(', ') }}"
+}
+
+#? endif
 # Whether env.sh sets a variable. Argument: its name.
 is_in_env() { grep -qE "^[[:space:]]*(export[[:space:]]+)?$1=" "$PROJECT_DIR/env.sh"; }
 

@@ -5,11 +5,8 @@
 #   launch/rank.sh program.py [arguments]
 #   launch/rank.sh -m package.module [arguments]
 #
-# The rank comes from the variables of the launcher that started this script. The first of these
-# rows with a variable that is set decides:
-#   OMPI_COMM_WORLD_*                 Open MPI's mpirun, one copy per rank
-#   SLURM_STEP_*, SLURM_PROCID        srun, one task per rank
-#   none of these                     one rank: this process
+# The rank comes from the variables of srun, which starts one task per rank: SLURM_STEP_*,
+# SLURM_PROCID. Without them this process is the only rank.
 #
 # Read from the environment. With several ranks MASTER_ADDR and MASTER_PORT are required.
 #   MASTER_ADDR, MASTER_PORT   where rank 0 listens         (slurm/submit_multinode.sh sets them)
@@ -53,29 +50,11 @@ count_cores() {
 
 # Sets nodes and the variables of PyTorch that tell the ranks apart.
 find_this_rank() {
-    if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
-        read_mpirun
-    elif [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then
+    if [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then
         read_srun
     else
         nodes=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=0
     fi
-}
-
-# Each rank also sees the step in which srun started mpirun's daemons, so mpirun's variables come
-# first.
-read_mpirun() {
-    RANK=$OMPI_COMM_WORLD_RANK
-    WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
-    LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK
-    LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
-    GROUP_RANK=$((RANK / LOCAL_WORLD_SIZE))
-    nodes=$((WORLD_SIZE / LOCAL_WORLD_SIZE))
-    # Open MPI 4 in a container, started by mpirun 5, takes a rank without this variable for a run
-    # of one.
-    export SLURM_STEP_ID=${SLURM_STEP_ID:-0}
-    # The submit script starts mpirun with --bind-to none: the ranks of a node share all its cores.
-    cores=$((cores > LOCAL_WORLD_SIZE ? cores / LOCAL_WORLD_SIZE : 1))
 }
 
 # Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation.
@@ -100,8 +79,7 @@ check_ranks_per_node() {
     ((WORLD_SIZE == nodes * per_node)) ||
         die "started $WORLD_SIZE time(s) on $nodes node(s), but once per rank is wanted," \
             "$per_node times on each:" \
-            "srun --ntasks=$((nodes * per_node)) --ntasks-per-node=$per_node," \
-            "or mpirun --map-by ppr:$per_node:node"
+            "srun --ntasks=$((nodes * per_node)) --ntasks-per-node=$per_node"
 }
 
 # Sets MASTER_ADDR and MASTER_PORT, where rank 0 listens.

@@ -10,7 +10,6 @@
 #
 # The number of nodes, this node's rank and the endpoint come from the variables of the launcher
 # that started this script. The first of these launchers whose variables are set decides:
-#   OMPI_COMM_WORLD_*          Open MPI's mpirun, one copy per node
 #   SLURM_STEP_*               srun, one task per node
 #? if kind == "local"
 #   PET_*                      local/submit.sh, which starts several nodes on this machine
@@ -89,9 +88,7 @@ main() {
 find_this_node() {
     nodes=1 node_rank=0
     address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
-    if [[ -n ${OMPI_COMM_WORLD_SIZE:-} ]]; then
-        read_mpirun
-    elif [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
+    if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
         read_srun
     elif [[ -n ${PET_NNODES:-} ]]; then
         read_pet
@@ -100,7 +97,7 @@ find_this_node() {
         nodes=$WORLD_SIZE node_rank=$RANK
     #? elif kind == "slurm"
     elif ((${SLURM_JOB_NUM_NODES:-1} > 1)); then
-        echo "launch/torchrun.sh: no srun or mpirun started this, so it uses this node alone, of the" \
+        echo "launch/torchrun.sh: no srun started this, so it uses this node alone, of the" \
             "$SLURM_JOB_NUM_NODES of the job" >&2
     #? endif
     fi
@@ -123,15 +120,6 @@ free_port() {
         try=$((10000 + RANDOM % 20000))
     done
     echo "$try"
-}
-
-# Under mpirun SLURM_NODEID is 0 on every node, so mpirun's variables come before those of srun.
-read_mpirun() {
-    [[ $OMPI_COMM_WORLD_LOCAL_SIZE == 1 ]] ||
-        die "mpirun started $OMPI_COMM_WORLD_LOCAL_SIZE copies on this node, but one per node" \
-            "is wanted (torchrun starts the processes): mpirun --map-by ppr:1:node"
-    nodes=$OMPI_COMM_WORLD_SIZE
-    node_rank=$OMPI_COMM_WORLD_RANK
 }
 
 # Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation, which may

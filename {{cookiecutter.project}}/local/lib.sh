@@ -12,7 +12,7 @@ source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 unset_stale_variables() {
     runs_from_snapshot || unset SNAPSHOTS
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
-    unset "${!PET_@}" "${!OMPI_@}" "${!PMI@}" "${!SLURM_@}"
+    unset "${!PET_@}" "${!PMI@}" "${!SLURM_@}"
 }
 
 # ---- share this machine among the nodes ---------------------------------------------------------

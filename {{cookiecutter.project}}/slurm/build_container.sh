@@ -6,7 +6,6 @@
 #? set in_job = runtime in ("apptainer", "pyxis", "enroot", "edf")
 #? set source = image_source(cookiecutter)
 #? set name = image_name(cookiecutter)
-#? set horovod = cookiecutter.launcher == "mpirun-ranks"
 #? if runtime == "apptainer"
 # Makes the container image of env.sh (IMAGE), on a compute node, where there is room and time for it: {{ site.title }}.
 #
@@ -166,17 +165,9 @@ podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/conta
 import_from_podman -x mount "podman://{{ name }}:latest"
 #? else
 packages=$(grep '^[^#[:space:]]' "$PROJECT_DIR/container/requirements.txt" || true)
-#? if horovod
-[[ ${INSTALL_HOROVOD:-0} != 1 ]] || packages+=horovod
-#? endif
 if [[ -n $packages ]]; then
     command -v podman >/dev/null || die "container/requirements.txt names packages, which podman adds to the image, but $(hostname) has no podman: name its module in MODULES of env.sh, or empty that file"
-    #? if horovod
-    podman build --network=host --build-arg INSTALL_HOROVOD="${INSTALL_HOROVOD:-0}" \
-        --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
-    #? else
     podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
-    #? endif
     import_from_podman "podman://{{ name }}:latest"
 else
     enroot import --output "$work/image" "docker://{{ cookiecutter.image }}"

@@ -2,15 +2,11 @@
 #? set site = site_facts(cookiecutter.site)
 #? set job = build_answers(cookiecutter, "00:30:00")
 #? set own_queue = has_own_queue(job, cookiecutter)
-#? set horovod = cookiecutter.launcher == "mpirun-ranks"
 #? set packages = packages_from(cookiecutter)
 # Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
 # It does so on a compute node, because login nodes often have another processor or driver.
 #
 #   bash slurm/build_venv.sh [options of sbatch]       submits itself
-#? if horovod
-#   INSTALL_HOROVOD=1 bash slurm/build_venv.sh         with Horovod, see slurm/build_horovod.sh
-#? endif
 #? if packages == "wheelhouse"
 #
 # pip takes packages from the wheelhouse of this site alone, where torch is built for its nodes. So
@@ -57,11 +53,6 @@ prepare() {
     compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
         die "no torch wheel in $WHEELS: on a machine with internet, the same processor and Python, run" \
             "'pip download {{ pip_index(cookiecutter) }}-r requirements.txt -d wheels', then copy its files there"
-    #? if horovod
-    [[ ${INSTALL_HOROVOD:-0} != 1 ]] || compgen -G "$WHEELS/horovod-*" >/dev/null ||
-        die "no Horovod in $WHEELS: on a machine with internet, run the pip download that the top of" \
-            "slurm/build_horovod.sh shows, then copy its files there"
-    #? endif
     #? endif
     RUNTIME=none set_up_software || exit
     #? if packages == "wheelhouse"
@@ -119,15 +110,6 @@ virtualenv --no-download --python="$PYTHON" "$VENV"
 #? else
 "$PYTHON" -m venv "$VENV"
 "$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
-#? endif
-#? if horovod
-if [[ ${INSTALL_HOROVOD:-0} == 1 ]]; then
-    #? if packages == "folder"
-    PIP_NO_INDEX=1 PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh" "$WHEELS"
-    #? else
-    PYTHON="$VENV/bin/python" bash "$PROJECT_DIR/slurm/build_horovod.sh"
-    #? endif
-fi
 #? endif
 #? if node_facts(job).gpu_vendor == "amd"
 "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.hip is None)' ||

@@ -3,7 +3,7 @@
 
   python3 slurm/doctor.py 123                 a job; 12_3 for one job of an array
   python3 slurm/doctor.py demo-123.out        an output file alone, also of a job that this project did not start
-  python3 slurm/doctor.py logs/123.0          the rank logs of one attempt
+  python3 slurm/doctor.py logs/123.0          the rank logs of one attempt, and nothing else
   python3 slurm/doctor.py --json 123          one JSON object, see below
 
 It weighs evidence in this order:
@@ -15,10 +15,8 @@ It weighs evidence in this order:
 Lines elsewhere in the output that sound like failures do not count, as good runs print many of them.
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's log, and Slurm's record of the job.
-Of an output with several attempts it reads the newest one. Of an older attempt, or one that still runs, it reads
-the rank logs alone, as the output does not say which attempt is which.
-If the job had #SBATCH --error=FILE, it reads that file too, unless the job had several attempts. If you name the
-output file of such a job, name that of --error instead: it has the errors.
+Of an output with several attempts it reads the newest one. If the job had #SBATCH --error=FILE, name that file
+instead of the number: it has the errors.
 It runs on login nodes: Python 3.6, standard library only.
 
 The JSON object has, in this order:
@@ -66,9 +64,9 @@ def main():
         return show(job, Diagnosis("none"), as_json, [f"job {job.id} {said}: {job.state}"])
 
     logs = read_rank_logs(job.run)
-    output = read_output(job, logs)
+    output = read_output(job.output)
     if not (output or any(log.logged for log in logs) or job.state):
-        die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.errors, job.run) if path))
+        die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.run) if path))
     return show(job, diagnose(job, output, logs), as_json)
 
 
@@ -109,7 +107,7 @@ def as_object(job, diagnosis):
     """Return the diagnosis as --help describes it."""
     failure, cause = diagnosis.failure, diagnosis.cause
     code = failure.code if failure else job.exit_code if diagnosis.way != "none" else None
-    causes = [{"name": cause.name, "says": cause.says, "fix": cause.fix, "proof": cause.proof}] if cause else []
+    causes = [{"name": cause.name, "says": cause.says, "fix": cause.row.fix, "proof": cause.proof}] if cause else []
     return {
         "job": job.id,
         "state": job.state_name,
@@ -128,7 +126,7 @@ def report_lines(job, diagnosis):
         return ["no launcher reports a rank that failed" + (f" ({job.state})" if job.state else "")]
     cause, lines = diagnosis.cause, []
     if cause:
-        lines += ["cause: " + cause.says, "proof: " + cause.proof, "fix: " + cause.fix]
+        lines += ["cause: " + cause.says, "proof: " + cause.proof, "fix: " + cause.row.fix]
     else:
         state = f" ({job.state})" if job.exit_code is not None else ""
         words = "the last words are below" if diagnosis.words else "it said nothing of its own"
@@ -148,10 +146,10 @@ def failure_lines(job, diagnosis):
     role = "first failure"
     if diagnosis.cause and diagnosis.cause.name == "different tensors":
         role = "a rank that noticed it"
-    elif diagnosis.way in ("waited", "peer") and (diagnosis.places or diagnosis.suspects):
+    elif diagnosis.way in ("waited", "peer") and (diagnosis.places or failure.suspects):
         role = "a rank that waited in vain" if diagnosis.way == "waited" else "a rank that lost another one"
-        if diagnosis.suspects and not diagnosis.places:
-            lines.append("probably first: " + suspects_in_words(diagnosis.suspects, diagnosis.way))
+        if failure.suspects and not diagnosis.places:
+            lines.append("probably first: " + suspects_in_words(failure.suspects, diagnosis.way))
     who = failure.speaker.name or (f"on {failure.host}" if failure.host else "")
     line = failure.message.error if failure.message else failure.report.line
     place = f"({failure.speaker.log or line.place})"

@@ -26,7 +26,6 @@ MAY_PASS = {
     "busy GPU": "the other process may end",
     "compiler cache": "the ranks may not write at the same time again",
     "port": "each start has another port",
-    "sockets of srun": "ports may be free again",
     "node failure": "Slurm takes the node out of the job",
     "step launch": "Slurm may take the node out of the job",
     "daemons of mpirun": "prted has another number then, and another folder",

@@ -4,9 +4,7 @@
 #? set cores = cores_per_node(cookiecutter)
 #? set runtime = cookiecutter.runtime
 #? set container = in_container(cookiecutter)
-#? set mpi = "mpirun" in site.launchers
-#? set once_per_node = site.launchers | select("in", ["torchrun", "spawn", "mpirun"]) | join('" | "')
-#? set once_per_rank = site.launchers | select("in", ["srun", "mpirun-ranks"]) | join('" | "')
+#? set once_per_node = site.launchers | select("in", ["torchrun", "spawn"]) | join('" | "')
 # The steps of slurm/submit_multinode.sh as functions, in the order in which it takes them. From
 # look_at_allocation on they run under set -euo pipefail; env.sh and modules, which are read before,
 # may not bear it. All scripts of slurm/ use the first group.
@@ -100,15 +98,9 @@ submit_build() {
 # Unsets variables of the submitting shell, which the launchers and srun would take for this run's.
 unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
-    unset "${!PET_@}" "${!OMPI_COMM_@}" "${!PMI_@}"
+    unset "${!PET_@}" "${!PMI_@}"
     [[ -z ${SLURM_JOB_ID:-} ]] || unset_options_of_srun # sbatch reads some, on a login node
     runs_from_snapshot || unset SNAPSHOTS
-    #? if mpi
-    # In a step, mpirun would take itself for one of the step's tasks. PMIX_MCA_* are settings.
-    local left_by_mpi
-    mapfile -t left_by_mpi < <(compgen -e PMIX_ | grep -v ^PMIX_MCA_)
-    unset "${left_by_mpi[@]}"
-    #? endif
     unset_variables_of_another_job
 }
 
@@ -214,34 +206,25 @@ folders_of_snapshots() {
 }
 
 #? endif
-# Refuses settings that cannot work. Sets wrapper, the script that srun or mpirun starts on the
-# nodes and that becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the
-# word "ranks" for once per rank, as their number is not known yet. The word "own" stands for a
-# launcher of an extra, whose function build_step_of_NAME sets wrapper.
+# Refuses settings that cannot work. Sets wrapper, the script that srun starts on the nodes and that
+# becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the word "ranks" for
+# once per rank, as their number is not known yet. The word "own" stands for a launcher of an extra,
+# which sets wrapper itself.
 check_settings() {
     type -P srun >/dev/null ||
         die "srun was not found after MODULES of env.sh were loaded: add the module of Slurm itself"
     case $LAUNCHER in
+        #? if once_per_node
         "{{ once_per_node }}") tasks=1 wrapper=("$PROJECT_DIR/launch/torchrun.sh") ;;
-        "{{ once_per_rank }}") tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
+        #? endif
+        #? if "srun" in site.launchers
+        srun) tasks=ranks wrapper=("$PROJECT_DIR/launch/rank.sh") ;;
+        #? endif
         *)
-            declare -F "build_step_of_$LAUNCHER" >/dev/null ||
-                die "LAUNCHER='$LAUNCHER' is not known; use {{ site.launchers | join(', ') }}"
+            refuse_unknown_launcher
             tasks=own wrapper=()
             ;;
     esac
-    #? if mpi
-    if [[ $LAUNCHER == mpirun* ]]; then
-        [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
-            die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found;" \
-                "name its module in MODULES of env.sh, or use torchrun"
-        #? if runtime in ("pyxis", "edf")
-        ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
-            die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, a container that only srun" \
-                "starts; use torchrun, srun or spawn"
-        #? endif
-    fi
-    #? endif
     [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
         die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
     [[ ${CPU_RANKS_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
@@ -282,17 +265,9 @@ check_settings() {
 # torchrun, whose variables would keep its ranks waiting. To override this check, set NPROC_PER_NODE
 # to 2 or more.
 refuse_program_with_own_ranks() {
-    #? if mpi
-    case ${NPROC_PER_NODE:-unset}:$LAUNCHER in
-        unset:* | 1:torchrun | 1:mpirun) ;; # mpirun starts one torchrun per node
-        *) return ;;
-    esac
-    #? else
-    case ${NPROC_PER_NODE:-unset}:$LAUNCHER in
-        unset:* | 1:torchrun) ;;
-        *) return ;;
-    esac
-    #? endif
+    if [[ -n ${NPROC_PER_NODE:-} ]]; then
+        [[ $NPROC_PER_NODE == 1 ]] && starts_torchrun || return 0
+    fi
     ! starts_its_own_ranks "$program" ||
         die "$program starts its own ranks, so it has to be started once per node, and not by" \
             "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh $program"
@@ -300,10 +275,13 @@ refuse_program_with_own_ranks() {
 
 # Refuses a program whose ranks torchrun would keep waiting for each other.
 refuse_own_endpoint() {
-    [[ $LAUNCHER != torchrun && $LAUNCHER != mpirun ]] || ! has_own_endpoint "$program" ||
+    ! starts_torchrun || ! has_own_endpoint "$program" ||
         die "$program gives init_process_group an address of its own, tcp://…, at which no rank" \
             "listens under torchrun: leave init_method out, or use LAUNCHER=srun"
 }
+
+# Whether each node runs torchrun, which starts the ranks.
+starts_torchrun() { [[ $LAUNCHER != spawn && ${wrapper[*]} == */launch/torchrun.sh ]]; }
 
 # Refuses a Python without torch, unless a container has the Python. It imports nothing: importing
 # torch takes a second.
@@ -591,14 +569,7 @@ record_run() {
 # Exports MASTER_ADDR and MASTER_PORT, where rank 0 listens: the first of hosts, and the port that
 # free_port prints.
 set_rendezvous_endpoint() {
-    local master=${hosts[0]}
-    #? if mpi
-    # mpirun gives the first ranks to the node on which it runs.
-    if [[ $LAUNCHER == mpirun* && " ${hosts[*]} " == *" ${SLURMD_NODENAME:-} "* ]]; then
-        master=$SLURMD_NODENAME
-    fi
-    #? endif
-    export MASTER_ADDR="$master${MASTER_ADDR_SUFFIX:-}"
+    export MASTER_ADDR="${hosts[0]}${MASTER_ADDR_SUFFIX:-}"
     MASTER_PORT=$(free_port)
     export MASTER_PORT
 }
@@ -779,39 +750,26 @@ check_nodes() {
 # ---- launch --------------------------------------------------------------------------------------
 
 # Sets step, the command that starts the wrapper on hosts: once per node or once per rank. Sets also
-# on_hosts, the options of srun for a step on hosts.
+# on_hosts, the options of srun for a step on hosts. A launcher of an extra builds its own step.
 build_step() {
     local per_node=1
     name_hosts
-    if [[ $tasks == own ]]; then
-        "build_step_of_$LAUNCHER"
-        return
-    fi
     if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
         say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs"
     fi
-    #? if mpi
-    # torchrun counts the GPUs of its node itself. srun and mpirun have to be told how many ranks to
-    # start, and mpirun runs outside of a step, where it may see other GPUs than a step gets.
-    if [[ $tasks == ranks || $LAUNCHER == mpirun ]]; then
-        set_ranks_per_node
+    if [[ $tasks != 1 ]]; then
+        set_ranks_per_node # torchrun counts the GPUs of its node itself, others have to be told
     fi
-    #? endif
+    if [[ $tasks == own ]]; then
+        "build_step_of_${LAUNCHER//-/_}"
+        return
+    fi
     if [[ $tasks == ranks ]]; then
-        #? if not mpi
-        set_ranks_per_node # torchrun counts the GPUs of its node itself, srun has to be told
-        #? endif
         per_node=$NPROC_PER_NODE
         ((per_node <= cores)) ||
             die "NPROC_PER_NODE=$per_node, but the job has $cores core(s) on each node: raise" \
                 "--cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
     fi
-    #? if mpi
-    if [[ $LAUNCHER == mpirun* ]]; then
-        build_step_of_mpirun "$per_node"
-        return
-    fi
-    #? endif
     # The step is given its size, because a shell of salloc may lack the tasks and cores of the
     # #SBATCH lines.
     #   --export=ALL      a site's default may be NONE
@@ -846,21 +804,6 @@ name_hosts() {
     ! stays_in_allocation || on_hosts+=(--overlap)
 }
 
-#? if mpi
-# Sets step for Open MPI's mpirun, which starts its daemons by an srun of its own. The variables
-# here give that srun all of the environment and all cores (srun 22.05 to 23.02 would give it one
-# core). They also replace the header's one task per node.
-build_step_of_mpirun() {
-    local overlap=''
-    [[ " ${on_hosts[*]} " != *" --overlap "* ]] || overlap=SLURM_OVERLAP=1
-    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" ${overlap:+"$overlap"}
-        SLURM_JOB_NODELIST="$(with_commas "${hosts[@]}")"
-        SLURM_NODELIST="$(with_commas "${hosts[@]}")"
-        SLURM_TASKS_PER_NODE="$1(x${#hosts[@]})"
-        mpirun -np $((${#hosts[@]} * $1)) --map-by "ppr:$1:node" --bind-to none)
-}
-
-#? endif
 # Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
 # 1. Refuses a step with fewer GPUs than the job has. Sets counted_ranks if the user has set no number.
 set_ranks_per_node() {
@@ -902,15 +845,11 @@ gpus_of_a_step() {
 # shellcheck disable=SC2153,SC2154 # env.sh sets RANK_PREFIX
 launch() {
     local watcher command
-    #? if mpi
-    local sizes # of the job's output and error file, for mpirun_lost_a_node
-    mapfile -t sizes < <(stat -L -c %s "/proc/$$/fd/1" "/proc/$$/fd/2")
-    #? endif
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
     stuck='' explained='' code=0 outcome='' ranks=''
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=()
     call_extras before_launch
-    [[ ${step[0]} == srun ]] || srun_options=() # mpirun calls srun itself
+    [[ ${step[0]} == srun ]] || srun_options=() # not the step of this launcher
     command=("${step[@]}" "${srun_options[@]}" "${CONTAINER_EXEC[@]}" "${rank_prefix[@]}"
         "${wrapper[@]}" "$@")
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
@@ -925,35 +864,10 @@ launch() {
     fi
     end_beside
     kill "$watcher" 2>/dev/null || true
-    #? if mpi
-    if ((code == 0)) && mpirun_lost_a_node "${sizes[@]}"; then
-        code=1
-    fi
-    #? endif
     hear_after_launch
     return "$code"
 }
 
-#? if mpi
-# Whether mpirun has printed that it lost a node. The ranks have not come to their end then, but
-# Open MPI 5.0.7 ends with exit code 0 (measured 2026-11-24). Arguments: the sizes of the job's
-# output and error file before mpirun was started [bytes].
-mpirun_lost_a_node() {
-    local number file sizes=("$@")
-    [[ $LAUNCHER == mpirun* ]] || return 1
-    for number in 1 2; do
-        file=/proc/$$/fd/$number
-        [[ -f $file ]] || continue # a terminal or a pipe, which cannot be read again
-        # Not grep -q, which would end tail by a signal.
-        if tail -c +$((${sizes[number - 1]:-0} + 1)) "$file" |
-            grep -F "has lost communication with a remote daemon" >/dev/null; then
-            return 0
-        fi
-    done
-    return 1
-}
-
-#? endif
 # Runs a command in the background, because bash handles no signal while it waits for a command in
 # the foreground. A signal ends `wait`, hence the loop. To look for the stop time or a stall, the
 # loop sleeps for a second at a time. Returns the command's exit code, or STUCK_CODE if end_if_stuck
@@ -1074,7 +988,7 @@ kill_ranks() {
         sleep 5
         kill -0 "$1" 2>/dev/null || return 0
     done
-    pkill -KILL -P "$1" # of mpirun on one node, the ranks
+    pkill -KILL -P "$1" # ranks that are in no step of Slurm
     kill -KILL "$1" 2>/dev/null
 }
 

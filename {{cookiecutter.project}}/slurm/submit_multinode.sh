@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
 #? set software = {"venv": "virtual environment", "none": "modules"}.get(cookiecutter.runtime, "container")
-#? set starters = "srun or mpirun" if "mpirun" in site.launchers else "srun"
 # Runs a PyTorch program on all nodes of a job, on {{ site.title }}.
 #
 #? if cookiecutter.examples == "yes"
@@ -126,7 +125,7 @@ make_run_folder          # logs/JOBID.ATTEMPT
 arrange_stop_request     # so that the program saves before the time limit
 choose_nodes             # those without a fault, and without the spares; MASTER_ADDR, MASTER_PORT
 record_run               # logs/JOBID.ATTEMPT/run.json: code, software, nodes
-build_step               # the {{ starters }} command that starts the launcher, or the ranks, on these nodes
+build_step               # the srun command that starts the launcher, or the ranks, on these nodes
 stand_by                 # with SPARES or MIN_NODES: another node takes over if this one dies
 #? if software == "container"
 # A step of your own goes here. It runs once, on the first node, outside the container. If it fails,

@@ -8,8 +8,9 @@
 #   bash extras/sweep/sweep.sh JOBID                      a table: each job's state, losses, cause of failure
 #
 # Each line of the file is added to the arguments after --. A job's index is the number of its line, and
-# %a stands for it. Empty lines and lines that begin with # start no job, but keep their number. sbatch
-# gets the options before --. The option --max-at-once N is of this script: at most N jobs run at a time.
+# each %a in its arguments becomes that number. Empty lines and lines that begin with # start no job, but
+# keep their number. sbatch gets the options before --. The option --max-at-once N is of this script: at
+# most N jobs run at a time.
 #
 #? if examples
 # A job of training/ without --out writes into a new folder: runs/NAME.SUFFIX/LINE.
@@ -40,15 +41,21 @@ while (($#)) && [[ $1 != -- ]]; do
         --max-at-once=*) set -- --max-at-once "${1#*=}" "${@:2}" && continue ;;
         --max-at-once)
             [[ ${2:-} =~ ^[1-9][0-9]*$ ]] ||
-                die "--max-at-once '${2:-}': expected a whole number of jobs"
+                die "--max-at-once '${2:-}': expected a number of jobs, 1 or more"
             at_once=$2
             shift
+            ;;
+        -a* | --array* | --export* | -W | --wait | -Q | --quiet | --parsable | --test-only)
+            die "$1: leave it out. The lines of the file are the array, the jobs get your environment," \
+                "and this script reads what sbatch prints"
             ;;
         *) options+=("$1") ;;
     esac
     shift
 done
-(($# > 1)) || die "no program: expected bash extras/sweep/sweep.sh $lines -- PROGRAM ARGUMENTS"
+(($# > 1)) ||
+    die "no program: expected bash extras/sweep/sweep.sh $lines -- PROGRAM ARGUMENTS, or, for a table," \
+        "the number that a sweep has printed"
 shift
 
 # jobs.py writes the arguments of each job into a folder of this sweep, and prints the jobs' indices.
@@ -57,8 +64,9 @@ shift
 name=${lines##*/} name=${name%.*}
 SWEEP_FOLDER=$(mktemp -d "$PROJECT_DIR/logs/sweeps/$name.XXXXXX") || exit
 export SWEEP_FOLDER
-unset SWEEP_JOB # a job of a sweep may run this script, and has it
-trap 'rm -rf "$SWEEP_FOLDER"' EXIT # if the submission fails
+unset SWEEP_JOB   # it is there if a job of another sweep runs this script
+unset SBATCH_WAIT # sbatch would answer only when the last job has ended
+trap 'rm -rf "$SWEEP_FOLDER"' EXIT # if the submission fails, or this script is interrupted
 indices=$(python3 -B "$PROJECT_DIR/extras/sweep/jobs.py" "$lines" "$SWEEP_FOLDER" "$@") || exit
 said=$(bash "$PROJECT_DIR/slurm/submit_multinode.sh" --job-name="$name" \
     --array="$indices${at_once:+%$at_once}" "${options[@]}" -- "$@") || exit

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Samples the nodes of a job beside its ranks, and prints what came of it when they have ended well.
-# launch/extras.sh calls these functions.
+# Samples the nodes of a job beside its ranks, and prints the use of GPUs and cores when the ranks have
+# ended well. launch/extras.sh calls these functions: watch_beside_launch in a process of its own, which
+# it ends after the ranks, before watch_after_launch.
 # shellcheck disable=SC2154 # the submit script sets hosts and code
 
 watch_check_settings() {
@@ -10,7 +11,8 @@ watch_check_settings() {
 
 watch_before_launch() { rm -f "$RUN_DIR/use.txt"; } # of an earlier start in the same folder
 
-# After MEASURE_EVERY seconds, summary.py asks the nodes what their GPUs and ranks do.
+# Every MEASURE_EVERY seconds, summary.py asks the nodes what their GPUs and ranks do. It writes use.txt
+# when it is ended. A job without it, as a shorter one, has no summary.
 watch_beside_launch() {
     [[ $MEASURE_EVERY != 0 ]] && type -P python3 >/dev/null || return 0
     sleep "$MEASURE_EVERY"

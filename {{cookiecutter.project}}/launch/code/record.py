@@ -62,12 +62,14 @@ IS_KEY = re.compile(KEY + "$", re.IGNORECASE)
 HAS_KEY = re.compile(KEY + r"=[^,\s]+", re.IGNORECASE)  # NAME=VALUE in a text
 PASSWORD = re.compile(r"(://)[^/\s@]+@")  # of a URL, http://user:password@host
 MASK = "***"
-# run.json takes variables that begin with one of these: they change how a run communicates and computes.
+# run.json takes variables that begin with one of these, or contain OF_MPI: they change how a run communicates and
+# computes.
 TAKEN = (
-    *("NCCL_", "GLOO_", "UCX_", "FI_", "MPICH_", "OMPI_MCA_", "PMIX_MCA_", "RDZV_", "NPROC_PER_NODE"),
+    *("NCCL_", "GLOO_", "UCX_", "FI_", "MPICH_", "RDZV_", "NPROC_PER_NODE"),
     *("TORCH_", "PYTORCH_", "CUDA_", "ROCR_", "HIP_", "HSA_", "MIOPEN_", "OMP_", "MKL_"),
     "ALLOW_CPU",
 )
+OF_MPI = "_MCA_"  # a parameter of an MPI library
 
 
 def main():
@@ -129,7 +131,7 @@ def facts_at_once(args, project):
         "program": masked_words(args.program),
         "settings": masked(settings),
         "changed_settings": masked(changed),
-        "environment": masked({name: os.environ[name] for name in sorted(os.environ) if name.startswith(TAKEN)}),
+        "environment": masked({name: os.environ[name] for name in sorted(os.environ) if is_taken(name)}),
         "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
         "nodes": [name for name in args.nodes.split(",") if name],
         "versions": versions(),
@@ -142,6 +144,11 @@ def facts_at_once(args, project):
     if "SLURM_JOB_ID" in os.environ:
         facts.update(facts_of_slurm(args))
     return facts
+
+
+def is_taken(name):
+    """Return whether run.json takes a variable."""
+    return name.startswith(TAKEN) or OF_MPI in name
 
 
 def masked(variables):

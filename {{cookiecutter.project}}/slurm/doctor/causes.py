@@ -20,7 +20,6 @@ class Cause(NamedTuple):
     fix: str
     source: str  # whose words the patterns are
     signals: tuple = ()  # a launcher that reports one of these signals proves it, too
-    undone_by: str = ""  # a later line that matches this pattern says that all went well after all
     way: str = "slurm"  # for --json: how the ranks ended, of a cause in BY_SLURM
 
 
@@ -28,11 +27,7 @@ class Cause(NamedTuple):
 BY_SLURM = (
     Cause(
         name="host memory",
-        patterns=(
-            r"^slurmstepd\S*: .*oom[-_]kill event",
-            r"^srun: error: .*: Out Of Memory",
-            r"^JobState=OUT_OF_MEMORY",
-        ),
+        patterns=(r"^slurmstepd\S*: .*oom[-_]kill event", r"^JobState=OUT_OF_MEMORY"),
         says="the memory of a host was not enough",
         fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
         source="Slurm",
@@ -50,14 +45,6 @@ BY_SLURM = (
         says="a job of higher priority took the nodes",
         fix="Submit with --requeue, save often, and let the program go on from what was saved.",
         source="Slurm",
-    ),
-    Cause(
-        name="step waits",
-        patterns=(r"^srun: Job (?:\d+ )?step creation (?:temporarily|still) disabled, retrying",),
-        says="srun waited for cores, memory or GPUs of this job, which another step of it has",
-        fix="End the other step (scontrol show step JOBID), or start both with --exact and a part of the job each.",
-        source="Slurm",
-        undone_by=r"^srun: (?:Job step|Step) created",
     ),
     Cause(
         name="time limit",
@@ -87,13 +74,6 @@ BY_SLURM = (
         fix="ExitCode 0:53: the folder of --output has to exist, and be yours, before the job starts.",
         source="Slurm",
     ),
-    Cause(
-        name="warning of a script",
-        patterns=(r"JobLaunchFailure ExitCode=0:1[02]\b", r"RaisedSignal:1[02]\b"),
-        says="a signal that asks for saving (10 is USR1, 12 is USR2) ended the job's own script",
-        fix="A script with the line --signal=B:USR1@SECONDS has to catch the signal, as by trap '' USR1.",
-        source="Slurm",
-    ),
 )
 
 # What starts the ranks says so: srun, sbatch, a container runtime, a script of this project. Searched in lines without
@@ -114,46 +94,22 @@ BY_STARTER = (
         source="this project, argparse",
     ),
     Cause(
-        name="two options",
+        name="inherited options",
         patterns=(
             r"^(?:srun|sbatch|salloc): .*(?:is|are) mutually exclusive",
             r"cpus[-_]per[-_]task set by two different environment variables",
+            r"Unable to satisfy cpu bind request",
+            r"CPU binding outside of job step allocation",
         ),
-        says="Slurm gets two options that exclude each other, one of them mostly from the shell that submitted",
-        fix="Keep one of the options or SLURM_ variables that the proof names: submit from a login shell, or unset the"
-        " variable before. Slurm 26.05 takes --gpus-per-node or --gres=gpu, not both.",
-        source="Slurm",
-    ),
-    Cause(
-        name="cpu bind",
-        patterns=(r"Unable to satisfy cpu bind request", r"CPU binding outside of job step allocation"),
-        says="srun shall bind tasks to cores that the step does not have",
-        fix="Submit from a login shell, or unset SLURM_CPU_BIND and the like before; leave --cpu-bind out.",
-        source="Slurm",
-    ),
-    Cause(
-        name="refused by Slurm",
-        patterns=(
-            r"^(?:srun|sbatch|salloc): .*Invalid (?:account|qos|generic resource)",
-            r"^(?:srun|sbatch|salloc): .*(?:nvalid partition|violates accounting|Unable to create step)",
-            r"^(?:srun|sbatch|salloc): .*(?:Requested (?:node con|time li)|More processors req)",
-        ),
-        says="Slurm refuses the request",
-        fix="Edit the #SBATCH lines. Your queues: sinfo. Your accounts: sacctmgr show associations user=$USER.",
+        says="Slurm refuses options, one of them mostly from the shell that submitted",
+        fix="Submit from a login shell, or unset the variables that the proof names (of cores: SLURM_CPU_BIND).",
         source="Slurm",
     ),
     Cause(
         name="PMIx of Slurm",
-        patterns=(r"can not load PMIx library", r"Invalid MPI type 'pmix"),
+        patterns=(r"can not load PMIx library",),
         says="srun cannot load the PMIx library of the node",
         fix="Start the program without --mpi=pmix: torchrun, srun and spawn need no PMIx. For MPI, ask your site.",
-        source="Slurm",
-    ),
-    Cause(
-        name="sockets of srun",
-        patterns=(r"^srun: .*initialize step context.*Address already in use", r"^srun: .*step context socket.*in use"),
-        says="srun found no free port for itself on this node",
-        fix="Submit again. If it comes back, tell your site: SrunPortRange of slurm.conf may be too small.",
         source="Slurm",
     ),
     Cause(
@@ -167,16 +123,14 @@ BY_STARTER = (
         name="step launch",
         patterns=(r"Task launch for \S+ failed on node", r"Application launch failed: \S"),
         says="srun could not start the program on a node",
-        fix="If the proof ends with a network error, submit again with --exclude=NODE, and tell your site. Otherwise"
-        " change the option that the proof names.",
+        fix="If the proof ends with a network error, submit with --exclude=NODE. Else change the option that it names.",
         source="Slurm",
     ),
     Cause(
         name="returned early",
         patterns=(r"srun: First task exited \d+s ago",),
         says="a rank ended, without an error, while others still waited for it",
-        fix="First look at the program: a rank that returns early, or skips a collective operation that the others"
-        " call, leaves them waiting. Give all ranks the same number of steps.",
+        fix="First look at the program: all ranks need the same number of steps, and the same collectives.",
         source="Slurm",
     ),
     Cause(
@@ -193,17 +147,10 @@ BY_STARTER = (
 BY_RANK = (
     Cause(
         name="conda",
-        patterns=(r"CondaError: Run 'conda init'", r"shell has not been properly configured to use 'conda activate'"),
+        patterns=(r"CondaError: Run 'conda init'",),
         says="conda activate needs a shell that conda has set up, which that of a job is not",
         fix='Write eval "$(conda shell.bash hook)" before conda activate, or name the environment in VENV of env.sh.',
         source="conda",
-    ),
-    Cause(
-        name="no command module",
-        patterns=(r"(?:^|: )(?:module|ml): command not found$",),
-        says="the shell has no command module",
-        fix="Start the job's script with #!/bin/bash -l, or source the file that /etc/profile.d has for it.",
-        source="bash",
     ),
     Cause(
         name="module",
@@ -211,15 +158,11 @@ BY_RANK = (
             r"ModuleNotFoundError: \S",
             r"python[0-9.]*: No module named \S",
             r"module\(s\) are unknown",
-            r"module\(s\).* cannot be loaded",
-            r"extension\(s\) are unknown",
-            r"extension\(s\).* cannot be loaded",
             r"locate a modulefile",
         ),
         says="a module is not found",
-        fix="Check RUNTIME and VENV in env.sh. Name a module of the site, which module spider finds, in MODULES of"
-        " env.sh. Install a missing Python package. Start a module of your own with -m, or add its folder to"
-        " PYTHONPATH.",
+        fix="Check RUNTIME, VENV and MODULES in env.sh (module spider finds modules). Install a missing Python package."
+        " Add the folder of a module of your own to PYTHONPATH.",
         source="CPython, Lmod",
     ),
     Cause(
@@ -233,9 +176,7 @@ BY_RANK = (
         name="threads",
         patterns=(
             r"can't start new thread",
-            r"pthread_create.*Resource temporarily unavailable",
-            r"OpenBLAS blas_thread_init: ",
-            r"fork: (?:retry: )?Resource temporarily unavailable",
+            r"(?:pthread_create|fork).*Resource temporarily unavailable",
             r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable",
         ),
         says="a limit of threads and processes of the node or of the user is reached",
@@ -259,16 +200,14 @@ BY_RANK = (
         name="GPU memory",
         patterns=(
             r"(?:CUDA|HIP|XPU) out of memory\. ",
-            r"(?:CUDA|HIP) error: out of memory",
+            r"(?:CUDA|HIP)(?: driver)? error: out of memory",
             r"CUBLAS_STATUS_ALLOC_FAILED",
             r"Cuda failure.*out of memory",
             r"CUDA_ERROR_OUT_OF_MEMORY",
-            r"CUDA driver error: out of memory",
             r"Triton Error \[CUDA\]: out of memory",
         ),
         says="the memory of a GPU was not enough",
-        fix="Use a smaller batch per GPU (and accumulate gradients to keep the global batch), or shard the model with"
-        " FSDP.",
+        fix="Use a smaller batch per GPU and accumulate gradients, or shard the model with FSDP.",
         source="torch, CUDA",
     ),
     Cause(
@@ -287,8 +226,7 @@ BY_RANK = (
         name="busy GPU",
         patterns=(r"CUDA-capable device.* busy or unavailable",),
         says="another process uses the GPU alone, or the GPU does not answer",
-        fix="Use the device cuda:LOCAL_RANK in the program, so that each rank has a GPU of its own. If that does"
-        " not help, submit with --exclude=NODE, and tell your site.",
+        fix="Use the device cuda:LOCAL_RANK. If that does not help, submit with --exclude=NODE, and tell your site.",
         source="CUDA",
     ),
     Cause(
@@ -303,8 +241,7 @@ BY_RANK = (
             r"invalid device ordinal",
         ),
         says="the ranks see no GPU, or not one each",
-        fix="Ask for --gpus-per-node and not --gpus-per-task, install a torch for CUDA, and use the device"
-        " cuda:LOCAL_RANK in the program."
+        fix="Ask for --gpus-per-node, not --gpus-per-task. Use the device cuda:LOCAL_RANK. Install a torch for CUDA."
         " Start Apptainer with --nv.",
         source="torch, NCCL",
     ),
@@ -347,17 +284,15 @@ BY_RANK = (
             r"insufficient shared memory",
         ),
         says="/dev/shm is full, or too small",
-        fix="Let the program start fewer processes that read data (num_workers of DataLoader). On the node, df -h"
-        " /dev/shm shows whether it is full, and ls -l /dev/shm what other jobs left there. If a container has a"
-        " /dev/shm of its own, make that larger.",
+        fix="Let the program start fewer processes that read data (num_workers). On the node, df -h /dev/shm shows"
+        " whether it is full. If a container has a /dev/shm of its own, make that larger.",
         source="torch, NCCL",
     ),
     Cause(
         name="compiler cache",
         patterns=(
-            r"(?:[Ss]tale file handle|[Rr]esource busy|No such file or directory|No locks available).*triton",
-            r"triton.*(?:[Ss]tale file handle|[Rr]esource busy|No locks available)",
-            r"No such file or directory: '[^']*(?:torchinductor_|\.(?:hsaco|cubin|ttir|ttgir|llir)\b)",
+            r"(?:resource busy|No such file or directory): '.*(?:triton|torchinductor)",
+            r"(?:Stale file handle|No locks available): '.*(?:triton|torchinductor)",
         ),
         says="ranks wrote the cache of compiled kernels at the same time, on a file system that all nodes share",
         fix="Write export TRITON_CACHE_DIR=/tmp/triton-$USER TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-$USER into env.sh.",
@@ -367,23 +302,14 @@ BY_RANK = (
         name="compiler",
         patterns=(r"Failed to find C compiler", r"Python\.h: No such file or directory"),
         says="torch.compile and Triton build code when the program starts, and the node has no compiler or no Python.h",
-        fix="Name a module with gcc in MODULES of env.sh, or set CC. Python.h comes with the package python3-dev, or"
-        " with a Python of conda or uv.",
+        fix="Name a module with gcc in MODULES of env.sh. Python.h comes with python3-dev, or a Python of conda or uv.",
         source="Triton",
-    ),
-    Cause(
-        name="encoding",
-        patterns=(r"UnicodeEncodeError: 'ascii' codec",),
-        says="the program prints a letter that is not ASCII, and the locale of the job knows no other letters",
-        fix="Write export LC_ALL=C.UTF-8 PYTHONUTF8=1 into env.sh.",
-        source="CPython",
     ),
     Cause(
         name="file locks",
         patterns=(r"No locks available",),
         says="the file system has no locks",
-        fix="Keep the cache on another file system, as by HF_HOME in env.sh, or set HF_DATASETS_USE_SOFT_FILELOCK=1"
-        " for datasets.",
+        fix="Keep the cache elsewhere (HF_HOME in env.sh), or set HF_DATASETS_USE_SOFT_FILELOCK=1 for datasets.",
         source="Linux",
     ),
     Cause(
@@ -404,20 +330,8 @@ BY_RANK = (
             r"basic_ios::clear: iostream error",
         ),
         says="a disk is full, over your quota, or read-only",
-        fix="To make room, remove files (quotas also limit their number), or write elsewhere: TMPDIR, HF_HOME, and"
-        " where the program saves.",
+        fix="To make room, remove files (quotas limit their number, too), or write elsewhere: TMPDIR, HF_HOME.",
         source="Linux, torch",
-    ),
-    Cause(
-        name="data loader crash",
-        patterns=(
-            r"DataLoader worker \(pid.*signal: (?:Segmentation|Aborted|Floating)",
-            r"Unexpected (?:segmentation fault|floating-point exception) encountered in worker",
-        ),
-        says="a worker that reads data crashed in compiled code",
-        fix="Use num_workers=0 of DataLoader with PYTHONFAULTHANDLER=1: then the rank itself reads, and Python shows"
-        " where it crashes.",
-        source="torch",
     ),
     Cause(
         name="data loader",
@@ -428,17 +342,14 @@ BY_RANK = (
             r"received 0 items of ancdata",
         ),
         says="too little /dev/shm, memory or open files to read data ahead (DataLoader)",
-        fix="Use a smaller num_workers of DataLoader (with 0 the rank itself reads, and shows errors), or put"
-        " ulimit -n 65536 into env.sh.",
+        fix="Use a smaller num_workers of DataLoader (0 shows the error), or put ulimit -n 65536 into env.sh.",
         source="torch",
         signals=(7,),
     ),
     Cause(
         name="library",
         patterns=(
-            r"GLIBC(?:XX)?_[0-9.]+' not found",
-            r"CXXABI_[0-9.]+' not found",
-            r"static TLS block",
+            r"(?:GLIBC|GLIBCXX|CXXABI)_[0-9.]+' not found",
             r"cannot open shared",
             r": undefined symbol: \S",
             r"Illegal instruction",
@@ -471,7 +382,7 @@ BY_RANK = (
     ),
     Cause(
         name="gloo was refused",
-        patterns=(r"gloo.*connect .*: Connection refused", r"[Gg]loo connectFullMesh failed.*Connection refused"),
+        patterns=(r"[Gg]loo.*connect.*: Connection refused",),
         says="gloo found no rank at an address: a rank had ended, or the program made its process group a second time",
         fix="Let the program call init_process_group once. With hydra -m, start a job for each run instead.",
         source="gloo",
@@ -497,33 +408,21 @@ BY_RANK = (
         source="OpenSSL",
     ),
     Cause(
-        name="download",
-        patterns=(
-            r"Max retries exceeded with url",
-            r"onnect to 'http",
-            r"Couldn't reach .* on the Hub",
-            r"LocalEntryNotFoundError: ",
-            r"urlopen error",
-            r"requests\.exceptions\.Conn",
-            r"Could not resolve host",
-        ),
-        says="a host on the internet cannot be reached",
-        fix="Download on a login node first, as compute nodes often have no internet.",
-        source="requests, huggingface_hub",
-    ),
-    Cause(
         name="name or route",
         patterns=(
             r"ame or service not known",
             r"name resolution",
-            r"etwork is unreachable",
-            r"ost is unreachable",
-            r"estination is unreachable",  # UCX; openucx/ucx #3513 (2026-11-24)
+            r"(?:etwork|ost|estination) is unreachable",
             r"No route to host",
+            r"Max retries exceeded with url",
+            r"onnect to 'http",
+            r"Couldn't reach .* on the Hub",
+            r"urlopen error",
+            r"requests\.exceptions\.Conn",
         ),
         says="a host has no address, or cannot be reached",
         fix="For a node's name, set MASTER_ADDR_SUFFIX in env.sh. From the internet, download on a login node first.",
-        source="Linux, UCX",
+        source="Linux, UCX, requests, huggingface_hub",
     ),
     Cause(
         name="rendezvous",
@@ -545,14 +444,14 @@ BY_RANK = (
     ),
     Cause(
         name="permission",
-        patterns=(r"Permission denied(?! \((?:publickey|gssapi|password|keyboard|hostbased))",),
+        patterns=(r"Permission denied(?! \()",),
         says="a file or folder is not yours to read or write",
         fix="Run ls -ld PATH on a compute node, also for the folders above it.",
         source="Linux",
     ),
     Cause(
         name="crashed",
-        patterns=(r"Segmentation fault",),
+        patterns=(r"[Ss]egmentation fault",),
         says="a process crashed in compiled code",
         fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
         source="Slurm",
@@ -562,7 +461,8 @@ BY_RANK = (
         name="unexpected signal",
         patterns=(),
         says="a signal ended a process that does not handle it",
-        fix="Handle SIGUSR1 in the program, or do not send it (--signal). STOP_FILE asks to end without a signal.",
+        fix="Handle it (10 is SIGUSR1; a script does it by trap '' USR1), or do not send it (--signal). STOP_FILE asks"
+        " to end without a signal.",
         source="Slurm",
         signals=(1, 10, 12),
     ),
@@ -575,19 +475,11 @@ BY_RANK = (
     ),
 )
 
-# The last words of a rank that waited in vain, or lost another one, say so, and no rank is known to have failed.
+# A rank waited in vain, or lost another one, and no rank is known to have failed. errors.py has the patterns.
 BY_WAITING = (
     Cause(
         name="waited in vain",
-        patterns=(
-            r"Watchdog caught collective operation timeout",
-            r"Heartbeat monitor timed out",
-            r"watchdog got stuck for \d+ seconds",
-            r"failed to pass monitoredBarrier",
-            r"Timed out waiting \d+ms for (?:send|recv) operation",
-            r"Monitored barrier",
-            r"[Ww]ait timeout after \d+ms, keys",
-        ),
+        patterns=(),
         says="ranks waited in vain for one that hung, or was busy",
         fix="If the rank was stuck, see where. If it was slow, raise timeout of init_process_group. If it had returned,"
         " correct the program: all ranks need the same number of steps.",
@@ -595,12 +487,7 @@ BY_WAITING = (
     ),
     Cause(
         name="lost another rank",
-        patterns=(
-            r"ncclRemoteError",
-            r"Connection (?:closed|reset) by peer",
-            r"Connection refused",
-            r"HorovodInternalError",
-        ),
+        patterns=(),
         says="a rank lost another one that printed no error",
         fix="See whether a rank returns early, then look at the other node: the logs of its ranks, sinfo -N -l.",
         source="torch, NCCL, Horovod",

@@ -40,7 +40,7 @@ BY_STARTER = (
 BY_RANK = (
     Cause(
         name="MPI without PMI",
-        patterns=(r"OMPI was not built with SLURM's PMI support", r"PMI2_Init failed", r"PMIX? .*not.*initialized"),
+        patterns=(r"OMPI was not built with SLURM's PMI support",),
         says="the program calls MPI itself, as with mpi4py, and mpirun did not start it",
         fix="Ask your site how its MPI starts: srun --mpi=list shows what Slurm has. Or use LAUNCHER=mpirun-ranks.",
         source="Open MPI",

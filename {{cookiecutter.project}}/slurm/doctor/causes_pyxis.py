@@ -23,16 +23,14 @@ BY_STARTER = (
     ),
     Cause(
         name="image of pyxis",
-        patterns=(r"pyxis: failed to \S",),
+        patterns=(
+            r"pyxis: (?:failed to|couldn't) \S",
+            r"pyxis: container start failed",
+            r"pyxis: child \d+ failed with error code",
+        ),
         says="the container image is not there, or does not start",
-        fix="Set IMAGE in env.sh, or image in an EDF's .toml, to an image at a path that all nodes see.",
+        fix="Read the lines around the proof. Set IMAGE in env.sh, or image in an EDF's .toml, to an image that all"
+        " nodes see.",
         source="pyxis, enroot",
-    ),
-    Cause(
-        name="container of pyxis",
-        patterns=(r"pyxis: container start failed", r"pyxis: child \d+ failed with error code", r"pyxis: couldn't \S"),
-        says="the container image is not there, or does not start",
-        fix="Read the lines around the proof, which say why. Make the image anew, and name it in IMAGE of env.sh.",
-        source="pyxis",
     ),
 )

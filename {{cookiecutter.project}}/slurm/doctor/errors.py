@@ -37,27 +37,24 @@ NO_FAILURE = re.compile(
 )
 # … or it belongs to the message before it: a chain of exceptions, or a thread that goes down too.
 GOES_ON = re.compile(r"During handling of|The above exception was|Exception in thread")
-# Errors of launchers, which follow from that of a rank.
-OF_TORCHRUN = re.compile(r"ChildFailedError|api\.SignalException")
-OF_LAUNCHER = re.compile(OF_TORCHRUN.pattern + "|CalledProcessError")  # also accelerate, or a command that a rank ran
+# Errors that follow from those before them: of torchrun, and of accelerate or another program that started a command.
+OF_LAUNCHER = re.compile(r"ChildFailedError|api\.SignalException|CalledProcessError")
 CONTINUES = re.compile(r" |frame #|<omitting|Exception raised from ")  # more of a message, the calls in compiled code
 # Lines of launchers and libraries, which are no words of a rank.
 NOISE = re.compile(
     r"(?!.*gai error)\[?[WIE](?:\d+ |\S*(?: \S+)? \S+\.cpp:\d+\])|srun: |slurmstepd|-----|=====|[ ]*$"
     r"|\*\*\* (?:STEP|JOB) |launch/spawn\.py on \S+ rank "
 )
-# Lines that good runs print: they do not tell that a rank went on after its error, and prove no cause.
+# Lines that good runs print: they prove no cause.
 HARMLESS = re.compile(
     r"--numa-binding is left out|so it uses this node alone"  # launch/torchrun.sh goes on
     r"|Address family not supported|IPv6 network addresses of"  # c10d tries IPv6 first; OFA-Sys/OFA #307
-    r"|failed to shutdown the rendezvous|exit barrier|recvValueWithTimeout"  # pytorch/pytorch #69520
-    r"|will retry\.?$|NCCL INFO|dso_loader"  # pytorch/pytorch #71864, NVIDIA/nccl #1231, yekaizhou/duet #9
+    r"|NCCL INFO|dso_loader"  # NVIDIA/nccl #1231, yekaizhou/duet #9
     r"|(?:^|[\s\[(|:])(?:INFO|WARNING)(?:[\s\])|:]|$)"  # the level of a message, as loggers print it
-    r"|Warning: |Error caught was: |\bwarn(?:ings\.warn)?\("  # xformers without triton
+    r"|Warning: "
     r"|: ignored\.?$|\(ignored\)$"  # ld.so, Open MPI: rizsotto/Bear #582, BirolLab/abyss #175
     r"|ddress already in use, trying"  # TensorBoard and others take the next port
-    r"|\bRetrying\b|thrown while requesting|entering retry loop|^wandb: "  # huggingface_hub, urllib3, wandb
-    r"|not a git repository"
+    r"|\bRetrying\b|thrown while requesting|^wandb: "  # huggingface_hub, urllib3
 )
 # A step of a program, as in "step 3/100": an error before the last one did not end the rank.
 STEP = re.compile(r"\b(?:step|iter(?:ation)?|epoch)s?\b\W*\d.*\d|\bloss\b\W*\d", re.IGNORECASE)
@@ -135,12 +132,8 @@ class Message:
         return way
 
     def behind(self):
-        """Return what the rank printed behind it, without numbers, and without what good runs print."""
-        return {
-            digits_gone(line.text)
-            for line in self.lines[self.end + 1 :]
-            if not CONTINUES.match(line.text) and not HARMLESS.search(line.text)
-        }
+        """Return what the rank printed behind it, without numbers."""
+        return {digits_gone(line.text) for line in self.lines[self.end + 1 :] if not CONTINUES.match(line.text)}
 
 
 def digits_gone(text):
@@ -155,48 +148,49 @@ def own(lines):
 
 def read_messages(lines):
     """Return the error messages in the lines of one rank, each with the messages that belong to it."""
-    messages, message, announced, joins, apart = [], None, "", False, 0
-    for at, line in enumerate(lines):
+    messages, message = [], None
+    previous = ""  # the last line that is not empty
+    apart = 0  # lines since the message, but for calls in compiled code
+    for index, line in enumerate(lines):
         text = line.text
         if message and message.inside:
-            apart = 0
             if text.startswith(WITHIN_TRACEBACK):
-                message.end = at
+                message.end = index
                 continue
-            end_traceback(message, line, at)
-            if message.end == at:
+            end_traceback(message, line, index)
+            apart = 0
+            if message.end == index:
                 continue
-        begins = BEGINNING.match(text) or WATCHDOG.search(text)
-        if begins:
-            native = bool(NATIVE.match(text)) and not TRACEBACK.match(text)
-            belongs = joins or text.startswith("Original") or native
+        if BEGINNING.match(text) or WATCHDOG.search(text):
+            is_traceback = bool(TRACEBACK.match(text))
+            native = bool(NATIVE.match(text)) and not is_traceback
+            belongs = native or text.startswith("Original") or GOES_ON.match(previous)
             if not (message and belongs and apart <= LINES_BEHIND):
-                is_harmless = bool(announced and TRACEBACK.match(text)) or "Exception ignored" in announced
-                message = Message(lines, at, native, is_harmless)
+                is_harmless = "Exception ignored" in previous or (is_traceback and bool(NO_FAILURE.search(previous)))
+                message = Message(lines, index, native, is_harmless)
                 messages.append(message)
-            message.inside = bool(TRACEBACK.match(text) or SYNTAX_ERROR.match(text))
-            message.end, apart = at, 0
+            message.inside = is_traceback or bool(SYNTAX_ERROR.match(text))
+            message.end, apart = index, 0
             if not message.inside:
                 message.is_bare = not native and not message.errors
                 message.errors.append(line)
         elif message and CONTINUES.match(text):
-            message.end = at if at == message.end + 1 else message.end
+            message.end = index if index == message.end + 1 else message.end
         else:
             apart += 1
         if text.strip('" '):
-            joins = bool(message and GOES_ON.match(text))
-            announced = text if NO_FAILURE.search(text) else ""
+            previous = text
     if message and message.inside:
         end_group(message)
     return joined_with_launchers(messages)
 
 
-def end_traceback(message, line, at):
+def end_traceback(message, line, index):
     """End a traceback before or with the line behind its frames, which is the error."""
     message.inside = False
     if not end_group(message):
         message.errors.append(line)
-        message.end = at
+        message.end = index
 
 
 def end_group(message):
@@ -221,21 +215,9 @@ def joined_with_launchers(messages):
     return joined
 
 
-# Frames of what starts the program, above the program's own.
-STARTS_PROGRAM = re.compile(r'  File "(?:.*/launch/spawn\.py|<frozen runpy>|.*/runpy\.py)", line ')
-
-
 def last_words(message):
-    """Return the lines to quote: the end of a message with what follows it, and its first errors, without frames."""
-    lines, is_left_out = [], False
-    for line in message.lines[message.start : message.end + 1]:
-        if line.text.startswith("  File "):
-            is_left_out = bool(STARTS_PROGRAM.match(line.text))
-        elif not line.text.startswith("    "):
-            is_left_out = line.text.startswith("frame #")
-        if not is_left_out:
-            lines.append(line)
-    lines += [line for line in message.lines[message.end + 1 :] if not HARMLESS.search(line.text)]
+    """Return the lines to quote: the end of a message with what follows it, and its first errors."""
+    lines = [line for line in message.lines[message.start :] if not line.text.startswith("frame #")]
     if len(lines) <= WORDS:
         return lines
     kept = lines[-WORDS:]

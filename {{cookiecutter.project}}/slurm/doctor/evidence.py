@@ -8,13 +8,13 @@ from known_causes import (
     BY_RANK,
     BY_SLURM,
     BY_STARTER,
-    cause_named,
     cause_of_signal,
-    found,
+    proven_by,
+    row_named,
     search,
     search_message,
 )
-from launchers import ranks_ended_by_srun, read_reports
+from launchers import read_reports
 from logs import Line, speakers_of
 from stacks import read_stacks
 
@@ -24,10 +24,9 @@ class Diagnosis(NamedTuple):
 
     way: str  # one of failures.WAYS
     failure: object = None  # of the rank that failed first
-    cause: object = None  # Found, if it is known
+    cause: object = None  # a ProvenCause, if it is known
     words: tuple = ()  # the last lines of the rank
     places: tuple = ()  # where the ranks were, if they waited
-    suspects: tuple = ()  # ranks of which one may have failed first, if the others waited for it, or lost it
 
 
 def diagnose(job, output, logs):
@@ -49,27 +48,28 @@ class Run:
     def __init__(self, job, output, logs):
         """Read the launchers' reports, and join the ranks' logs with the output."""
         self.job, self.output, self.logs = job, output, logs
+        self.record = Line(job.record, 0, "", job.state)  # Slurm's
         self.ranks = Ranks(speakers_of(output, logs))
         self.first = self.ranks.first_failure(read_reports(output))
         self.unlabelled = [line for line in output if not line.label][-RECENT:]
 
     def stacks(self):
         """Return verdicts on who kept whom waiting, and where the ranks were; empty lists if they are not known."""
-        return read_stacks(self.job.run, self.output, self.logs)
+        return read_stacks(self.job.run, self.logs)
 
 
 def ended_by_slurm(run):
     """Return the diagnosis if Slurm ended the ranks, or the job ended itself as no rank moved."""
-    record, said = Line(run.job.record, 0, "", run.job.state), [line for line in run.output if is_of_slurm(line)]
-    cause = search(BY_SLURM, [record, *said])
+    said = [line for line in run.output if is_of_slurm(line)]
+    cause = search(BY_SLURM, [run.record, *said])
     if not cause:
         return None
     failure = run.first if run.first and run.first.report else None
-    in_output = search([cause.cause], said)
+    in_output = search([cause.row], said)
     if failure and in_output and cause.name != "host memory":
-        is_before = run.output.index(failure.report.line) < run.output.index(in_output.line)
+        is_before = failure.report.line.number < in_output.line.number
         failure = failure if is_before else None  # else the rank ended because Slurm ended all
-    way = cause.cause.way
+    way = cause.row.way
     verdicts, places = run.stacks() if way == "waited" else ([], [])
     cause = with_verdict(cause, verdicts)
     words = last_words(failure.message) if failure and failure.message else []
@@ -88,13 +88,11 @@ def rank_that_failed(run):
         return None
     if first.message:
         return rank_with_an_error(run, first)
-    words, alone = run.ranks.last_lines(first)
+    words, own_lines = run.ranks.last_lines(first)
     if first.way in ("killed", "crashed"):
-        cause = cause_of_signal(first.report)
+        cause = cause_of_signal(first.code, first.report.line)
     else:
-        cause = search(BY_STARTER + BY_RANK, alone[::-1])
-        if not alone:
-            cause = search(BY_STARTER, run.unlabelled)
+        cause = search(BY_STARTER + BY_RANK, own_lines[::-1]) if own_lines else search(BY_STARTER, run.unlabelled)
     return Diagnosis(first.way, first, cause, tuple(words))
 
 
@@ -102,7 +100,7 @@ def rank_with_an_error(run, first):
     """Return the diagnosis if the last words of the rank are an error message."""
     cause, places = search_message(first.message), []
     if not cause and first.message.native and first.report:
-        cause = cause_of_signal(first.report)
+        cause = cause_of_signal(first.code, first.report.line)
     if cause and cause.name == "different tensors":
         verdicts, places = run.stacks()
         cause = with_verdict(cause, verdicts)
@@ -116,43 +114,18 @@ def ranks_that_waited(run):
         return None
     verdicts, places = run.stacks()
     cause = with_verdict(cause_of_waiting(run, first), verdicts)
-    words, suspects = last_words(first.message), suspects_of(run, first)
-    return Diagnosis(first.way, first, cause, tuple(words), tuple(places), tuple(suspects))
+    return Diagnosis(first.way, first, cause, tuple(last_words(first.message)), tuple(places))
 
 
 def cause_of_waiting(run, first):
     """Return why a rank waited or lost another one, as its error says; a general cause if it says no more than that."""
     cause = search(BY_STARTER, run.unlabelled) or search_message(first.message)  # mpirun may have lost a node
-    if cause and cause.name == "rendezvous":  # torch says in a warning before that it cannot look up the address
-        return search([cause_named("name or route")], first.message.lines) or cause
-    if cause and cause.name != "lost another rank":
+    if cause:
         return cause
     name = "waited in vain" if first.way == "waited" else "lost another rank"
     if first.way == "peer" and first.suspects and run.output:
         name = "returned early"  # as no launcher reports that it failed
-    return found(cause_named(name), first.message.error)
-
-
-def suspects_of(run, first):
-    """Return the ranks of which one may have failed first: those that said nothing, else one that ended late."""
-    ended = ranks_ended_by_srun(run.output) if "srun" in run.ranks.names_ranks else ()
-    not_ended = [speaker for speaker in first.suspects if speaker.rank not in ended]
-    if not_ended:
-        return not_ended[:1]  # the others had nothing to say, as srun ended them
-    return first.suspects or stopped_rank(run, first)
-
-
-# Seconds. Ranks that ran into the same time-out of gloo ended within 0.4 s on the tests' Slurm (2026-11-27).
-LATE = 0.5
-
-
-def stopped_rank(run, first):
-    """Return the rank that had been stopped, if one was: it woke up to be told to end, later than all others."""
-    if len(run.logs) < 2 or first.way != "waited":
-        return []
-    *_, before, last = sorted(run.logs, key=lambda log: log.ended)
-    message = run.ranks.last_message(last, None)
-    return [last] if last.ended - before.ended > LATE or (message and message.way == "peer") else []
+    return proven_by(first.message.error, row_named(name))
 
 
 def ranks_that_did_not_start(run):
@@ -168,7 +141,10 @@ def script_that_failed(run):
         return None
     way = "exited" if code > 0 else "killed" if code == -9 else "crashed"
     words = [line for line in run.unlabelled if line.text.strip()][-10:]
-    return Diagnosis(way, None, search(BY_STARTER + BY_RANK, words[::-1]), tuple(words))
+    cause = search(BY_STARTER + BY_RANK, words[::-1])
+    if not cause and code < 0:
+        cause = cause_of_signal(code, run.record)
+    return Diagnosis(way, None, cause, tuple(words))
 
 
 # For these causes the verdict on a collective, if there is one, replaces what the row says: it also names the rank that
@@ -179,5 +155,5 @@ OF_WAITING = ("waited in vain", "lost another rank", "returned early", "process 
 def with_verdict(cause, verdicts):
     """Return a cause with what is known of the collective in which the ranks waited."""
     if verdicts and verdicts[0].startswith("ranks disagree"):
-        return found(cause_named("different tensors"), cause.line)._replace(says=verdicts[0])
+        return proven_by(cause.line, row_named("different tensors"))._replace(says=verdicts[0])
     return cause._replace(says=verdicts[0]) if verdicts and cause.name in OF_WAITING else cause

@@ -9,7 +9,6 @@ import itertools
 from errors import (
     HARMLESS,
     LINES_BEHIND,
-    OF_TORCHRUN,
     SOCKET_ERROR,
     STEP,
     digits_gone,
@@ -67,8 +66,6 @@ class Failure:
             return 5 if self.message.is_bare else 2
         if self.message is None and self.rank is None and self.code == 1:
             return 3  # the launcher of a node, which ended because one of its ranks did
-        if self.message is None and self.code == -6:
-            return 1  # abort: so end many ranks that have lost another one
         return 0
 
 
@@ -79,7 +76,7 @@ class Ranks:
         """Take the ranks, and last the lines without a label."""
         self.named, self.rest = speakers[:-1], speakers[-1]
         self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
-        self.printed, self.messages = {}, {}  # what was read, by the id of a speaker or of lines
+        self.printed = {}  # the newest lines of a speaker without their numbers, by its id
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
 
@@ -99,9 +96,9 @@ class Ranks:
         launchers' reports decides, or without a report the order in which the ranks ended.
         """
         reports = self.of_ranks(reports)
-        failures = [self.reported(report) for report in reports]
+        failures = [self.failure_of(report) for report in reports]
         known = {id(failure.speaker) for failure in failures}
-        for speaker in [*self.in_time(), self.rest]:
+        for speaker in [*sorted(self.named, key=lambda speaker: speaker.ended), self.rest]:
             message = self.last_message(speaker, None) if id(speaker) not in known else None
             if message:
                 failures.append(Failure(message.way, speaker, None, message))
@@ -119,24 +116,15 @@ class Ranks:
         reports = [report for report in reports if report.launcher in self.names_ranks] or reports
         return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
 
-    def in_time(self):
-        """Return the ranks in the order in which they ended, or began their last message."""
-        if all(speaker.log for speaker in self.named):
-            return sorted(self.named, key=lambda speaker: speaker.ended)
-        starts = {}
-        for speaker in self.named:
-            message = self.last_message(speaker, None)
-            starts[id(speaker)] = message.lines[message.start].number if message else 0
-        return sorted(self.named, key=lambda speaker: starts[id(speaker)])
-
-    def reported(self, report):
+    def failure_of(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
         if report.launcher in self.names_ranks:
             same = [speaker for speaker in self.named if speaker.rank == report.rank]
             speaker = same[0] if same else Speaker(report.rank, report.host)
             speaker.host = report.host if "[" not in report.host and report.host else speaker.host
             return self.failure(speaker, report)
-        of_node = [speaker for speaker in self.named if speaker.host and same_host(report.host, speaker.host)]
+        several = "[" in report.host or "," in report.host  # srun names node[1-2], a1,b2: then any rank may be meant
+        of_node = [speaker for speaker in self.named if several or same_host(report.host, speaker.host)]
         failures = [self.failure(speaker, report) for speaker in (of_node or [self.rest])]
         said_why = [failure for failure in failures if failure.message]
         if said_why:
@@ -161,29 +149,21 @@ class Ranks:
         Python ends with 1 after a traceback, so another exit code has another reason.
         """
         for lines in (speaker.errors, speaker.lines):
-            ends = [message for message in self.newest_messages(lines) if self.is_end(message, speaker, code)]
+            newest = read_messages(lines)[-NEWEST:]
+            ends = [message for message in newest if self.is_end(message, speaker, code)]
             if code is not None and code > 1:
                 ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
-            ends = [message for message in ends if not self.others_survived(message, speaker, code)]
             if ends:
                 return self.chosen(ends, speaker)
         return None
 
-    def newest_messages(self, lines):
-        """Return the newest error messages in the lines of a rank, which are read once."""
-        if id(lines) not in self.messages:
-            self.messages[id(lines)] = lines, read_messages(lines)[-NEWEST:]  # lines are kept, and with them their id
-        return self.messages[id(lines)][1]
-
     def chosen(self, ends, speaker):
-        """Return the one of several error messages that tells why; None if they are a launcher's, of other ranks."""
+        """Return the one of several error messages that tells why."""
         if speaker is self.rest:  # of any rank: each message may be of another one
             ends = [message for message in ends if not message.of_launcher] or ends
             order = ["error", "waited", "peer"]
             return min(ends, key=lambda message: order.index(message.way))
         last, before = ends[-1], ends[-2] if len(ends) > 1 else None
-        if before is None and OF_TORCHRUN.search(last.error.text):
-            return None  # the rank of this log has started torchrun
         lost_server = last.way == "error" and SOCKET_ERROR.match(last.error.text)
         if before and lost_server and before.way in ("waited", "peer"):
             return before  # as the rank went down, its connection to a tracker or the like broke, too
@@ -209,28 +189,12 @@ class Ranks:
         behind = list(itertools.takewhile(lambda line: line.text != error, reversed(speaker.lines)))
         return len(behind) < len(speaker.lines) and any(STEP.search(line.text) for line in behind)
 
-    def others_survived(self, message, speaker, code):
-        """Tell whether all other ranks printed the same error, too, and one of them went on after the last time."""
-        others = self.others_than(speaker)
-        if not others or not self.is_alike(message.error, speaker):
-            return False
-        text = digits_gone(message.error.text)
-        for other in others:
-            messages = self.newest_messages(other.errors or other.lines)
-            same = [found for found in messages if digits_gone(found.error.text) == text]
-            if same and not self.is_end(same[-1], other, code):
-                return True
-        return False
-
-    def others_than(self, speaker):
-        """Return other ranks that have printed something; none for lines of which the rank is not known."""
-        if speaker not in self.named:
-            return []
-        return [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
-
     def is_alike(self, line, speaker):
-        """Tell whether all other ranks printed this line, too, but for numbers."""
-        others, text = self.others_than(speaker), digits_gone(line.text)
+        """Tell whether all other ranks that printed something printed this line, too, but for numbers."""
+        if speaker not in self.named:
+            return False
+        others = [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
+        text = digits_gone(line.text)
         return bool(others) and all(text in self.texts_of(other) for other in others)
 
     def texts_of(self, speaker):
@@ -241,18 +205,18 @@ class Ranks:
         return self.printed[id(speaker)]
 
     def last_lines(self, failure, most=10):
-        """Return the last lines of a rank that printed no error message, and which of them it printed alone.
+        """Return the last lines of a rank that printed no error message, and those that no other rank printed.
 
         What all ranks printed is left out, but for the very last line: then all may have failed alike.
         """
-        speaker, alone, end = failure.speaker, [], []
+        speaker, own_lines, end = failure.speaker, [], []
         errors = {line.text for line in speaker.errors}
         printed = [line for line in speaker.lines if line.text not in errors] if errors else speaker.lines
         for stream in (printed, speaker.errors):
             lines = [line for line in stream if not HARMLESS.search(line.text)]
-            last_step = max((at for at, line in enumerate(lines) if STEP.search(line.text)), default=-1)
-            alone += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
+            last_step = max((index for index, line in enumerate(lines) if STEP.search(line.text)), default=-1)
+            own_lines += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
             end += lines[-most:]
-        if alone:
-            return alone + [line for line in end[-1:] if line not in alone], alone
-        return end[-most:], alone
+        if own_lines:
+            return own_lines + [line for line in end[-1:] if line not in own_lines], own_lines
+        return end[-most:], own_lines

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from causes import Cause
-from errors import HARMLESS, OF_COMMUNICATION, WORDS
+from errors import HARMLESS, OF_COMMUNICATION, WORDS, way_of
 from logs import Line
 
 PROOF_WIDTH = 300
@@ -24,18 +24,17 @@ def rows(table):
 BY_SLURM, BY_STARTER, BY_RANK, BY_WAITING = map(rows, ("BY_SLURM", "BY_STARTER", "BY_RANK", "BY_WAITING"))
 
 
-class Found(NamedTuple):
+class ProvenCause(NamedTuple):
     """A known cause, and the line that proves it."""
 
-    cause: Cause
+    row: Cause
     line: Line
     says: str
-    fix: str
 
     @property
     def name(self):
         """The name of the row."""
-        return self.cause.name
+        return self.row.name
 
     @property
     def proof(self):
@@ -43,47 +42,43 @@ class Found(NamedTuple):
         return f"{self.line.place}: {(self.line.label + self.line.text).strip()[:PROOF_WIDTH]}"
 
 
-def found(cause, line):
-    """Return a known cause that a line proves."""
-    return Found(cause, line, cause.says or line.text.strip()[:PROOF_WIDTH], cause.fix)
+def proven_by(line, row):
+    """Return the cause of a row, which a line proves."""
+    return ProvenCause(row, line, row.says or line.text.strip()[:PROOF_WIDTH])
 
 
-def cause_named(name):
+def row_named(name):
     """Return the row of this name."""
-    return next(cause for cause in BY_SLURM + BY_STARTER + BY_RANK + BY_WAITING if cause.name == name)
+    return next(row for row in BY_SLURM + BY_STARTER + BY_RANK + BY_WAITING if row.name == name)
 
 
-def search(causes, lines):
-    """Return the first of these causes that a line proves, with the first line of its pattern; else None."""
+def search(table, lines):
+    """Return the cause of the first row that a line proves, with the first line of its pattern; else None."""
     lines = [line for line in lines if not HARMLESS.search(line.text)]
-    for cause in causes:
-        for pattern in cause.patterns:
-            matching = [at for at, line in enumerate(lines) if re.search(pattern, line.text)]
-            if matching and not is_undone(cause, lines[matching[-1] :]):
-                return found(cause, lines[matching[0]])
+    for row in table:
+        for pattern in row.patterns:
+            for line in lines:
+                if re.search(pattern, line.text):
+                    return proven_by(line, row)
     return None
-
-
-def is_undone(cause, lines):
-    """Tell whether one of the lines, from the last match on, says that all went well after all."""
-    return bool(cause.undone_by) and any(re.search(cause.undone_by, line.text) for line in lines)
 
 
 def search_message(message):
     """Return what an error message proves: its first error first, then the lines behind it; None if nothing."""
-    by_rank = BY_RANK + (BY_WAITING if message.way in ("waited", "peer") else [])
     for line in message.errors:
-        for cause in BY_STARTER + by_rank:
-            if any(re.search(pattern, line.text) for pattern in cause.patterns):
-                return found(cause, line)
+        for row in BY_STARTER + BY_RANK:
+            if any(re.search(pattern, line.text) for pattern in row.patterns):
+                return proven_by(line, row)
+        if way_of(line.text) != "error":
+            return None  # what a rank says behind "Connection closed by peer" follows from that
     if not (message.native or OF_COMMUNICATION.search(message.error.text)):
         return None  # behind any other message may stand what another process printed
     behind = message.lines[message.end + 1 : message.end + 1 + WORDS]
     within = message.lines[message.start : message.end + 1] if message.native else []
-    return search(by_rank, [*within, *behind])
+    return search(BY_RANK, [*within, *behind])
 
 
-def cause_of_signal(report):
-    """Return the cause that a launcher's report of a signal proves; None if there is none."""
-    causes = [cause for cause in BY_RANK + BY_STARTER if report.code and -report.code in cause.signals]
-    return found(causes[0], report.line) if causes else None
+def cause_of_signal(code, line):
+    """Return the cause that an exit code of minus a signal proves, which stands in a line; None if there is none."""
+    of_signal = [row for row in BY_RANK + BY_STARTER if -code in row.signals]
+    return proven_by(line, of_signal[0]) if of_signal else None

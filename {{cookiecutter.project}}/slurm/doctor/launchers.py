@@ -25,11 +25,8 @@ SIGNALS = {  # as srun names them
     "Interrupt": 2,
 }
 ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with these signals
-STEP_ENDED = re.compile(
-    r" (?:STEP|JOB) (?P<cancelled>[0-9.+]+) ON .* CANCELLED AT "
-    r"|Terminating (?:StepId=|job step )(?P<terminated>[0-9.+]+)"
-)
-SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<tasks>(?P<rank>\d+)\S*): (?P<end>.*)")
+STEP_ENDED = re.compile(r" (?:STEP|JOB) \S+ ON .* CANCELLED AT |Terminating (?:StepId=|job step )")
+SRUN = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<rank>\d+)\S*: (?P<end>.*)")
 SPAWN = re.compile(r"launch/spawn\.py on (?P<host>\S+): rank (?P<rank>\d+) (?P<end>.*)")
 MPIRUN = re.compile(r"[a-z]+ noticed that process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<end>.*)")
 SENTENCES = (("srun", SRUN), ("spawn.py", SPAWN), ("mpirun", MPIRUN))
@@ -51,28 +48,42 @@ class Report(NamedTuple):
 
 
 def read_reports(lines):
-    """Return the reports of ranks that ended by themselves, the first one to end first."""
-    unlabelled = [(at, line) for at, line in enumerate(lines) if not line.label]
-    indented = [(at, line) for at, line in unlabelled if line.text[:1] == " "]
-    found = sentences(unlabelled, clean_up(lines)) + mpirun_messages(indented) + torchrun_tables(unlabelled)
-    return [report for _, report in sorted(found, key=lambda place_and_report: place_and_report[0]) if report.code]
+    """Return the reports of ranks that ended by themselves, the first one to end first.
+
+    torchrun's reports come first: beside them, those of srun and mpirun are of the launchers of nodes.
+    """
+    unlabelled = without_clean_up(lines)
+    others = sorted(sentences(unlabelled) + mpirun_messages(unlabelled), key=lambda report: report.line.number)
+    return [report for report in torchrun_tables(unlabelled) + others if report.code]
 
 
-def sentences(lines, left_out):
-    """Return the reports that are one line each, with their places: of srun, of spawn.py, of mpirun on a signal."""
-    found = []
-    for index, (at, line) in enumerate(lines):
-        if at in left_out or (line.text[:12] not in ("srun: error:", "launch/spawn") and " noticed " not in line.text):
-            continue
+def without_clean_up(lines):
+    """Return the lines without a label, but no report of a rank that srun ended, as another one of its step had failed.
+
+    These are the reports after the first end of a step: if the job goes on with another step, the first one counts.
+    """
+    kept, is_ended = [], False
+    for line in lines:
+        is_ended = is_ended or bool(STEP_ENDED.search(line.text))
+        is_clean_up = is_ended and (SRUN.match(line.text) or SPAWN.match(line.text))
+        if not line.label and not is_clean_up:
+            kept.append(line)
+    return kept
+
+
+def sentences(lines):
+    """Return the reports that are one line each: of srun, of spawn.py, of mpirun on a signal."""
+    reports = []
+    for index, line in enumerate(lines):
         for launcher, sentence in SENTENCES:
             match = sentence.match(line.text)
             if match:
                 end = match.group("end")
-                following = lines[index + 1][1].text if index + 1 < len(lines) else ""
+                following = lines[index + 1].text if index + 1 < len(lines) else ""
                 if end == "exited on" and following.startswith("signal "):  # Open MPI 5 breaks the line
                     end += " " + following
-                found.append((at, Report(line, launcher, int(match.group("rank")), match.group("host"), code_in(end))))
-    return found
+                reports.append(Report(line, launcher, int(match.group("rank")), match.group("host"), code_in(end)))
+    return reports
 
 
 def code_in(words):
@@ -95,24 +106,24 @@ def signal_or_code(code):
 
 
 def mpirun_messages(lines):
-    """Return mpirun's reports of exit codes, with their places: first comes a line with the rank, then the code."""
-    found, name = [], None
-    for at, line in lines:
+    """Return mpirun's reports of exit codes: first comes a line with the rank, then the code."""
+    reports, name = [], None
+    for line in lines:
         name = MPIRUN_NAME.match(line.text) or name
         code = MPIRUN_CODE.match(line.text)
         if code and name:
             code = signal_or_code(int(code.group("code")))
-            found.append((at, Report(line, "mpirun", int(name.group("rank")), "", code)))
-    return found
+            reports.append(Report(line, "mpirun", int(name.group("rank")), "", code))
+    return reports
 
 
 def torchrun_tables(lines):
-    """Return the reports of torchrun's tables, one of each node, with the place of the first table.
+    """Return the reports of torchrun's tables, one of each node, in the order of the times that the tables tell.
 
-    The tables tell the time of each failure, and a node whose rank lost another one may print its table first.
+    A node whose rank lost another one may print its table first.
     """
-    found, table, first_place = [], None, 0
-    for at, line in lines:
+    times_and_reports, table = [], None
+    for line in lines:
         if line.text.startswith(TORCHRUN_FIRST):
             table = {}
         row = TORCHRUN_ROW.match(line.text) if table is not None else None
@@ -123,42 +134,6 @@ def torchrun_tables(lines):
             if NUMBER.match(table.get("rank", "")) and NUMBER.match(table["exitcode"]):
                 code = signal_or_code(int(table["exitcode"]))
                 report = Report(line, "torchrun", int(table["rank"]), table.get("host", ""), code)
-                first_place = first_place or at
-                found.append((table.get("time", ""), report))
+                times_and_reports.append((table.get("time", ""), report))
             table = None
-    in_time = sorted(found, key=lambda time_and_report: time_and_report[0])
-    return [(first_place, report) for _, report in in_time]
-
-
-def clean_up(lines):
-    """Return in which lines srun or spawn.py reports a rank that srun ended, as another one of its step had failed.
-
-    These are the reports after the end of a step. But a job may have a later step, and a report does not name its step.
-    srun says that it terminates a step right after it has reported the task that failed: that report is of this step.
-    """
-    ended_by_srun, ended = [], set()
-    for at, line in enumerate(lines):
-        is_end = "CANCELLED AT" in line.text or "Terminating " in line.text
-        end = STEP_ENDED.search(line.text) if is_end else None
-        if end:
-            step = end.group("terminated")
-            is_later_step = step and ended and not {step, step.partition(".")[0]} & ended
-            if is_later_step and ended_by_srun:
-                ended_by_srun.pop()
-                if ended_by_srun and SPAWN.match(lines[ended_by_srun[-1]].text):  # whose task ended as its rank did
-                    ended_by_srun.pop()
-            ended.add(step or end.group("cancelled"))
-        elif ended and not line.label and (SRUN.match(line.text) or SPAWN.match(line.text)):
-            ended_by_srun.append(at)
-    return frozenset(ended_by_srun)
-
-
-def ranks_ended_by_srun(lines):
-    """Return the tasks that srun ended because another one had failed; these are ranks where srun started them."""
-    tasks = set()
-    for line in lines:
-        match = SRUN.match(line.text) if line.text.endswith(": Terminated") else None
-        if match:
-            for first, last in re.findall(r"(\d+)(?:-(\d+))?", match.group("tasks")):
-                tasks.update(range(int(first), int(last or first) + 1))
-    return tasks
+    return [report for _, report in sorted(times_and_reports, key=lambda time_and_report: time_and_report[0])]

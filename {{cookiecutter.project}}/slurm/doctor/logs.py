@@ -39,10 +39,10 @@ class Speaker:
     def __init__(self, rank=None, host=""):
         """Begin a speaker that has said nothing."""
         self.rank, self.host = rank, host
-        self.lines = []  # of the output; of the logs where the output lacks them
+        self.lines = []  # of the output; of the logs if the output has none of it
         self.errors, self.logged = [], []  # its stderr.log; its stdout.log and stderr.log
         self.log = ""  # the rank's own log, as the user would type it
-        self.ended = 0.0  # the time of its last change
+        self.ended = 0.0  # the time of its log's last change; the number of its last line, if it has no log
         self.starts_ranks = False  # its log is that of a rank of torchrun or spawn.py, and not of a task of srun
 
     @property
@@ -108,8 +108,7 @@ def shown(line):
     if "\r" in line or "it/s" in line or "s/it" in line:
         label = LABEL.match(line[:WIDTH]).group()
         words = line[len(label) :].rstrip("\r").rpartition("\r")[2][:WIDTH]
-        bar_ends = max((bar.end() for bar in PROGRESS_BAR.finditer(words)), default=0)
-        line = label + (words[bar_ends:] or words)
+        line = label + (PROGRESS_BAR.split(words)[-1] or words)
     line = line[:WIDTH]
     if line.isprintable():
         return line
@@ -120,88 +119,36 @@ def shown(line):
 
 # [train.py:30] is no label: a logger names a source file there. transformers has [WARNING|trainer.py:906] (2026-11-22).
 SOURCE_FILE = r"[^] ]*(?:\||\.(?:py|cc|cpp|cu|h|hpp):)"
-ONE_LABEL = re.compile(r"\[(?!" + SOURCE_FILE + r")[^] :]+:\d+\] ?|\[(?:default|rank)\d+\]: ?| *\d+: ")
-LABEL = re.compile("(?:" + ONE_LABEL.pattern + ")*")
-HOST_LABEL = re.compile(r"\[([^] :]+):(\d+)\]")
-RANK = re.compile(r"(?:0|[1-9]\d{0,3})$")  # Open MPI writes process ids with five digits: [node1:00040]
-LABEL_RANK = re.compile(r"(?:\[(?P<host>[^] :]+):|\[(?:default|rank)|^ *)(?P<rank>\d+)")
+# First that of the launcher, then that of torch. Open MPI writes process ids with five digits: [node1:00040].
+LABEL = re.compile(
+    r"(?:\[(?!" + SOURCE_FILE + r")(?P<host>[^] :]+):(?P<rank>0|[1-9]\d{0,3})\] ?| *(?P<task>\d+): )?"
+    r"(?:\[(?:default|rank)(?P<of_torch>\d+)\]: ?)*"
+)
 
 
-def labelled_lines(path, size, is_rank=None):
+def labelled_lines(path, size):
     """Return the lines of a file's end, with their labels and places."""
     lines, end = read_end(path, size)
     name = short(path) + end
-    return [labelled(number, line, name, is_rank) for number, line in enumerate(lines, 1)]
+    return [labelled(number, line, name) for number, line in enumerate(lines, 1)]
 
 
-def labelled(number, line, file, is_rank=None):
-    """Return a line apart from its labels. It may be that of no rank: is_rank(host, number) tells."""
-    if line[:1] not in "[ 0123456789" or not line:
-        return Line(file, number, "", line)
+def labelled(number, line, file):
+    """Return a line apart from its labels."""
     end = LABEL.match(line).end()
-    for match in HOST_LABEL.finditer(line, 0, end):
-        # Behind the label of a launcher, Open MPI and others name hosts and processes of their own.
-        if match.start() or not RANK.match(match.group(2)) or (is_rank and not is_rank(*match.groups())):
-            end = match.start()
-            break
     return Line(file, number, line[:end], line[end:])
 
 
 def rank_of(label):
-    """Return rank and host of a label, as far as it names them. Of several labels, that with a host knows best."""
-    rank, host = None, ""
-    for match in LABEL_RANK.finditer(label):
-        if match.group("host") or not host:
-            rank, host = int(match.group("rank")), match.group("host") or host
-    return rank, host
+    """Return rank and host of a label; None and "" if it does not name them."""
+    named = LABEL.match(label)
+    rank = named.group("rank") or named.group("of_torch") or named.group("task")
+    return (int(rank) if rank else None), named.group("host") or ""
 
 
-def rank_test(hosts, logs):
-    """Return a function that tells whether a label [HOST:NUMBER] may be that of a rank of this job.
-
-    It may also be [step:100], or the process id in Open MPI's [node1:4242]. Of an output alone nothing is known, and
-    every label counts. Which ranks a host has is not asked: torchrun may number the nodes in another order.
-    """
-    ranks, answers = 1 + max((log.rank for log in logs), default=0), {}
-
-    def is_rank(host, number):
-        if (host, number) not in answers:
-            has_log = any(same_host(log.host, host) for log in logs)
-            is_host = has_log or not hosts or same_host(hosts, host)
-            answers[host, number] = is_host and (not has_log or int(number) < ranks)
-        return answers[host, number]
-
-    return is_rank
-
-
-# ---- names of hosts --------------------------------------------------------------------------------------------------
-
-IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.")  # how it begins
-
-
-def same_host(reported, host):
-    """Tell whether a launcher names this host: it may add the domain, and srun names several as a1,node[1-2,5]."""
-    names = re.findall(r"(?:\[[^]]*\]|[^,\[])+", reported)  # a comma within brackets does not end a name
-    return any(names_host(name, host) for name in names)
-
-
-def names_host(name, host):
-    """Tell whether a name, in which [1-2,5] stands for numbers, is that of a host; both may have a domain."""
-    parts = re.split(r"\[([0-9,-]+)\]", without_domain(name))
-    texts, ranges = parts[::2], parts[1::2]
-    match = re.match(r"(\d+)".join(re.escape(text) for text in texts) + "$", without_domain(host))
-    return bool(match) and all(map(in_ranges, match.groups(), ranges))
-
-
-def without_domain(name):
-    """Return a host's name without its domain; an IP address has none."""
-    return name if IP_ADDRESS.match(name) else name.partition(".")[0]
-
-
-def in_ranges(number, ranges):
-    """Tell whether a number is in ranges as 1-2,5."""
-    pairs = re.findall(r"(\d+)(?:-(\d+))?", ranges)
-    return any(int(low) <= int(number) <= int(high or low) for low, high in pairs)
+def same_host(name, other):
+    """Tell whether two names are of the same host: one may have a domain."""
+    return name == other or name.startswith(other + ".") or other.startswith(name + ".")
 
 
 # ---- the output of a job, and the logs of its ranks ------------------------------------------------------------------
@@ -216,15 +163,11 @@ REPORT_GOES_ON = re.compile(
 )
 
 
-def read_output(job, logs):
-    """Return the lines of the newest attempt in a job's output, without earlier reports of the doctor."""
-    is_rank = rank_test(job.hosts, logs)
-    lines = labelled_lines(job.output, OUTPUT_BYTES, is_rank) if os.path.isfile(job.output) else []
-    attempts = [at for at, line in enumerate(lines) if ATTEMPT_BEGINS in line.text]
-    lines = without_reports(lines[attempts[-1] :] if attempts else lines)
-    if job.errors and len(attempts) < 2:  # where an attempt begins does not stand in the file of --error
-        lines += labelled_lines(job.errors, OUTPUT_BYTES, is_rank)
-    return lines
+def read_output(output):
+    """Return the lines of the newest attempt in an output, without earlier reports of the doctor."""
+    lines = labelled_lines(output, OUTPUT_BYTES) if os.path.isfile(output) else []
+    newest = max((index for index, line in enumerate(lines) if ATTEMPT_BEGINS in line.text), default=0)
+    return without_reports(lines[newest:])
 
 
 def without_reports(lines):
@@ -239,17 +182,17 @@ def without_reports(lines):
 
 
 def read_rank_logs(run):
-    """Return the ranks that have a log in the folder of an attempt, the first one to end first."""
-    found = []
+    """Return the ranks that have a log in the folder of an attempt."""
+    paths = []
     for path in glob.glob(glob.escape(run) + "/node*/**/stderr.log", recursive=True) if run else []:
         match = re.match(r"node(\d+)-([^/]+)/(?:.*/)?(\d+)/stderr\.log$", path[len(run) + 1 :])
         if match:
-            found.append((os.path.getmtime(path), path, int(match.group(1)), match.group(2), int(match.group(3))))
-    ranks_per_node = 1 + max((local_rank for *_, local_rank in found), default=0)
+            paths.append((path, int(match.group(1)), match.group(2), int(match.group(3))))
+    ranks_per_node = 1 + max((local_rank for *_, local_rank in paths), default=0)
     logs = []
-    for ended, path, node, host, local_rank in sorted(found):
+    for path, node, host, local_rank in paths:
         speaker = Speaker(node * ranks_per_node + local_rank, host)
-        speaker.log, speaker.ended = short(path), ended
+        speaker.log, speaker.ended = short(path), os.path.getmtime(path)
         speaker.errors = labelled_lines(path, LOG_BYTES)
         stdout = re.sub(r"stderr\.log$", "stdout.log", path)
         speaker.logged = (labelled_lines(stdout, LOG_BYTES) if os.path.isfile(stdout) else []) + speaker.errors
@@ -261,9 +204,9 @@ def read_rank_logs(run):
 
 
 def speakers_of(output, logs):
-    """Return who speaks: the ranks, and last the lines without a label.
+    """Return who speaks: the ranks by their numbers, and last the lines without a label.
 
-    The end of an output may be lost with a launcher that was killed, and mpirun gives no labels: then the log is added.
+    If the output has no labels, as that of mpirun, the logs tell what each rank printed.
     """
     ranks, rest = {}, Speaker()
     for line in output:
@@ -274,16 +217,8 @@ def speakers_of(output, logs):
         speaker = ranks.setdefault(rank, Speaker(rank, host))
         speaker.host = speaker.host or host
         speaker.lines.append(line)
+        speaker.ended = line.number
     for log in logs:
-        said = ranks[log.rank].lines if log.rank in ranks else []
-        log.lines = said if ends_alike(said, log.errors) else said + log.logged
+        log.lines = ranks[log.rank].lines if log.rank in ranks else log.logged
         ranks[log.rank] = log
-    order = {log.rank: at for at, log in enumerate(logs)}
-    in_order = sorted(ranks.values(), key=lambda speaker: order.get(speaker.rank, speaker.rank))
-    return [*in_order, rest]
-
-
-def ends_alike(said, logged):
-    """Tell whether the last line of a log stands near the end of what the output has of that rank."""
-    last = next((line.text for line in reversed(logged) if line.text.strip()), "")
-    return bool(said) and (not last or any(line.text == last for line in said[-400:]))
+    return [*sorted(ranks.values(), key=lambda speaker: speaker.rank), rest]

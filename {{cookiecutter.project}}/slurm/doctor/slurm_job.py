@@ -19,9 +19,7 @@ class Job(NamedTuple):
     state: str = ""  # as "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
     record: str = ""  # the command that prints the state
     output: str = ""  # a file
-    errors: str = ""  # the file of --error, if it is another one
     run: str = ""  # a folder logs/JOBID.ATTEMPT
-    hosts: str = ""  # of its nodes, as "node[1-2]"
     owner: str = ""  # the user who has submitted it, if that is another one
 
     @property
@@ -51,34 +49,30 @@ def find_job(given):
     """Return the job that a number, an output file or a folder of logs names."""
     if os.path.isfile(given):  # alone: a number in its name may be a date, or a job of another cluster
         return Job(output=given, owner=owner_of_file(given))
-    run = os.path.realpath(given) if os.path.isdir(given) else ""  # logs/latest is a link
-    number = os.path.splitext(os.path.basename(run))[0] if run else given
-    if not re.match(r"[1-9]\d*([_+]\d+)?$", number):  # 12_3 is of an array, 12+3 of a heterogeneous job
+    run = os.path.realpath(given)  # logs/latest is a link
+    if os.path.isdir(run) and re.search(r"/[1-9]\d*\.\d+$", run):
+        return Job(run=run, owner=owner_of_file(run))
+    if not re.match(r"[1-9]\d*([_+]\d+)?$", given):  # 12_3 is of an array, 12+3 of a heterogeneous job
         die(f"'{given}': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT")
-    return ask_slurm(number, run)
+    return ask_slurm(given)
 
 
-def ask_slurm(number, asked_run):
-    """Return the job that Slurm knows under this number; of an attempt that is past, or still runs, the logs alone."""
+def ask_slurm(number):
+    """Return the job that Slurm knows under this number."""
     record = answer_of("scontrol", "show", "job", number)
     if len(re.findall(r"(?m)^JobId=", record)) > 1:
-        die_of_several(number, heterogeneous="HetJobOffset=" in record)
+        die_of_several(number)
     identity = re.search(r"JobId=(\d+)", record)
     job_id = identity.group(1) if identity else number  # that of 12_3 is another number
     state, command = state_of(job_id, record)
 
     output = find_output(record, (job_id, number))
-    newest_run = find_newest_run(record, job_id)
-    hosts = re.search(r"(?m)^ *NodeList=([^(\s]+)", record)  # (null) while it waits
-    hosts = hosts.group(1) if hosts else ""
-    owner = owner_of(record) or owner_of_file(output) or owner_of_file(asked_run or newest_run)
-    job = Job(job_id, state, command, output, find_errors(record, output), asked_run or newest_run, hosts, owner)
-    if asked_run and (not job.has_ended or attempt_of(asked_run) != attempt_of(newest_run or asked_run)):
-        return Job(id=job_id, run=asked_run, hosts=hosts, owner=owner)
-    if not (job.output or job.run or job.state):
+    run = find_newest_run(record, job_id)
+    if not (output or run or state):
         searched = "there is no *-{}.out in {}".format(job_id, " or ".join(sorted({here(), PROJECT})))
         die(f"Slurm does not know a job {job_id}, and {searched}: name its output file")
-    return job
+    owner = owner_of(record) or owner_of_file(output) or owner_of_file(run)
+    return Job(job_id, state, command, output, run, owner)
 
 
 def owner_of(record):
@@ -107,38 +101,24 @@ def state_of(job_id, record):
     answer = answer_of("sacct", "-nPX", "-j", job_id, "-o", "State,ExitCode,JobID")
     rows = [line.split("|") for line in answer.splitlines() if "|" in line]
     if len(rows) > 1 and job_id.isdigit():
-        die_of_several(job_id, heterogeneous="+" in rows[0][-1])
+        die_of_several(job_id)
     if not rows:
         return "", ""
     return "JobState={} ExitCode={}".format(*rows[0]), "sacct -X -j " + job_id
 
 
-def die_of_several(number, heterogeneous):
+def die_of_several(number):
     """End with an error, as this number stands for several jobs."""
-    if heterogeneous:
-        die(f"job {number} is heterogeneous: name one component, as {number}+0")
-    die(f"job {number} is an array: name one of its jobs, as {number}_1")
+    die(f"job {number} is an array, or heterogeneous: name one of its jobs, as {number}_1 or {number}+0")
 
 
 def find_output(record, numbers):
     """Return the output file that the record names, or one that has a number of the job in its name."""
-    named = file_in(record, "StdOut")
-    if named:
-        return named
+    named = re.search(r"(?m)^ *StdOut=(.*)", record)
+    if named and os.path.isfile(named.group(1)):
+        return named.group(1)
     patterns = [f"{glob.escape(folder)}/*-{number}.out" for folder in (here(), PROJECT) for number in numbers]
     return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), "")
-
-
-def find_errors(record, output):
-    """Return the file of --error that the record names, if it is not the output."""
-    named = file_in(record, "StdErr")
-    return "" if named and output and os.path.samefile(named, output) else named
-
-
-def file_in(record, key):
-    """Return the file that stands in a line of Slurm's record, as StdOut=FILE, if it is there."""
-    named = re.search(r"(?m)^ *" + key + "=(.*)", record)
-    return named.group(1) if named and os.path.isfile(named.group(1)) else ""
 
 
 def find_newest_run(record, job_id):

@@ -1,39 +1,34 @@
 """Reads where the ranks were, and which one kept the others waiting, from stacks.txt of a run's folder.
 
 The job writes that file as soon as ranks wait in vain: first a line for each place, with the ranks that were there,
-then verdicts, then an empty line and whole stacks. It prints the lines into its output, too.
+then verdicts, then an empty line and whole stacks.
 """
 
 import glob
+import itertools
 import os
 import re
-import subprocess
 import sys
 
 from logs import OUTPUT_BYTES, read_end
+from slurm_job import answer_of
 
 PLACE = re.compile(r"(?:ranks?|other process of ranks?) [\d,-]+(?: on [^:]+)?: | {4}another thread")
 VERDICT = re.compile(
     r"ranks? [\d,-]+(?: on \S+| on \d+ nodes)? ha(?:s|ve) (?:not entered|told nothing|no process|left no record)"
     r"|ranks disagree: |all ranks have entered "
 )
-ASKED = re.compile(r"[\d-]+ [\d:]+ .*where each of them (?:is|was):$")  # the job prints it in the line before
 
 
-def read_stacks(run, output, ranks):
+def read_stacks(run, ranks):
     """Return verdicts and places; two empty lists if they are not known."""
-    asked = run + "/stacks.txt"
-    if run and os.path.isfile(asked):
-        lines, _ = read_end(asked, OUTPUT_BYTES)
-    else:
-        begin = next((at + 1 for at, line in enumerate(output) if ASKED.match(line.text)), len(output))
-        lines = [line.text for line in output[begin:]]
-    end = next((at for at, line in enumerate(lines) if not PLACE.match(line) and not VERDICT.match(line)), len(lines))
-    told = lines[:end]
-    if not any(map(VERDICT.match, told)):
-        told += [line for line in left_by_ranks(run) if VERDICT.match(line) or not told]
-    told = [with_host(line, ranks) for line in told]
-    return [line for line in told if VERDICT.match(line)], [line for line in told if not VERDICT.match(line)]
+    path = run + "/stacks.txt"
+    lines = read_end(path, OUTPUT_BYTES)[0] if run and os.path.isfile(path) else []
+    answers = list(itertools.takewhile(lambda line: PLACE.match(line) or VERDICT.match(line), lines))
+    if not any(map(VERDICT.match, answers)):
+        answers += [line for line in left_by_ranks(run) if VERDICT.match(line) or not answers]
+    answers = [with_host(line, ranks) for line in answers]
+    return [line for line in answers if VERDICT.match(line)], [line for line in answers if not VERDICT.match(line)]
 
 
 def left_by_ranks(run):
@@ -41,12 +36,7 @@ def left_by_ranks(run):
     reader = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../launch/stacks/group.py")
     if not run or not glob.glob(glob.escape(run) + "/*-rank-*") or not os.path.isfile(reader):
         return []
-    try:
-        command = [sys.executable, "-B", reader, run]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return os.fsdecode(done.stdout).splitlines()
+    return answer_of(sys.executable, "-B", reader, run).splitlines()
 
 
 def with_host(line, ranks):

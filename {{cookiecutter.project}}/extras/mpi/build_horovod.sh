@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds Horovod for a Python that has torch, and installs it there, for programs that use it.
 #
-#   PYTHON=/path/to/python bash slurm/build_horovod.sh [WHEEL_FOLDER]
+#   bash extras/mpi/build_horovod.sh [WHEEL_FOLDER]
 #
-# slurm/build_venv.sh calls this script where INSTALL_HOROVOD=1. It needs no Slurm, so a Dockerfile
-# may call it too. It keeps the wheel in WHEEL_FOLDER, or in wheels/ of the project. A later call
-# for the same Python and torch installs that wheel, in seconds.
+# Run it on a compute node, in a shell of slurm/interactive.sh. It needs no Slurm itself, so a
+# Dockerfile may call it too. It keeps the wheel in WHEEL_FOLDER, or in wheels/ of the project. A
+# later call for the same Python and torch installs that wheel, in seconds.
 #
 # A build takes two minutes of two cores, five with CUDA. It needs cmake, make, a C++17 compiler,
 # MPI with its headers (mpicxx) and Python's headers. For a torch with CUDA it also needs nvcc and
@@ -59,7 +59,7 @@ build() {
 
 # Sets project, wheels and work, which is removed when this script ends.
 find_folders() {
-    project=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+    project=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
     command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; set PYTHON"
     mkdir -p "${1:-$project/wheels}"
     wheels=$(realpath "${1:-$project/wheels}")
@@ -245,7 +245,7 @@ test_wheel() {
 }
 
 die() {
-    echo "slurm/build_horovod.sh: $*" >&2
+    echo "extras/mpi/build_horovod.sh: $*" >&2
     exit 2
 }
 

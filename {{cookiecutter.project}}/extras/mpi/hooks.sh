@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+#? set runtime = cookiecutter.runtime
+# The launchers mpirun and mpirun-ranks: Open MPI starts launch/torchrun.sh on each node, or each rank.
+# launch/extras.sh calls the functions mpi_MOMENT, and slurm/lib.sh calls build_step_of_LAUNCHER.
+# shellcheck disable=SC2034,SC2154 # slurm/lib.sh shares its variables
+
+# Unsets what another mpirun, or a step of another job, has left. In a step, mpirun would take itself
+# for one of the step's tasks. PMIX_MCA_* are settings.
+mpi_job_start() {
+    local left
+    mapfile -t left < <(compgen -e PMIX_ | grep -v ^PMIX_MCA_)
+    unset "${!OMPI_COMM_@}" "${left[@]}"
+}
+
+# Sets wrapper, what each task of mpirun runs. Refuses what mpirun cannot start.
+mpi_check_settings() {
+    case $LAUNCHER in
+        mpirun) wrapper=("$PROJECT_DIR/extras/mpi/ranks.sh" "$PROJECT_DIR/launch/torchrun.sh") ;;
+        mpirun-ranks) wrapper=("$PROJECT_DIR/extras/mpi/ranks.sh" "$PROJECT_DIR/launch/rank.sh") ;;
+        *) return 0 ;;
+    esac
+    [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] ||
+        die "LAUNCHER=$LAUNCHER needs Open MPI's mpirun, which was not found;" \
+            "name its module in MODULES of env.sh, or use torchrun"
+    #? if runtime in ("pyxis", "edf")
+    ((${#CONTAINER_SRUN_ARGS[@]} == 0)) ||
+        die "LAUNCHER=$LAUNCHER cannot start RUNTIME=$RUNTIME, a container that only srun starts;" \
+            "use torchrun, srun or spawn"
+    #? endif
+}
+
+build_step_of_mpirun() { mpi_build_step 1; }
+
+build_step_of_mpirun_ranks() {
+    ((NPROC_PER_NODE <= cores)) ||
+        die "NPROC_PER_NODE=$NPROC_PER_NODE, but the job has $cores core(s) on each node: raise" \
+            "--cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
+    mpi_build_step "$NPROC_PER_NODE"
+}
+
+# Sets step. mpirun starts its daemons by an srun of its own. The variables here give that srun all
+# of the environment and all cores (srun 22.05 to 23.02 would give it one core). They also replace
+# the header's one task per node. Argument: how many tasks mpirun starts on each node.
+mpi_build_step() {
+    local per_node=$1 list overlap=()
+    list=$(IFS=, && echo "${hosts[*]}")
+    [[ " ${on_hosts[*]} " != *" --overlap "* ]] || overlap=(SLURM_OVERLAP=1)
+    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" "${overlap[@]}"
+        SLURM_JOB_NODELIST="$list" SLURM_NODELIST="$list"
+        SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})"
+        mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none)
+}
+
+# Has the ranks meet on the node on which mpirun runs: mpirun gives it the first ranks. Notes the
+# sizes of the job's output and error file [bytes], for mpi_has_lost_a_node.
+mpi_before_launch() {
+    [[ $LAUNCHER == mpirun* ]] || return 0
+    if [[ " ${hosts[*]} " == *" ${SLURMD_NODENAME:-} "* ]]; then
+        export MASTER_ADDR="$SLURMD_NODENAME${MASTER_ADDR_SUFFIX:-}"
+    fi
+    mapfile -t mpi_sizes < <(stat -L -c %s "/proc/$$/fd/1" "/proc/$$/fd/2")
+}
+
+# If mpirun has lost a node, the ranks have not come to their end, but Open MPI 5.0.7 ends with exit
+# code 0 (measured 2026-11-24).
+mpi_after_launch() {
+    if [[ $LAUNCHER == mpirun* && $code == 0 ]] && mpi_has_lost_a_node; then
+        code=1
+    fi
+}
+
+# Whether mpirun has printed, since mpi_before_launch, that it lost a node.
+mpi_has_lost_a_node() {
+    local number file
+    for number in 1 2; do
+        file=/proc/$$/fd/$number
+        [[ -f $file ]] || continue # a terminal or a pipe, which cannot be read again
+        # Not grep -q, which would end tail by a signal.
+        if tail -c +$((${mpi_sizes[number - 1]:-0} + 1)) "$file" |
+            grep -F "has lost communication with a remote daemon" >/dev/null; then
+            return 0
+        fi
+    done
+    return 1
+}
