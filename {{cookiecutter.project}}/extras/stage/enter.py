@@ -309,7 +309,8 @@ def copied(path, copies):
 def use_copies(copies, packs, command):
     """Set the variables that lead to an environment and to data; return the command with the paths of the copies.
 
-    The command is the launcher, the program (a file, or -m and a module), and its arguments.
+    The command is the launcher, the program (a file, or -m and a module), and its arguments. Under mpirun the launcher
+    is two words, and the program is looked at like an argument.
     """
     environments = [pair for pair in copies if pair[0].kind == "environment"]
     for name in VARIABLES:
