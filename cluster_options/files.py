@@ -33,8 +33,6 @@ def needed(answers) -> dict[str, bool]:
         "requirements.txt": not runai,
         "launch/rank.sh": slurm,
         "launch/spawn.py": slurm,
-        "launch/stage/enter.py": slurm,
-        "launch/stage/pack.py": slurm,
         "slurm/doctor/causes_mpirun.py": bool(MPI & set(facts["launchers"])),
         "slurm/doctor/causes_pyxis.py": runtime in IN_SRUN,
         "slurm/doctor/causes_enroot.py": runtime == "enroot",

@@ -2,7 +2,8 @@
 
     python perf/stage.py [--nodes 1,2,4,8] [--rounds 3] [--latency 0.001] [--bandwidth 5e8]
 
-A virtual environment with torch lies on a file system that is slow on purpose (tests/clusters/slow_files.py): one
+A virtual environment with torch and what it needs lies on a file system that is slow on purpose
+(tests/clusters/slow_files.py): one
 server for all nodes, with --latency seconds for each lookup, stat, open and listing, and --bandwidth bytes per second.
 Each node caches for itself what it has read.
 A job of one rank per node imports torch, on a real Slurm. In turns, its ranks read
@@ -14,19 +15,21 @@ A job of one rank per node imports torch, on a real Slurm. In turns, its ranks r
 The seconds count from sbatch to the last rank that has imported torch. They include the copying, and not the packing,
 which is done once when a job is submitted, and is shown by itself. The numbers of opens and bytes are those that the
 shared file system was asked for. All nodes are this one machine, whose cores they share: eight nodes take longer than
-one in any case.
+one in any case. The disk of a node is memory here, 2 GB for each node while it unpacks.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -47,20 +50,31 @@ WAYS = ("shared", "sbcast", "read")
 
 
 def environment_of_venv(venv: Path) -> None:
-    """Make a virtual environment with this one's torch."""
+    """Make a virtual environment with this one's torch and the packages that it needs."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    packages = Path(torch_folder()).parent
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     target = venv / "lib" / version / "site-packages"
-    shutil.rmtree(target)
-    shutil.copytree(packages, target, symlinks=True)
+    for package in packages_of({"torch", "numpy"}):
+        for file in distribution(package).files or []:
+            original = Path(distribution(package).locate_file(file))
+            if ".." not in file.parts and original.is_file():  # not the scripts in bin/
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(original, target / file)
 
 
-def torch_folder() -> str:
-    """Return where torch is, without its import."""
-    import importlib.util
-
-    return importlib.util.find_spec("torch").submodule_search_locations[0]
+def packages_of(names: set[str]) -> set[str]:
+    """Return the packages that are installed of these and of those that they need."""
+    found: set[str] = set()
+    while names:
+        name = names.pop()
+        try:
+            requirements = distribution(name).requires or []
+        except PackageNotFoundError:  # for another platform
+            continue
+        found.add(name)
+        needed = {re.match(r"[\w.-]+", line)[0] for line in requirements if "extra ==" not in line}
+        names |= needed - found
+    return found
 
 
 def pack(project: Path, folder: Path) -> None:
@@ -72,7 +86,7 @@ def pack(project: Path, folder: Path) -> None:
     script = [
         sys.executable,
         "-B",
-        "launch/stage/pack.py",
+        "extras/stage/pack.py",
         packs,
         "--environment",
         folder / "shared/venv",

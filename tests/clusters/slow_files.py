@@ -5,7 +5,7 @@
 Each lookup, stat, open and listing takes --latency seconds, and each read its bytes through --bandwidth. Start it once
 for each node: mountpoints with the same --counts are clients of one server, which serves them one after another. Each
 mountpoint has a cache of its own in the kernel, as each node of a cluster has one. On the nodes of a test cluster, bind
-the node's mountpoint to the path that all nodes use (`mount --bind`). Read-only.
+the node's mountpoint to the path that all nodes use (`mount --bind`). Read-only, but for the times of files.
 
 --counts: a folder in which each mountpoint writes, as JSON, how often each operation was asked for. It does so when
 SIGUSR1 comes, and at the end. Needs FUSE (libfuse 2 or 3, /dev/fuse) and the package mfusepy.
@@ -30,6 +30,9 @@ from pathlib import Path
 FUSE_IS_HERE = os.path.exists("/dev/fuse") and os.access("/dev/fuse", os.R_OK | os.W_OK)
 
 
+SHORTEST = 0.005  # [s] that reads take at a time: a sleep is longer than asked for, by a tenth of a millisecond or more
+
+
 def operations(source: str, latency: float, bandwidth: float, counts: collections.Counter, turn):
     """Return the operations of the file system, for mfusepy. Who has locked the open file `turn` is being served."""
     import mfusepy
@@ -41,6 +44,7 @@ def operations(source: str, latency: float, bandwidth: float, counts: collection
 
     class SlowFiles(mfusepy.Operations):
         use_ns = True  # times are whole nanoseconds
+        owed = 0.0  # seconds that reads have not taken yet
 
         def place(self, path, operation):
             """Count and delay an operation; return the path in the source."""
@@ -74,8 +78,14 @@ def operations(source: str, latency: float, bandwidth: float, counts: collection
             data = os.pread(info.fh, size, offset)
             counts["read"] += 1
             counts["bytes"] += len(data)
-            take(len(data) / bandwidth)
+            self.owed += len(data) / bandwidth
+            if self.owed > SHORTEST:
+                take(self.owed)
+                self.owed = 0.0
             return data
+
+        def utimens(self, path, times=None):
+            os.utime(self.place(path, "utimens"), ns=times)
 
         def release(self, path, info):
             os.close(info.fh)
@@ -152,9 +162,7 @@ def main() -> None:
     cached = {"attr_timeout": 1, "entry_timeout": 1, "negative_timeout": 0, "auto_cache": False}
     with open(args.counts / "turn", "a") as turn:
         served = operations(os.path.realpath(args.source), args.latency, args.bandwidth, counts, turn)
-        mfusepy.FUSE(
-            served, args.mountpoint, foreground=True, nothreads=True, ro=True, allow_other=True, raw_fi=True, **cached
-        )
+        mfusepy.FUSE(served, args.mountpoint, foreground=True, nothreads=True, allow_other=True, raw_fi=True, **cached)
     write_counts()
 
 

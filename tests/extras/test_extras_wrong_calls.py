@@ -45,6 +45,9 @@ WRONG = {
         ["--name", "a b", "1"],
     ],
     "extras/scaling/report.py": ["nosuch", "--nonsense", ""],
+    "extras/stage/clean.sh": [*NO_WORDS, ["--dry-run", "x"], ["--dry-run", "--dry-run"]],
+    "extras/stage/enter.py": [[], "x", ["--use", "x"], ["--use", "x", "--"], ["--remove", "x", "a", "b", "c", "d"]],
+    "extras/stage/pack.py": [[], "x", ["x", "--nonsense"]],
     "extras/sweep/sweep.sh": [
         *NO_JOBS,
         "4711",
@@ -87,11 +90,12 @@ WRONG = {
     "extras/watch/summary.py": [[], "4711"],
 }
 FEW = [("extras/notebook/notebook.sh", ""), ("extras/notebook/connect.py", "4711"), ("extras/scaling/scaling.sh", "0")]
-FEW += [("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
+FEW += [("extras/stage/clean.sh", ""), ("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
 WITH_HELP = [
     "extras/notebook/notebook.sh",
     "extras/scaling/scaling.sh",
     "extras/scaling/report.py",
+    "extras/stage/clean.sh",
     "extras/trackers/sync_trackers.sh",
     "extras/watch/watch.sh",
 ]

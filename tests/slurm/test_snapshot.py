@@ -517,28 +517,6 @@ def test_clean_removes_copies_that_no_job_needs(quick, project, tmp_path):
     assert len(clean(quick, project).stdout.splitlines()) == 3 and snapshots(project) == [recent]
 
 
-def test_clean_removes_packs_that_were_not_used_for_two_weeks(quick, project, tmp_path):
-    """Those of STAGE=1, and what a process that was killed has left of one. No other file, and none behind a link."""
-    old, new = "0123456789abcdef", "fedcba9876543210"
-    packs = write(
-        project / f"logs/staged-{os.getuid()}", dict.fromkeys((f"{new}.tar", f"{new}.packs", "results.csv"), "")
-    )
-    names = [f".unfinished-{new}-node1-7", f"{old}.packs", f"{old}.packs.node1-7", f"{old}.sqsh"]
-    write(packs, dict.fromkeys([*names, f"{old}.csv", f"x{old}.tar"], ""))
-    other = write(tmp_path / "scratch", {f"{old}.tar": ""})
-    (project / "logs/staged").symlink_to(other)
-    (packs / f"{old}.tar").symlink_to(other / f"{old}.tar")
-    for file in [*packs.iterdir(), *other.iterdir()]:
-        days = 0 if file.name.startswith(new) else 15
-        os.utime(file, (time.time() - 86400 * days,) * 2, follow_symlinks=False)
-    before, named = sorted(packs.iterdir()), [f"{packs.relative_to(project)}/{name}" for name in names]
-    assert sorted(clean(quick, project, "--dry-run").stdout.splitlines()) == [f"would remove {name}" for name in named]
-    assert sorted(packs.iterdir()) == before
-    assert sorted(clean(quick, project).stdout.splitlines()) == named
-    assert sorted(packs.iterdir()) == [path for path in before if path.name not in names]
-    assert (other / f"{old}.tar").exists()
-
-
 def test_clean_follows_no_link_to_a_folder_of_copies(quick, project, tmp_path):
     other = write(tmp_path / "scratch", {"0123456789ab/demo/x": "", "thesis/chapter.tex": ""})
     make_old(*other.iterdir())

@@ -67,8 +67,6 @@ WRONG = {
     "launch/spawn.py": [[], "x.py"],
     "launch/stacks/collect.sh": ["x", "", ["a=b", "c=d"]],
     "launch/stacks/group.py": ["nosuch", ""],
-    "launch/stage/enter.py": [[], "x", ["x", "--packs", "nosuch", "--remove"]],
-    "launch/stage/pack.py": [[], "x", ["x", "--nonsense"]],
     # Programs.
     "check/hello.py": [[]],
     "check/ranks.py": ["x", "--nonsense"],

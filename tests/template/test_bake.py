@@ -275,7 +275,7 @@ SPECIFIC = [
     ("clariden", {}, "README.md", "\nssh -J USER@ela.cscs.ch USER@clariden.alps.cscs.ch\n"),
     ("clariden", {}, "README.md", 'rsync -e "ssh -J USER@ela.cscs.ch" -a demo USER@clariden.alps.cscs.ch:/iopsstor/'),
     ("lumi", {}, "README.md", "\nLogging in needs a key that is registered in MyAccessID.\n"),
-    ("alex", {}, "slurm/docs/slow-start.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
+    ("alex", {}, "extras/stage/README.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
     ("mn5", {}, "extras/notebook/README.md", "such as --time=02:00:00"),
     ("mn5", {}, "extras/sweep/README.md", "--nodes=1 --qos=NAME -- training/"),
     ("mn5", {}, "README.md", "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"),

@@ -1,15 +1,13 @@
 #!/usr/bin/env bash
-# Removes copies in logs/ that jobs have used: of sources and of packed software.
+# Removes copies of sources in logs/snapshots (SNAPSHOT=1) from which no job was submitted for 30 days,
+# and that no job which waits or runs was started from.
 #
 #   bash slurm/clean.sh              removes the copies, and lists them
 #   bash slurm/clean.sh --dry-run    only lists the copies that it would remove
 #
-# - Copies of sources (SNAPSHOT=1) from which no job was submitted for 30 days, and that no job which
-#   waits or runs was started from. This script asks Slurm for the commands of all jobs. But Slurm tells nothing of jobs
-#   on other clusters (sbatch -M), and may hide those of a colleague who has repeated your job. To keep
-#   a copy for such a job: touch logs/snapshots/HASH
-# - Packed environments and data (STAGE=1) with which no job was submitted for two weeks. A job that
-#   has waited for longer packs them again.
+# This script asks Slurm for the commands of all jobs. But Slurm tells nothing of jobs on other
+# clusters (sbatch -M), and may hide those of a colleague who has repeated your job. To keep a copy for
+# such a job: touch logs/snapshots/HASH
 #
 # Files of other users, files with other names, and what links lead to stay.
 
@@ -38,7 +36,7 @@ needed_snapshots() {
         <<<"$jobs" | grep -oE 'logs/snapshots/[0-9a-f]{12}' | sort -u
 }
 
-# Removes a file or a folder, and says so. It is renamed first: if this script is ended before all of
+# Removes a folder, and says so. It is renamed first: if this script is ended before all of
 # a folder is removed, no job takes the rest for a whole copy. The next call removes the rest.
 remove() {
     echo "${dry_run:+would remove }${1#"$PROJECT_DIR/"}"
@@ -48,16 +46,10 @@ remove() {
 }
 
 needed=$(needed_snapshots) || exit
-# Each submission sets the time of its copies and packs. Without -H or a / at the end, find does not
+# Each submission sets the time of its copies. Without -H or a / at the end, find does not
 # follow a link to the folder.
 find_own=(-mindepth 1 -maxdepth 1 -user "$UID" -regextype posix-extended)
 while IFS= read -r snapshot; do
     grep -qxF "logs/snapshots/${snapshot##*/}" <<<"$needed" || remove "$snapshot"
 done < <(find "$PROJECT_DIR/logs/snapshots" "${find_own[@]}" -type d \( \
     -regex '.*/[0-9a-f]{12}' -mtime +29 -o -regex '.*/\.unfinished-[^/]*' -mmin +60 \) 2>/dev/null)
-
-# Before version 1.2.1 of the template, packs were in logs/staged.
-while IFS= read -r pack; do
-    remove "$pack"
-done < <(find "$PROJECT_DIR"/logs/staged{,-"$UID"} "${find_own[@]}" -type f -mtime +13 \
-    -regex '.*/([0-9a-f]{16}\.(sqsh|tar|packs(\.[^/]*)?)|\.unfinished-[^/]*)' 2>/dev/null)

@@ -17,8 +17,6 @@ source "$PROJECT_DIR/launch/program.sh" "$1"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/nodes.sh" # on which nodes the ranks run
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/stage.sh" # copies on the nodes' own disks; sets stage_exec
-# shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # ---- all scripts ---------------------------------------------------------------------------------
@@ -254,7 +252,6 @@ check_settings() {
             "it submits a job. This one runs the files as they are"
     fi
     check_rank_prefix
-    check_stage_settings
     call_extras check_settings
     refuse_program_with_own_ranks
     refuse_own_endpoint
@@ -414,7 +411,6 @@ submit() {
         take_snapshot ${words[0]+"$program"}
         job_script=$copy/slurm/submit_multinode.sh
     fi
-    pack_for_submission
     for setting in SPARES MIN_NODES BAD_NODE_DAYS; do # the job keeps them if env.sh changes
         export "$setting=$(setting_of_env "$setting")"
     done
@@ -552,7 +548,7 @@ count_attempts() {
 record_run() {
     local interpreter options
     interpreter=$(type -P python3 || type -P "$PYTHON") || return 0
-    options=(--parent=$$ --nodes="$(with_commas "${hosts[@]}")" --script="$0" --packs="${STAGED:-}")
+    options=(--parent=$$ --nodes="$(with_commas "${hosts[@]}")" --script="$0")
     #? if container
     [[ $RUNTIME != "{{ runtime }}" ]] || options+=(--image="$IMAGE")
     #? if runtime == "podman-hpc"
@@ -747,7 +743,7 @@ check_nodes() {
     #? if container
     ((${#CONTAINER_FOLDERS[@]} == 0)) || needed+=(--mounts "${CONTAINER_FOLDERS[@]}")
     #? endif
-    PREFLIGHT_NODES=$(listed_hosts) UNFIT_FILE=$UNFIT_FILE STAGE_SPACE=$(space_for_packs) \
+    PREFLIGHT_NODES=$(listed_hosts) UNFIT_FILE=$UNFIT_FILE \
         "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
 }
 
@@ -846,7 +842,7 @@ gpus_of_a_step() {
 #
 # RANK_PREFIX stands before what extras put there: they are nearer to the ranks, so that what they set
 # for the ranks is not seen by a program of the user's, nor changed by it.
-# shellcheck disable=SC2153,SC2154 # env.sh sets RANK_PREFIX, slurm/stage.sh sets stage_exec
+# shellcheck disable=SC2153,SC2154 # env.sh sets RANK_PREFIX
 launch() {
     local watcher command
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
@@ -854,8 +850,8 @@ launch() {
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=()
     call_extras before_launch
     [[ ${step[0]} == srun ]] || srun_options=() # not the step of this launcher
-    command=("${step[@]}" "${srun_options[@]}" "${stage_exec[@]}" "${CONTAINER_EXEC[@]}"
-        "${rank_prefix[@]}" "${wrapper[@]}" "$@")
+    command=("${step[@]}" "${srun_options[@]}" "${CONTAINER_EXEC[@]}" "${rank_prefix[@]}"
+        "${wrapper[@]}" "$@")
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     answer_timeout &
     watcher=$!

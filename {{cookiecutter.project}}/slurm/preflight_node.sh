@@ -29,8 +29,6 @@ main() {
     check_writable /dev/shm "free space there, or tell your site"
     check_writable "$RUN_DIR" "free space there, or put it on a file system that all nodes share"
     check_free_space "$RUN_DIR"
-    # shellcheck disable=SC2086 # several words
-    check_space_for_copies ${STAGE_SPACE:-}
     check_own_name
     check_master
     check_software_and_mounts "$@"
@@ -80,24 +78,6 @@ check_free_space() {
     if ((free_mib < MIN_FREE_GB * 1024)); then
         tell fault "$folder has $free_mib MiB left, not $MIN_FREE_GB GiB:" \
             "free space there, or set MIN_FREE_GB"
-    fi
-}
-
-# Checks the space that STAGE=1 and STAGE_DATA need on the node's disk. Arguments: a folder on that
-# disk, and for each copy its name in the folder and its size, NAME:MIB.
-check_space_for_copies() {
-    local folder=${1:-} copy needed=0 free_mib
-    [[ -n $folder ]] || return 0
-    for copy in "${@:2}"; do
-        [[ -d $folder/${copy%:*} ]] || needed=$((needed + ${copy##*:}))
-    done
-    tell at "space for copies in $folder"
-    free_mib=$(df --output=avail -BM "$folder" 2>/dev/null | tail -n 1 | tr -dc 0-9)
-    if [[ -z $free_mib ]]; then
-        tell fault "cannot read $folder: set STAGE_DIR to a folder on the node's disk"
-    elif ((free_mib < needed)); then
-        tell fault "$folder has $free_mib MiB left, and the copies of STAGE need $needed MiB:" \
-            "free space there, set STAGE_DIR to a larger disk of the node, or STAGE=0"
     fi
 }
 

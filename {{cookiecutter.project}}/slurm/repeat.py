@@ -23,7 +23,7 @@ import shlex
 import sys
 
 # Variables that one may set beside the settings of env.sh, and that change what a job does.
-VARIABLES = ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU", "STAGE_FORMAT")
+VARIABLES = ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU")
 MASK = "***"  # in place of what looked like a key
 PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8

@@ -123,11 +123,9 @@ set -euo pipefail        # only now: modules and environments read variables tha
 look_at_allocation       # nodes, cores, GPUs
 make_run_folder          # logs/JOBID.ATTEMPT
 arrange_stop_request     # so that the program saves before the time limit
-find_packs               # with STAGE=1: the software, packed into one file
 choose_nodes             # those without a fault, and without the spares; MASTER_ADDR, MASTER_PORT
 record_run               # logs/JOBID.ATTEMPT/run.json: code, software, nodes
 build_step               # the srun command that starts the launcher, or the ranks, on these nodes
-send_packs               # with STAGE=1: the software to the nodes' own disks
 stand_by                 # with SPARES or MIN_NODES: another node takes over if this one dies
 #? if software == "container"
 # A step of your own goes here. It runs once, on the first node, outside the container. If it fails,
@@ -146,7 +144,6 @@ if [[ ${#words[@]} == 0 && $code == 0 && -z $outcome ]]; then # no program: chec
 fi
 #? endif
 await_record
-remove_packs             # with STAGE=1: from the nodes' own disks
 call_extras job_end
 requeue_or_explain "$code"
 exit "$code"

@@ -43,9 +43,9 @@ PACKAGES_WITHIN = 1800  # seconds that rank 0 may take to start, as from a conta
 # The settings of env.sh, of Slurm, Run:ai and local projects.
 SETTINGS = {
     *("BAD_NODE_DAYS", "BINDS", "CONTAINER_EXEC", "CONTAINER_SRUN_ARGS", "CPU_RANKS_PER_NODE", "IMAGE"),
-    *("KEEP_CONTAINER", "KEEP_STAGE", "LAUNCHER", "MASTER_ADDR_SUFFIX", "MAX_REQUEUES", "MAX_RESTARTS"),
+    *("KEEP_CONTAINER", "LAUNCHER", "MASTER_ADDR_SUFFIX", "MAX_REQUEUES", "MAX_RESTARTS"),
     *("MIN_NODES", "MODULES", "NNODES", "NPROC_PER_NODE", "PREFLIGHT", "PYTHON", "RANK_PREFIX", "RUNTIME"),
-    *("SNAPSHOT", "SPARES", "STAGE", "STAGE_DATA", "STAGE_DIR", "STALL_ACTION", "STALL_TIMEOUT", "STOP_SIGNAL"),
+    *("SNAPSHOT", "SPARES", "STALL_ACTION", "STALL_TIMEOUT", "STOP_SIGNAL"),
     *("TORCHRUN_OPTIONS", "VENV", "WHEELS"),
     # of single sites
     *("APPTAINER_TMPDIR", "HF_HOME", "HF_HUB_OFFLINE", "PIP_EXTRA_INDEX_URL", "TRITON_HOME", "WANDB_MODE"),
@@ -67,7 +67,7 @@ MASK = "***"
 TAKEN = (
     *("NCCL_", "GLOO_", "UCX_", "FI_", "MPICH_", "RDZV_", "NPROC_PER_NODE"),
     *("TORCH_", "PYTORCH_", "CUDA_", "ROCR_", "HIP_", "HSA_", "MIOPEN_", "OMP_", "MKL_"),
-    *("ALLOW_CPU", "STAGE_FORMAT"),
+    "ALLOW_CPU",
 )
 OF_MPI = "_MCA_"  # a parameter of an MPI library
 
@@ -100,7 +100,6 @@ def read_arguments():
     parser.add_argument(
         "--parent", type=int, default=os.getppid(), help="the process of the script that calls this one"
     )
-    parser.add_argument("--packs", default="", help="the list of what each node copies (STAGE=1): launch/stage/pack.py")
     parser.add_argument("--script", default="", help="the job's script, with its #SBATCH lines")
     parser.add_argument("program", nargs="*", help="the program and its arguments, as they were typed")
     args = parser.parse_args()
@@ -136,7 +135,6 @@ def facts_at_once(args, project):
         "modules": [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name],
         "nodes": [name for name in args.nodes.split(",") if name],
         "versions": versions(),
-        "staged": staged(args.packs),
         "code": None,
         "image": {"name": args.image} if args.image else None,
         "python": None,
@@ -272,15 +270,6 @@ def evaluate(file, names, lists, environment):
         values, words = words[2 : 2 + count], words[2 + count :]
         found[name] = values if name in lists else "".join(values)
     return found
-
-
-def staged(file):
-    """Return the packs of a run with STAGE=1 or STAGE_DATA, from the list of launch/stage/pack.py; None without."""
-    if not file:
-        return None
-    with open(file, encoding="utf-8", errors="surrogateescape") as lines:
-        fields = [line.rstrip("\n").split("\t") for line in lines]
-    return [{"kind": kind, "pack": pack, "path": path} for kind, _key, pack, path in fields]
 
 
 def versions():

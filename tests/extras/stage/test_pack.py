@@ -1,4 +1,4 @@
-"""What launch/stage/pack.py packs, without Slurm; tests/slurm/test_stage.py has the jobs that use it."""
+"""What extras/stage/pack.py packs, without Slurm; test_stage.py has the jobs that use it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,28 @@ from baking import TEMPLATE
 from users import NEIGHBOUR, ONE, PYTHON, as_user, folder_of_all, needs_two_users
 from waiting import wait_for
 
-PACK = TEMPLATE / "launch/stage/pack.py"
-HAVE_SQUASHFS = shutil.which("mksquashfs") and shutil.which("squashfuse") and os.access("/dev/fuse", os.W_OK)
-needs_squashfs = pytest.mark.skipif(not HAVE_SQUASHFS, reason="no mksquashfs, squashfuse or /dev/fuse")
+PACK = TEMPLATE / "extras/stage/pack.py"
 
 
 def call(folder, *arguments, check=True, **environment):
     """Call pack.py; return the finished process."""
     command = [sys.executable, "-B", PACK, folder, *arguments]
-    environment = {**os.environ, "STAGE_FORMAT": "tar", **environment}
+    environment = {**os.environ, **environment}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, done.stderr
     return done
 
 
 def packs(folder, *arguments, **environment):
-    """Return the lines of the list that pack.py has written: kind, key, pack, path."""
+    """Return what pack.py prints of each pack: kind, key, pack, path, name."""
     done = call(folder, *arguments, **environment)
-    return [tuple(line.split("\t")) for line in Path(done.stdout.strip()).read_text().splitlines()]
+    return [tuple(line.split("\t")) for line in done.stdout.splitlines()]
 
 
 def names_in(pack):
     """Return the names of the files in a pack."""
-    if pack.endswith(".tar"):
-        listed = subprocess.run(["tar", "-tf", pack], capture_output=True, text=True, check=True).stdout.splitlines()
-        return {name.rstrip("/").replace("./", "", 1) for name in listed} - {"."}
-    listed = subprocess.run(["unsquashfs", "-l", "-d", "", pack], capture_output=True, text=True, check=True).stdout
-    return {line.lstrip("/") for line in listed.splitlines() if line.startswith("/")}
+    listed = subprocess.run(["tar", "-tf", pack], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {name.rstrip("/").replace("./", "", 1) for name in listed} - {"."}
 
 
 @pytest.fixture
@@ -57,18 +52,18 @@ def packages(folder):
     return next(folder.glob("lib/python*/site-packages"))
 
 
-@pytest.mark.parametrize("form", ["tar", pytest.param("squashfs", marks=needs_squashfs)])
-def test_an_environment_and_its_python(environment, tmp_path, form):
-    first, *others = packs(tmp_path / "staged", "--environment", environment, STAGE_FORMAT=form)
-    assert (first[0], first[3]) == ("environment", str(environment))
-    assert first[2].endswith(f"{first[1]}.{'tar' if form == 'tar' else 'sqsh'}")
-    names = names_in(first[2])
-    assert {"bin/python", str(packages(environment).relative_to(environment) / "thing.py")} <= names
+def test_an_environment_and_its_python(environment, tmp_path):
+    *others, (kind, key, pack, path, name) = packs(tmp_path / "staged", "--environment", environment)
+    assert (kind, path, name) == ("environment", str(environment), str(environment))
+    assert Path(pack).name == f"{key}.tar"
+    assert {"bin/python", "pyvenv.cfg", str(packages(environment).relative_to(environment) / "thing.py")} <= names_in(
+        pack
+    )
     if Path(sys.base_prefix).resolve().is_relative_to("/usr"):
         assert not others
         return
-    ((kind, _, pack, path),) = others
-    assert (kind, Path(path)) == ("environment", Path(sys.base_prefix).resolve())
+    ((kind, _, pack, path, _),) = others
+    assert (kind, Path(path)) == ("python", Path(sys.base_prefix).resolve())
     names = names_in(pack)
     assert f"bin/{Path(sys.executable).resolve().name}" in names
     assert {name.split("/")[0] for name in names} <= {"bin", "lib", "lib64"}
@@ -82,9 +77,21 @@ def test_packages_of_the_python_are_packed_if_the_environment_uses_them(environm
     (python / "lib/python3.11/site-packages/thing/__init__.py").write_text("")
     for uses in ("false", "true"):
         (environment / "pyvenv.cfg").write_text(f"home = {python}/bin\ninclude-system-site-packages = {uses}\n")
-        names = names_in(packs(tmp_path / "staged", "--environment", environment)[1][2])
+        names = names_in(packs(tmp_path / "staged", "--environment", environment)[0][2])
         assert ("lib/python3.11/site-packages/thing/__init__.py" in names) == (uses == "true")
         assert "lib/python3.11/json" in names and "share/doc" not in names
+
+
+def test_another_python_makes_another_pack_of_the_environment(environment, tmp_path):
+    """A copy of an environment names the copy of its Python."""
+    for name in ("bin", "lib/python3.11"):
+        (tmp_path / "python" / name).mkdir(parents=True)
+    (environment / "pyvenv.cfg").write_text(f"home = {tmp_path}/python/bin\n")
+    first = packs(tmp_path / "staged", "--environment", environment)
+    assert [words[0] for words in first] == ["python", "environment"]
+    (tmp_path / "python/lib/python3.11/os.py").touch()
+    second = packs(tmp_path / "staged", "--environment", environment)
+    assert [words[1] for words in first] != [words[1] for words in second] and second[1][1] != first[1][1]
 
 
 def test_a_python_below_usr_is_on_the_nodes(environment, tmp_path):
@@ -93,7 +100,7 @@ def test_a_python_below_usr_is_on_the_nodes(environment, tmp_path):
 
 
 def test_a_pack_that_is_used_again_is_not_old(environment, tmp_path):
-    """slurm/clean.sh removes what was not used for two weeks: packs, and lists of packs."""
+    """clean.sh removes what was not used for two weeks."""
     call = (tmp_path / "staged", "--environment", environment)
     first = packs(*call)
     for file in (tmp_path / "staged").iterdir():
@@ -107,7 +114,7 @@ def test_a_conda_environment_has_its_own_python(tmp_path):
     for name in ("bin", "lib/python3.12", "conda-meta", "pkgs/torch-1", "envs/other/bin"):
         (tmp_path / "conda" / name).mkdir(parents=True)
         (tmp_path / "conda" / name / "file").write_text("x")
-    ((kind, _, pack, path),) = packs(tmp_path / "staged", "--environment", tmp_path / "conda")
+    ((kind, _, pack, path, _),) = packs(tmp_path / "staged", "--environment", tmp_path / "conda")
     assert (kind, path) == ("environment", str(tmp_path / "conda"))
     assert names_in(pack) == {"bin", "bin/file", "lib", "lib/python3.12", "lib/python3.12/file"}
 
@@ -115,12 +122,12 @@ def test_a_conda_environment_has_its_own_python(tmp_path):
 def test_it_packs_again_only_after_a_change(environment, tmp_path):
     staged = tmp_path / "staged"
     first = packs(staged, "--environment", environment)
-    written = os.stat(first[0][2]).st_ino
+    written = os.stat(first[-1][2]).st_ino
     assert packs(staged, "--environment", environment) == first
     (packages(environment) / "__pycache__").mkdir(exist_ok=True)
     (packages(environment) / "__pycache__/thing.pyc").write_text("compiled by a job")
     assert packs(staged, "--environment", environment) == first
-    assert os.stat(first[0][2]).st_ino == written
+    assert os.stat(first[-1][2]).st_ino == written
     module = packages(environment) / "thing.py"
     for change in (
         lambda: module.write_text("VALUE = 22\n"),
@@ -130,15 +137,15 @@ def test_it_packs_again_only_after_a_change(environment, tmp_path):
         lambda: (module.unlink(), module.symlink_to("another.py")),
         (packages(environment) / "empty").mkdir,
     ):
-        before, _ = packs(staged, "--environment", environment)[0][1], change()
-        assert packs(staged, "--environment", environment)[0][1] != before
+        before, _ = packs(staged, "--environment", environment)[-1][1], change()
+        assert packs(staged, "--environment", environment)[-1][1] != before
 
 
 def test_an_environment_of_uv_is_compiled(environment, tmp_path):
-    """uv leaves that to the first import, and a pack is read-only."""
+    """uv leaves that to the first import."""
     with open(environment / "pyvenv.cfg", "a") as file:
         file.write("uv = 0.5.0\n")
-    names = names_in(packs(tmp_path / "staged", "--environment", environment)[0][2])
+    names = names_in(packs(tmp_path / "staged", "--environment", environment)[-1][2])
     assert [name for name in names if name.endswith(".pyc") and "/thing." in name]
 
 
@@ -146,34 +153,33 @@ def test_data(tmp_path):
     (tmp_path / "data/inner").mkdir(parents=True)
     (tmp_path / "data/inner/a b").write_text("1")
     (tmp_path / "data/-x").write_text("2")
-    ((kind, key, pack, path),) = packs(tmp_path / "staged", "--data", tmp_path / "data")
-    assert (kind, path, Path(pack).name) == ("data", str(tmp_path / "data"), f"{key}.tar")
+    ((kind, key, pack, path, name),) = packs(tmp_path / "staged", "--data", f"{tmp_path}/data/")
+    assert (kind, path, name, Path(pack).name) == ("data", *[str(tmp_path / "data")] * 2, f"{key}.tar")
     assert names_in(pack) == {"inner", "inner/a b", "-x"}
     file = tmp_path / "tokens.tar"  # its suffix is no sign of a pack
     file.write_text("1")
-    ((kind, key, pack, path),) = packs(tmp_path / "staged", "--data", file)
+    ((kind, key, pack, path, _),) = packs(tmp_path / "staged", "--data", file)
     assert (kind, pack, path) == ("file", str(file), str(file))
     os.utime(file, (1, 1))
     assert packs(tmp_path / "staged", "--data", file)[0][1] != key
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "words"),
+    ("arguments", "words"),
     [
-        (["--data", "nowhere"], {}, ["STAGE_DATA=", "nowhere", "expected a file or a folder"]),
-        (["--data", "empty"], {}, ["STAGE_DATA=", "is empty"]),
-        (["--data", "."], {}, ["has the folder of packs", "name a folder of data alone"]),
-        (["--data", "full"], {"STAGE_FORMAT": "zip"}, ["STAGE_FORMAT='zip'", "expected squashfs or tar"]),
-        (["--data", "a\tb"], {}, ["has a tab or a line break in its name", "rename it"]),
+        (["--data", "nowhere"], ["STAGE_DATA=", "nowhere", "expected a file or a folder"]),
+        (["--data", "empty"], ["STAGE_DATA=", "is empty"]),
+        (["--data", "."], ["has the folder of packs", "name a folder of data alone"]),
+        (["--data", "a\tb"], ["has a tab or a line break in its name", "rename it"]),
     ],
 )
-def test_what_cannot_be_packed_is_refused(tmp_path, monkeypatch, arguments, environment, words):
+def test_what_cannot_be_packed_is_refused(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "full", "a\tb"):
         (tmp_path / name).mkdir()
     (tmp_path / "full/file").write_text("1")
     (tmp_path / "a\tb/file").write_text("1")
-    done = call(tmp_path / "staged", *arguments, check=False, **environment)
+    done = call(tmp_path / "staged", *arguments, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert all(word in done.stderr for word in ["STAGE: ", *words]), done.stderr
     assert "Traceback" not in done.stderr
@@ -185,7 +191,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     (tmp_path / "data/file").write_text("1")
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "tar").write_text("#!/bin/sh\necho half >\"$4\"\necho 'tar: x: Cannot write: No space left' >&2\nexit 2\n")
+    (tools / "tar").write_text("#!/bin/sh\necho half >\"$5\"\necho 'tar: x: Cannot write: No space left' >&2\nexit 2\n")
     (tools / "tar").chmod(0o755)
     path = f"{tools}:{os.environ['PATH']}"
     done = call(tmp_path / "staged", "--data", tmp_path / "data", check=False, PATH=path)
@@ -200,34 +206,32 @@ def test_an_interrupted_pack_is_never_used(tmp_path):
     (tmp_path / "data/file").write_text("1")
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "tar").write_text(f"#!/bin/sh\necho half >\"$4\"\necho >'{tmp_path}/begun'\nread x <'{tmp_path}/hold'\n")
+    (tools / "tar").write_text(f"#!/bin/sh\necho half >\"$5\"\necho >'{tmp_path}/begun'\nread x <'{tmp_path}/hold'\n")
     (tools / "tar").chmod(0o755)
     command = [sys.executable, "-B", PACK, tmp_path / "staged", "--data", tmp_path / "data"]
-    environment = {**os.environ, "STAGE_FORMAT": "tar", "PATH": f"{tools}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
     running = subprocess.Popen(command, env=environment, start_new_session=True)
     wait_for((tmp_path / "begun").exists, "that tar writes")
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     assert [name for name in os.listdir(tmp_path / "staged") if not name.startswith(".unfinished")] == []
-    ((_, _, pack, _),) = packs(tmp_path / "staged", "--data", tmp_path / "data")
+    ((_, _, pack, *_),) = packs(tmp_path / "staged", "--data", tmp_path / "data")
     assert names_in(pack) == {"file"}
 
 
 def test_eight_at_once(environment, tmp_path):
-    """Each may pack; all end with the same list, and the packs are whole."""
+    """Each may pack; all print the same, and the packs are whole."""
     command = [sys.executable, "-B", PACK, tmp_path / "staged", "--environment", environment]
-    quiet = {"env": {**os.environ, "STAGE_FORMAT": "tar"}, "stdout": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen(command, stderr=subprocess.DEVNULL, **quiet) for _ in range(8)]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    running = [subprocess.Popen(command, **quiet) for _ in range(8)]
     lists = {process.communicate()[0] for process in running}
     assert [process.returncode for process in running] == [0] * 8 and len(lists) == 1
-    first = Path(lists.pop().strip()).read_text().splitlines()[0].split("\t")
-    assert "bin/python" in names_in(first[2])
+    assert "bin/python" in names_in(lists.pop().splitlines()[-1].split("\t")[2])
     assert not list((tmp_path / "staged").glob(".unfinished*"))
 
 
 @needs_two_users
-@pytest.mark.parametrize("form", ["tar", pytest.param("squashfs", marks=needs_squashfs)])
-def test_a_neighbour_reads_no_pack(folder_of_all, form):
+def test_a_neighbour_reads_no_pack(folder_of_all):
     """Also where another file system, to which the user has made a link, lets all users in."""
     as_user(ONE, "mkdir", "-m", "700", folder_of_all / "data")
     as_user(ONE, "sh", "-c", f"echo patient >{folder_of_all}/data/file; chmod 644 {folder_of_all}/data/file")
@@ -235,9 +239,9 @@ def test_a_neighbour_reads_no_pack(folder_of_all, form):
     as_user(ONE, "ln", "-s", "disk", folder_of_all / "link")
     for name in ("staged", "link"):
         command = [PYTHON, PACK, folder_of_all / name, "--data", folder_of_all / "data"]
-        listed = as_user(ONE, *command, STAGE_FORMAT=form).stdout.strip()
-        assert as_user(ONE, *command, STAGE_FORMAT=form).stdout.strip() == listed
-        pack = as_user(ONE, "cut", "-f3", listed).stdout.strip()
+        printed = as_user(ONE, *command).stdout
+        assert as_user(ONE, *command).stdout == printed
+        pack = printed.split("\t")[2]
         assert {Path(name).name for name in names_in(pack)} >= {"file"}
         assert as_user(NEIGHBOUR, "cat", pack, check=False).returncode != 0
     assert as_user(NEIGHBOUR, "ls", folder_of_all / "staged", check=False).returncode != 0
@@ -252,21 +256,6 @@ def test_a_neighbour_s_folder_of_packs_is_refused(folder_of_all, plant):
     as_user(ONE, "touch", folder_of_all / "data/file")
     staged = folder_of_all / "staged"
     as_user(NEIGHBOUR, "sh", "-c", plant.format(staged, folder_of_all / "mine"))
-    done = as_user(ONE, PYTHON, PACK, staged, "--data", folder_of_all / "data", check=False, STAGE_FORMAT="tar")
+    done = as_user(ONE, PYTHON, PACK, staged, "--data", folder_of_all / "data", check=False)
     assert (done.returncode, done.stdout) == (2, "") and f"{staged} is not a folder of yours" in done.stderr
     assert not [*(folder_of_all / "mine").iterdir(), *staged.glob("*")]
-
-
-def test_without_squashfs_tar_is_used(tmp_path):
-    """If mksquashfs fails, or what it wrote cannot be mounted here."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/file").write_text("1")
-    for number, (maker, mounter) in enumerate([("exit 1", "exit 0"), ('echo x >"$2"', "exit 1")]):
-        tools = tmp_path / f"tools{number}"
-        tools.mkdir()
-        for name, line in (("mksquashfs", maker), ("squashfuse", mounter)):
-            (tools / name).write_text(f"#!/bin/sh\n{line}\n")
-            (tools / name).chmod(0o755)
-        path = f"{tools}:{os.environ['PATH']}"
-        found = packs(tmp_path / f"s{number}", "--data", tmp_path / "data", STAGE_FORMAT="", PATH=path)
-        assert names_in(found[0][2]) == {"file"} and found[0][2].endswith(".tar")

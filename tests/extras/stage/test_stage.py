@@ -1,12 +1,11 @@
 """Jobs whose nodes copy software and data to their own disks first (STAGE=1, STAGE_DATA), on a real Slurm.
 
-The node's own disk is /dev/shm here, which each node of the tests' cluster has for itself.
-tests/template/test_pack.py has what is packed.
+The node's own disk is /dev/shm here, which each node of the tests' cluster has for itself. test_pack.py has what is
+packed, and test_enter.py what a node makes of it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from baking import TEMPLATE, bake
+from baking import bake
 from needs import needs_namespaces
 from slow_files import FUSE_IS_HERE, slow_files
 from slurm_cluster import PATH, Cluster
@@ -26,8 +25,6 @@ from submitting import ANSWERS, cluster, python_environment
 from users import NEIGHBOUR, needs_two_users
 from waiting import FOREVER, wait_for
 
-HAVE_SQUASHFS = shutil.which("mksquashfs") and shutil.which("squashfuse") and FUSE_IS_HERE
-SQUASHFS = pytest.param("squashfs", marks=pytest.mark.skipif(not HAVE_SQUASHFS, reason="no squashfuse, or no FUSE"))
 OWN = f"/dev/shm/staged-{os.getuid()}"  # the folder of copies on a node
 # It imports no torch: where srun starts it, a job takes a second.
 PROGRAM = """\
@@ -35,8 +32,7 @@ import os, subprocess, sys
 import thing
 words = [thing.VALUE, sys.prefix, os.environ["VIRTUAL_ENV"], thing.__file__, sys.base_prefix]
 words += [subprocess.run(["a-script"], stdout=subprocess.PIPE, universal_newlines=True).stdout.strip(), os.getcwd()]
-words += ["staged" if os.stat(thing.__file__).st_dev != os.stat(sys.prefix).st_dev else "as it lies"]
-words += [os.environ["SLURMD_NODENAME"], os.readlink("/proc/self/ns/mnt")]
+words += ["staged" if sys.prefix.startswith("/dev/shm/") else "as it lies", os.environ["SLURMD_NODENAME"]]
 sys.stdout.write("RESULT " + "|".join(words) + "\\n")
 """
 
@@ -60,7 +56,7 @@ class Jobs:
         self.cluster, self.project, self.venv, self.submitted = cluster, project, environment, []
         self.settings = python_environment(LAUNCHER=launcher, NPROC_PER_NODE="2", OMP_NUM_THREADS="1")
         self.settings |= {"PYTHON": "python3", "RUNTIME": "venv", "VENV": str(environment), "STAGE": "1"}
-        self.settings |= {"STAGE_DIR": "/dev/shm", "STAGE_FORMAT": "tar"}
+        self.settings |= {"STAGE_DIR": "/dev/shm"}
 
     def call(self, *words, options=("--nodes=2",), check=True, script=None, **settings):
         """Call slurm/submit_multinode.sh; return the finished process."""
@@ -119,24 +115,26 @@ def results(text):
     return [line.split("|") for line in sorted(re.findall(r"RESULT (.*)", text))]
 
 
-@pytest.mark.parametrize("form", ["tar", SQUASHFS])
-def test_ranks_load_a_copy_under_the_same_paths(jobs, form):
-    """Paths, variables and scripts are as without it; the ranks of a node share a namespace; nothing is left."""
-    job = jobs.run("prog.py", STAGE_FORMAT=form)
+def test_ranks_load_a_copy(jobs):
+    """Interpreter, packages and scripts are those of the copy; nothing is left."""
+    job = jobs.run("prog.py")
     found, environment = results(job.output), str(jobs.venv)
     assert len(found) == 4, job.output
-    for value, prefix, variable, file, base, script, folder, where, _, _ in found:
-        assert (value, prefix, variable, where) == ("first", environment, environment, "staged"), job.output
-        assert file.startswith(f"{environment}/lib/") and base == sys.base_prefix
-        assert (script, folder) == (f"script of {environment}", str(jobs.project))
-    assert len({(node, namespace) for *_, node, namespace in found}) == 2, job.output
+    for value, prefix, variable, file, base, script, folder, where, _ in found:
+        assert re.fullmatch(rf"{OWN}/[0-9a-f]{{16}}/content/{jobs.venv.name}", prefix), job.output
+        assert (value, variable, where) == ("first", prefix, "staged") and file.startswith(f"{prefix}/lib/"), job.output
+        assert base == sys.base_prefix if is_below_usr() else base.startswith(f"{OWN}/"), job.output
+        assert (script, folder) == (f"script of {prefix}", str(jobs.project))
+    assert {node for *_, node in found} == {"node1", "node2"}
     assert f"{environment} is on this node's disk" in job.output and "by sbcast" in job.output
-    recorded = json.loads((jobs.project / f"logs/{job.id}.0/run.json").read_text())["staged"][0]
-    assert (recorded["kind"], recorded["path"]) == ("environment", environment)
-    assert recorded["pack"].endswith(".tar" if form == "tar" else ".sqsh")
+    packs = (jobs.project / f"logs/{job.id}.0/staged.txt").read_text().splitlines()
+    assert packs[-1].split("\t")[::3] == ["environment", environment]
     assert [jobs.copies(node) for node in ("node1", "node2")] == [[], []]
-    servers = jobs.cluster.run("pgrep", "-af", f"squashfuse.*{jobs.project}|squashfuse -f /dev/shm", check=False).stdout
-    assert servers == ""
+
+
+def is_below_usr():
+    """Return whether the tests' Python is on each node already, so that it is not packed."""
+    return Path(sys.base_prefix).resolve().is_relative_to("/usr")
 
 
 def own_python(folder: Path) -> Path:
@@ -190,26 +188,23 @@ def environment_of_conda(folder: Path) -> tuple[Path, Path]:
 OWN_PYTHON = """\
 import os, subprocess, sys
 import thing
-words = [sys.prefix, sys.base_prefix, os.environ.get("VIRTUAL_ENV") or os.environ["CONDA_PREFIX"], thing.__file__]
+words = [sys.prefix, os.environ.get("VIRTUAL_ENV") or os.environ["CONDA_PREFIX"]]
 words += [subprocess.run(["a-script"], stdout=subprocess.PIPE, universal_newlines=True).stdout.strip()]
-disk = os.stat(sys.argv[0]).st_dev
-words += [name for name, file in (("package", thing.__file__), ("library", os.__file__), ("python", sys.executable))
-          if os.stat(file).st_dev == disk]
+words += [thing.__file__, os.__file__, os.path.realpath(sys.executable), sys.base_prefix]
 sys.stdout.write("RESULT " + "|".join(words) + "\\n")
 """
 
 
-@pytest.mark.parametrize("form", [pytest.param("tar", marks=pytest.mark.drill), SQUASHFS])
 @pytest.mark.parametrize("make", [environment_of_uv, environment_of_conda])
-def test_environments_with_a_python_of_their_own(jobs, make, form, tmp_path):
-    """The interpreter, its library and the packages are loaded from the node's disk, under the same paths."""
+def test_environments_with_a_python_of_their_own(jobs, make, tmp_path):
+    """The interpreter, its library and the packages are loaded from the node's disk."""
     (jobs.project / "own.py").write_text(OWN_PYTHON)
-    environment, python = make(tmp_path)
-    job = jobs.run("own.py", VENV=str(environment), STAGE_FORMAT=form)
-    expected = [str(environment), str(python), str(environment)]
-    for prefix, base, variable, module, script, *not_copied in results(job.output):
-        assert [prefix, base, variable] == expected and module.startswith(str(environment)), job.output
-        assert (script, not_copied) == (f"script of {environment}", []), job.output
+    environment, _ = make(tmp_path)
+    job = jobs.run("own.py", VENV=str(environment))
+    for prefix, variable, script, *places in results(job.output):
+        assert prefix.endswith(f"/content/{environment.name}"), job.output
+        assert (variable, script) == (prefix, f"script of {prefix}"), job.output
+        assert all(place.startswith(f"{OWN}/") for place in places), job.output
     assert len(results(job.output)) == 4 and jobs.copies("node1") == []
 
 
@@ -223,8 +218,7 @@ def test_without_it_they_load_what_lies_there(jobs):
 @pytest.mark.drill
 @pytest.mark.skipif(not FUSE_IS_HERE, reason="no /dev/fuse")
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-@pytest.mark.parametrize("form", ["tar", SQUASHFS])
-def test_the_shared_file_system_is_asked_for_less(launcher, form, tmp_path):
+def test_the_shared_file_system_is_asked_for_less(launcher, tmp_path):
     """Opens of the environment on it, counted by a file system that counts; it is mounted before the nodes start."""
     project, environment = bake(tmp_path / "project", **ANSWERS), make_environment(tmp_path / "environment")
     site = next(environment.glob("lib/python*/site-packages"))
@@ -239,7 +233,7 @@ def test_the_shared_file_system_is_asked_for_less(launcher, form, tmp_path):
         needs_namespaces(own_cluster)
         jobs = Jobs(own_cluster, launcher, project, environment)
         for stage in ("0", "1"):
-            number = jobs.submit("prog.py", options=["--nodes=2", "--hold"], STAGE=stage, STAGE_FORMAT=form)
+            number = jobs.submit("prog.py", options=["--nodes=2", "--hold"], STAGE=stage)
             before = counts()
             own_cluster.run("scontrol", "release", str(number))
             assert len(results(jobs.ended(number).output)) == 4
@@ -249,32 +243,34 @@ def test_the_shared_file_system_is_asked_for_less(launcher, form, tmp_path):
     assert asked["1"]["getattr"] < asked["0"]["getattr"] / 2, asked
 
 
-def test_data(jobs, tmp_path):
-    """A file and a folder, also without an environment; a relative path is that of the folder of submission."""
+def test_data(jobs):
+    """A file and a folder, also without an environment: as arguments, as typed or by their real path; STAGE_DATA."""
     (jobs.project / "data/inner").mkdir(parents=True)
     (jobs.project / "data/inner/a").write_text("in a folder")
     (jobs.project / "one.bin").write_text("in a file")
-    program = (
-        "import os, sys\nsys.stdout.write(f'RESULT {open(sys.argv[1]).read()}|{os.stat(sys.argv[1]).st_dev}\\n')\n"
-    )
-    (jobs.project / "read.py").write_text(program)
-    disk = str(os.stat(jobs.project / "one.bin").st_dev)
-    for data, file, text in (("data", "data/inner/a", "in a folder"), ("one.bin", "one.bin", "in a file")):
-        job = jobs.run("read.py", file, STAGE="0", STAGE_DATA=data)
-        found = results(job.output)
-        assert [words[0] for words in found] == [text] * 4, job.output
-        assert disk not in [words[1] for words in found], job.output
-    both = results(jobs.run("read.py", "one.bin", STAGE_DATA=str(jobs.project / "one.bin")).output)
-    assert [words[0] for words in both] == ["in a file"] * 4
+    program = "import os, sys\nwords = [*sys.argv[1:], os.environ['STAGE_DATA'], open(sys.argv[1]).read()]\n"
+    (jobs.project / "read.py").write_text(program + "sys.stdout.write('RESULT ' + '|'.join(words) + '\\n')\n")
+    whole = str(jobs.project / "data")
+    words = ["data/inner/a", f"--data={whole}/inner", f"train.data={whole}", "data", "database", f"{whole}s"]
+    job = jobs.run("read.py", *words, STAGE="0", STAGE_DATA="data/")
+    for *found, variable, text in results(job.output):
+        assert re.fullmatch(rf"{OWN}/[0-9a-f]{{16}}/content/data", variable) and text == "in a folder", job.output
+        copied = [f"{variable}/inner/a", f"--data={variable}/inner", f"train.data={variable}", variable]
+        assert found == [*copied, "database", f"{whole}s"], job.output
+    job = jobs.run("read.py", str(jobs.project / "one.bin"), STAGE="0", STAGE_DATA="one.bin")
+    for argument, variable, text in results(job.output):
+        assert argument == variable and re.fullmatch(rf"{OWN}/[0-9a-f]{{16}}/content/one.bin", variable), job.output
+        assert text == "in a file"
+    both = jobs.run("prog.py", STAGE_DATA=str(jobs.project / "one.bin"))
+    assert [words[7] for words in results(both.output)] == ["staged"] * 4 and "one.bin is on" in both.output
 
 
 def test_plain_sbatch_packs_in_the_job(jobs):
-    """And a list that another job has left in the shell is not taken for this one's."""
+    """And packs that another job has left in the shell are not taken for this one's."""
     other = make_environment(jobs.venv.parent / "other", "other")
-    jobs.run("prog.py", VENV=str(other))
-    (listed,) = (jobs.project / "logs").glob("staged-*/*.packs")
+    packs = (jobs.project / f"logs/{jobs.run('prog.py', VENV=str(other)).id}.0/staged.txt").read_text()
     command = ["sbatch", "--nodes=2", jobs.project / "slurm/submit_multinode.sh"]
-    job = jobs.run("prog.py", script=command, STAGED=str(listed))
+    job = jobs.run("prog.py", script=command, STAGE_PACKS=packs.strip())
     assert [(words[0], words[7]) for words in results(job.output)] == [("first", "staged")] * 4, job.output
     assert "STAGE: packing" in job.output
 
@@ -304,16 +300,15 @@ def wait_until_ready(jobs, number, ranks=4):
     wait_for(lambda: len(list(logs.glob("ready*"))) == ranks, f"that {number} runs")
 
 
-@pytest.mark.parametrize("form", [pytest.param("tar", marks=pytest.mark.drill), SQUASHFS])
-def test_two_jobs_share_a_copy(jobs, form):
+def test_two_jobs_share_a_copy(jobs):
     """The first one's end does not take it from the second; the second one's does."""
     (jobs.project / "wait.py").write_text(WAITING)
     half = ["--nodes=2", "--exclusive=user", "--cpus-per-task=2", "--gpus-per-node=1", "--mem=1G"]
-    numbers = [jobs.submit("wait.py", options=half, STAGE_FORMAT=form) for _ in range(2)]
+    numbers = [jobs.submit("wait.py", options=half) for _ in range(2)]
     for number in numbers:
         wait_until_ready(jobs, number)
     copies = jobs.copies("node1")
-    assert len(copies) == len(set(copies)) == 1 + (not Path(sys.base_prefix).resolve().is_relative_to("/usr")), copies
+    assert len(copies) == len(set(copies)) == 1 + (not is_below_usr()), copies
     for number in numbers:
         (jobs.project / f"go{number}").touch()
         assert len(results(jobs.ended(number).output)) == 4
@@ -395,20 +390,21 @@ def test_nothing_is_sent_to_a_folder_of_another_user(jobs):
 
 
 def test_a_full_disk(jobs):
-    """The check before the launch names the space; without the check, the ranks load what lies there."""
+    """On one of two nodes: its ranks load what lies there, and one line says why."""
     (jobs.venv / "lib/weights").write_bytes(os.urandom(3 << 20))  # a bare environment would fit into 1 MiB
+    (jobs.project / "one.bin").write_text("in a file")
     small, there = "/dev/shm/small", ("--nodes=2", "--nodelist=node1,node2")
-    for node in ("node1", "node2"):
-        jobs.on_node(node, "sh", "-c", f"mkdir -p {small} && mount -t tmpfs -o size=1m tmpfs {small}")
+    for node, size in (("node1", "1m"), ("node2", "1g")):
+        jobs.on_node(node, "sh", "-c", f"mkdir -p {small} && mount -t tmpfs -o size={size} tmpfs {small}")
     try:
-        job = jobs.cluster.wait(jobs.submit("prog.py", options=there, STAGE_DIR=small))
-        assert job.state == "FAILED" and re.search(
-            r"small has [01] MiB left, and the copies of STAGE need \d+ MiB", job.output
-        ), job.output
-        assert "set STAGE_DIR to a larger disk of the node, or STAGE=0" in job.output
-        job = jobs.run("prog.py", options=there, STAGE_DIR=small, PREFLIGHT="0")
-        assert [words[7] for words in results(job.output)] == ["as it lies"] * 4, job.output
-        assert "set STAGE_DIR to a larger disk of the node. Ranks of this node read" in job.output
+        settings = {"STAGE_DIR": small, "STAGE_DATA": "one.bin"}
+        job = jobs.run("prog.py", options=there, **settings)
+        found = [(words[8], words[7]) for words in results(job.output)]
+        assert sorted(found) == [("node1", "as it lies")] * 2 + [("node2", "staged")] * 2, job.output
+        assert job.output.count("where they lie") == 1, job.output
+        (said,) = re.findall("extras/stage on .*where they lie", job.output)
+        assert "No space left" in said and str(jobs.venv) in said and str(jobs.project / "one.bin") in said, said
+        assert jobs.on_node("node1", "find", small, "-name", "*.unfinished", "-o", "-name", "*.sent-*") == ""
     finally:
         for node in ("node1", "node2"):
             jobs.on_node(node, "umount", "-l", small)
@@ -422,7 +418,6 @@ def test_a_full_disk(jobs):
         ({"STAGE_DIR": "tmp"}, "STAGE_DIR='tmp': expected an absolute path"),
         ({"STAGE_DATA": "nowhere"}, "STAGE_DATA='nowhere': expected a file or a folder"),
         ({"RUNTIME": "none", "PYTHON": sys.executable}, "STAGE=1 copies a virtual environment, and RUNTIME='none'"),
-        ({"STAGE_FORMAT": "zip"}, "STAGE_FORMAT='zip': expected squashfs or tar"),
     ],
 )
 def test_wrong_settings_are_refused_at_submission(jobs, settings, words):
@@ -430,136 +425,126 @@ def test_wrong_settings_are_refused_at_submission(jobs, settings, words):
     assert done.returncode == 2 and words in done.stderr and "Submitted" not in done.stdout, done.stderr
 
 
-# ---- launch/stage/enter.py alone -------------------------------------------------------------------------------------
+def test_rank_prefix_stands_before_it(jobs):
+    """A profiler of the user's sees the environment where it lies, and the ranks' copy."""
+    settings = jobs.project / "env.sh"
+    settings.write_text(
+        settings.read_text().replace(
+            "RANK_PREFIX=()", 'RANK_PREFIX=(env FROM_PREFIX=1 sh -c \'echo "PREFIX $VIRTUAL_ENV"; exec "$@"\' sh)'
+        )
+    )
+    output = jobs.run("prog.py").output
+    assert re.findall("PREFIX .*", output) == [f"PREFIX {jobs.venv}"] * len(re.findall("PREFIX .*", output)) != [], (
+        output
+    )
+    assert [words[7] for words in results(output)] == ["staged"] * 4, output
 
 
-@pytest.fixture
-def staged(tmp_path):
-    """Data that are packed, as pack.py lists them, and a folder for the copies."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/file").write_text("1")
-    (tmp_path / "disk").mkdir()
-    return tmp_path
+@pytest.mark.drill
+def test_in_an_array(jobs):
+    """Each job uses the packs of the submission."""
+    array = jobs.call("prog.py", options=["--nodes=2", "--array=1-2", "--parsable"]).stdout.strip()
+    jobs.submitted.append(array)
+    queue = ["squeue", "--noheader", f"--jobs={array}"]
+    wait_for(lambda: not jobs.cluster.run(*queue, check=False).stdout.strip(), "the end of both jobs")
+    outputs = [file.read_text() for file in jobs.project.glob("demo-*.out")]
+    assert len(outputs) == 2
+    for output in outputs:
+        assert [words[7] for words in results(output)] == ["staged"] * 4 and "STAGE: packing" not in output, output
+    assert jobs.copies("node1") == jobs.copies("node2") == []
 
 
-def pack(folder, form="tar"):
-    command = [sys.executable, "-B", TEMPLATE / "launch/stage/pack.py", folder / "packs", "--data", folder / "data"]
-    environment = {**os.environ, "STAGE_FORMAT": form}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+CHANGES = """\
+import glob
+if os.environ["RESTART_COUNT"] == "0":
+    for file in glob.glob(os.environ["ORIGINAL"] + "/lib/python*/site-packages/thing.py"):
+        open(file, "w").write("VALUE = 'second'")
+"""
 
 
-def enter(folder, *words, before="", **environment):
-    """Call enter.py, after some lines of Python; return the finished process."""
-    lines = f"import sys; sys.path.insert(0, {str(TEMPLATE / 'launch/stage')!r}); import enter; {before}\nenter.main()"
-    command = [sys.executable, "-B", "-c", lines, folder / "disk", "--packs", *words]
-    environment = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "1", **environment}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+@pytest.mark.drill
+def test_after_a_requeue(jobs):
+    """The job uses the packs of its submission again, though the environment has changed meanwhile."""
+    (jobs.project / "again.py").write_text(PROGRAM + CHANGES)
+    (jobs.project / "extras/again").mkdir()
+    (jobs.project / "extras/again/settings.sh").touch()
+    hooks = "again_after_launch() { [[ $RESTART_COUNT != 0 ]] || outcome=requeue; }\n"
+    (jobs.project / "extras/again/hooks.sh").write_text(hooks)
+    job = jobs.run("again.py", ORIGINAL=str(jobs.venv))
+    assert [(words[0], words[7]) for words in results(job.output)] == [("first", "staged")] * 8, job.output
+    assert "back into the queue as attempt 1" in job.output and "STAGE: packing" not in job.output
+    assert jobs.copies("node1") == jobs.copies("node2") == []
 
 
-CAN_MOUNT = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-needs_mount = pytest.mark.skipif(not CAN_MOUNT, reason="mount namespaces are not allowed here")
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        ("enter.libc.unshare = lambda *_: 1", "cannot make a "),
-        ("enter.libc.mount = lambda *_: 1", "cannot mount "),
-        ("enter.new_namespace = lambda: enter.os._exit(0)", "the process that mounts the copies was killed"),
-        ("enter.shutil.disk_usage = 0; enter.check_space = lambda *_: enter.os.stat('/nowhere')", "No such file"),
-    ],
+WAITS_ONCE = (
+    PROGRAM
+    + """\
+import time
+open(f"{os.environ['RUN_DIR']}/ready{os.environ['RANK']}", "w").close()
+while os.environ["RESTART_COUNT"] == "0":
+    time.sleep(0.1)
+"""
 )
-def test_a_node_that_cannot_mount_loads_what_lies_there(staged, lines, words):
-    """As where user namespaces are forbidden. The line says what the ranks do instead."""
-    done = enter(staged, pack(staged), "--", "cat", staged / "data/file", before=lines)
-    assert (done.returncode, done.stdout) == (0, "1"), done.stderr
-    assert words in done.stderr and f"read {staged / 'data'} from the shared file system" in done.stderr
 
 
-@needs_mount
-def test_a_rank_that_cannot_mount_stays_where_it_was(staged):
-    """Half of the mounts are no state to run in. The next ranks of the step do not try; a later step does."""
-    listed = pack(staged)
-    broken = (
-        "mount = enter.mount; enter.mount = lambda s, t, f: (mount(s, t, f), s == 'none' or enter.call('x', lambda: 1))"
-    )
-    for before, step, words in ((broken, "1", "cannot x"), ("", "1", "another rank could not"), ("", "2", "")):
-        done = enter(staged, listed, "--", "readlink", "/proc/self/ns/mnt", before=before, SLURM_STEP_ID=step)
-        assert words in done.stderr, done.stderr
-        assert (done.stdout.strip() == os.readlink("/proc/self/ns/mnt")) == (step == "1")
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_spare_node_gets_its_copy(launcher, tmp_path):
+    project, environment = bake(tmp_path / "project", **ANSWERS), make_environment(tmp_path / "environment")
+    (project / "waits.py").write_text(WAITS_ONCE)
+    conf = "SlurmdTimeout=20\nKillWait=30"
+    with Cluster(tmp_path / "cluster", nodes=3, extra_conf=conf) as own_cluster:
+        needs_namespaces(own_cluster)
+        jobs = Jobs(own_cluster, launcher, project, environment)
+        number = jobs.submit("waits.py", options=["--nodes=2"], SPARES="1")
+        wait_until_ready(jobs, number)
+        own_cluster.crash("node2")
+        job = jobs.ended(number)
+        second = [words[7:9] for words in results(job.output.partition("attempt 1: ranks")[2])]
+        assert sorted(second) == [["staged", "node1"]] * 2 + [["staged", "node3"]] * 2, job.output
+        assert jobs.copies("node1") == jobs.copies("node3") == []
 
 
-@needs_mount
-def test_a_second_run_of_a_step_makes_the_namespace_anew(staged):
-    """The record of a process that has ended is replaced, and the rank after it joins."""
-    listed = pack(staged)
-    for _ in range(3):
-        done = enter(staged, listed, "--", "cat", staged / "data/file")
-        assert (done.returncode, done.stdout) == (0, "1") and "Ranks of this node" not in done.stderr, done.stderr
+# ---- the folder extras/stage -----------------------------------------------------------------------------------------
 
 
-@needs_mount
-def test_half_a_copy_is_never_used(staged):
-    """As a process leaves it that was killed while it copied, or while it removed."""
-    listed = pack(staged)
-    key = Path(listed).read_text().split("\t")[1]
-    for left in (".unfinished", ".removing"):
-        half = staged / "disk" / f"staged-{os.getuid()}" / f"{key}{left}/content"
-        half.mkdir(parents=True, mode=0o700)
-        (half / "file").write_text("half")
-        done = enter(staged, listed, "--", "cat", staged / "data/file")
-        assert (done.returncode, done.stdout) == (0, "1") and "Ranks of this node" not in done.stderr, done.stderr
+@pytest.mark.drill
+def test_alone_and_deleted(jobs):
+    """In a project without other extras; without its folder its settings are refused, and jobs run."""
+    jobs.project = bake(jobs.project.parent / "own", **ANSWERS, extras="stage")
+    (jobs.project / "prog.py").write_text(PROGRAM)
+    assert [words[7] for words in results(jobs.run("prog.py").output)] == ["staged"] * 4
+    shutil.rmtree(jobs.project / "extras/stage")
+    done = jobs.call("prog.py", check=False)
+    assert done.returncode == 2 and "STAGE: extras/stage is not in this project" in done.stderr, done.stderr
+    for name in ("STAGE", "STAGE_DIR"):
+        del jobs.settings[name]
+    assert [words[7] for words in results(jobs.run("prog.py").output)] == ["as it lies"] * 4
 
 
-def test_signals_are_those_of_any_program(staged):
-    """Python ignores SIGPIPE, and a program would inherit that."""
-    done = enter(staged, pack(staged), "--", "grep", "SigIgn", "/proc/self/status")
-    assert int(done.stdout.split()[1], 16) & (1 << 12) == 0, done.stdout
-
-
-def test_another_users_folder_is_not_used(staged):
-    (staged / "disk" / f"staged-{os.getuid()}").symlink_to(staged)
-    done = enter(staged, pack(staged), "--", "cat", staged / "data/file")
-    assert (done.returncode, done.stdout) == (0, "1") and "is not a folder of yours" in done.stderr
-
-
-@needs_mount
-def test_left_overs_are_removed_after_a_day(staged):
-    """Those of a job that was killed, and kept ones after a week; not what a process uses, or is wanted."""
-    own = staged / "disk" / f"staged-{os.getuid()}"
-    own.mkdir(mode=0o700)
-    for name, days, kept in (("old", 2, False), ("new", 0, False), ("kept", 2, True), ("too-old", 8, True)):
-        (own / name).mkdir()
-        (own / name / "in-use").touch()
-        if kept:
-            (own / name / "keep").touch()
-        if days > 1:
-            (own / f"{name}.unfinished").mkdir()
-        then = time.time() - 86400 * days
-        os.utime(own / name / "in-use", (then, then))
-    sent = [own / f"{name}.sent-7" for name in ("old", "new")]
-    for path in sent:
-        path.touch()
-    os.utime(sent[0], (time.time() - 2 * 86400,) * 2)
-    done = enter(staged, pack(staged), "--", "ls", own)
-    assert [path.exists() for path in sent] == [False, True]
-    assert [name for name in ("old", "new", "kept", "too-old") if name in done.stdout.split()] == ["new", "kept"]
-    assert not [name for name in done.stdout.split() if name.endswith((".unfinished", ".removing"))]
-
-
-@needs_mount
-@pytest.mark.skipif(not HAVE_SQUASHFS, reason="no squashfuse, or no FUSE")
-def test_squashfuse_survives_the_signals_that_end_a_job(staged):
-    """The ranks need their files while they save. It ends with the removal of the copy."""
-    script = (
-        f"kill -TERM -1; kill -HUP -1; sleep 0.2; cat {staged}/data/file; touch {staged}/data/new || echo read-only"
-    )
-    lines = ["trap '' TERM HUP", script]
-    listed = pack(staged, "squashfs")
-    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-B"]
-    command = [*inside, TEMPLATE / "launch/stage/enter.py", staged / "disk", "--packs", listed, "--"]
-    environment = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "1"}
-    done = subprocess.run(
-        [*command, "bash", "-c", "\n".join(lines)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "1read-only\n", done.stderr
+def test_clean_removes_packs_that_were_not_used_for_two_weeks(jobs, tmp_path):
+    """And what a process that was killed has left of one. No other file, and none behind a link."""
+    old, new = "0123456789abcdef", "fedcba9876543210"
+    packs = jobs.project / f"logs/staged-{os.getuid()}"
+    names = [f".unfinished-{new}-node1-7", f"{old}.packs", f"{old}.packs.node1-7", f"{old}.sqsh"]
+    other = tmp_path / "scratch"
+    for folder, files in (
+        (packs, [f"{new}.tar", "results.csv", *names, f"{old}.csv", f"x{old}.tar"]),
+        (other, [f"{old}.tar"]),
+    ):
+        folder.mkdir(parents=True)
+        for name in files:
+            (folder / name).touch()
+    (jobs.project / "logs/staged").symlink_to(other)
+    (packs / f"{old}.tar").symlink_to(other / f"{old}.tar")
+    for file in [*packs.iterdir(), *other.iterdir()]:
+        days = 0 if file.name.startswith(new) else 15
+        os.utime(file, (time.time() - 86400 * days,) * 2, follow_symlinks=False)
+    before, named = sorted(packs.iterdir()), [f"{packs.relative_to(jobs.project)}/{name}" for name in names]
+    command = ["bash", jobs.project / "extras/stage/clean.sh"]
+    said = jobs.cluster.run(*command, "--dry-run", check=True).stdout
+    assert sorted(said.splitlines()) == [f"would remove {name}" for name in named]
+    assert sorted(packs.iterdir()) == before
+    assert sorted(jobs.cluster.run(*command, check=True).stdout.splitlines()) == named
+    assert sorted(packs.iterdir()) == [path for path in before if path.name not in names]
+    assert (other / f"{old}.tar").exists()
