@@ -55,7 +55,7 @@ def packages(folder):
 def test_an_environment_and_its_python(environment, tmp_path):
     *others, (kind, key, pack, path, name) = packs(tmp_path / "staged", "--environment", environment)
     assert (kind, path, name) == ("environment", str(environment), str(environment))
-    assert Path(pack).name == f"{key}.tar"
+    assert Path(pack).name.split(".")[:2] == [key, "tar"]
     assert {"bin/python", "pyvenv.cfg", str(packages(environment).relative_to(environment) / "thing.py")} <= names_in(
         pack
     )
@@ -154,7 +154,8 @@ def test_data(tmp_path):
     (tmp_path / "data/inner/a b").write_text("1")
     (tmp_path / "data/-x").write_text("2")
     ((kind, key, pack, path, name),) = packs(tmp_path / "staged", "--data", f"{tmp_path}/data/")
-    assert (kind, path, name, Path(pack).name) == ("data", *[str(tmp_path / "data")] * 2, f"{key}.tar")
+    assert (kind, path, name) == ("data", *[str(tmp_path / "data")] * 2)
+    assert Path(pack).name.split(".")[:2] == [key, "tar"]
     assert names_in(pack) == {"inner", "inner/a b", "-x"}
     file = tmp_path / "tokens.tar"  # its suffix is no sign of a pack
     file.write_text("1")
@@ -162,6 +163,19 @@ def test_data(tmp_path):
     assert (kind, pack, path) == ("file", str(file), str(file))
     os.utime(file, (1, 1))
     assert packs(tmp_path / "staged", "--data", file)[0][1] != key
+
+
+def test_with_and_without_zstd(tmp_path):
+    """Each machine makes the packs that it can unpack."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_text("1" * 100000)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/tar").symlink_to(shutil.which("tar"))
+    ((_, key, plain, *_),) = packs(tmp_path / "staged", "--data", tmp_path / "data", PATH=str(tmp_path / "tools"))
+    assert plain.endswith(f"{key}.tar") and os.path.getsize(plain) > 100000
+    (tmp_path / "tools/zstd").symlink_to(shutil.which("zstd") or pytest.skip("no zstd"))
+    ((_, _, pack, *_),) = packs(tmp_path / "staged", "--data", tmp_path / "data", PATH=str(tmp_path / "tools"))
+    assert pack.endswith(f"{key}.tar.zst") and os.path.getsize(pack) < 10000 and names_in(pack) == {"file"}
 
 
 @pytest.mark.parametrize(

@@ -476,6 +476,23 @@ def test_after_a_requeue(jobs):
     assert jobs.copies("node1") == jobs.copies("node2") == []
 
 
+@pytest.mark.drill
+def test_nodes_without_zstd(jobs, tmp_path):
+    """The job packs anew, without it."""
+    only = tmp_path / "only"
+    only.mkdir()
+    for folder in PATH.split(":"):
+        for program in Path(folder).glob("*"):
+            if program.name != "zstd" and not (only / program.name).exists():
+                (only / program.name).symlink_to(program)
+    with open(jobs.project / "env.sh", "a") as settings:
+        settings.write(f'[[ -z ${{SLURM_JOB_ID:-}} ]] || PATH="{only}"\n')
+    job = jobs.run("prog.py")
+    assert [words[7] for words in results(job.output)] == ["staged"] * 4, job.output
+    packs = (jobs.project / f"logs/{job.id}.0/staged.txt").read_text().splitlines()
+    assert all(line.split("\t")[2].endswith(".tar") for line in packs) and "STAGE: packing" in job.output, job.output
+
+
 WAITS_ONCE = (
     PROGRAM
     + """\
@@ -526,7 +543,7 @@ def test_clean_removes_packs_that_were_not_used_for_two_weeks(jobs, tmp_path):
     """And what a process that was killed has left of one. No other file, and none behind a link."""
     old, new = "0123456789abcdef", "fedcba9876543210"
     packs = jobs.project / f"logs/staged-{os.getuid()}"
-    names = [f".unfinished-{new}-node1-7", f"{old}.packs", f"{old}.packs.node1-7", f"{old}.sqsh"]
+    names = [f".unfinished-{new}-node1-7", f"{old}.packs", f"{old}.packs.node1-7", f"{old}.sqsh", f"{old}.tar.zst"]
     other = tmp_path / "scratch"
     for folder, files in (
         (packs, [f"{new}.tar", "results.csv", *names, f"{old}.csv", f"x{old}.tar"]),

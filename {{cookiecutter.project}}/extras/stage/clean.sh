@@ -31,4 +31,4 @@ while IFS= read -r pack; do
     [[ -n $dry_run ]] || rm -f "$pack"
 done < <(find "$PROJECT_DIR"/logs/staged{,-"$UID"} -mindepth 1 -maxdepth 1 -user "$UID" -type f \
     -mtime +13 -regextype posix-extended \
-    -regex '.*/([0-9a-f]{16}\.(sqsh|tar|packs(\.[^/]*)?)|\.unfinished-[^/]*)' 2>/dev/null)
+    -regex '.*/([0-9a-f]{16}\.(sqsh|tar(\.zst)?|packs(\.[^/]*)?)|\.unfinished-[^/]*)' 2>/dev/null)

@@ -220,7 +220,7 @@ def make_copy(pack, source, place, copies):
         os.makedirs(os.path.dirname(target), 0o700)
         open(os.path.join(unfinished, "in-use"), "w").close()
         if pack.kind != "file":
-            unpack(source, target)
+            unpack(source, target, is_compressed=pack.file.endswith(".zst"))
         elif source == pack.file:
             shutil.copyfile(source, target)
         else:
@@ -233,10 +233,11 @@ def make_copy(pack, source, place, copies):
         raise
 
 
-def unpack(tar, folder):
+def unpack(tar, folder, is_compressed):
     """Unpack a tar into a new folder. Raises NotStaged with what the program tar says if it fails."""
     os.mkdir(folder)
-    command = ["tar", "--extract", "--force-local", "--file", tar, "--directory", folder]
+    options = ["--use-compress-program=zstd"] if is_compressed else []
+    command = ["tar", "--extract", *options, "--force-local", "--file", tar, "--directory", folder]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     if done.returncode:
         text = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[0]

@@ -94,13 +94,15 @@ stage_find_packs() {
     export -n STAGE_PACKS # or a job that this one submits could take them for its own
 }
 
-# Whether STAGE_PACKS has the environment and the data of this job, and the packs are still there. It
-# could also be that of another job, in whose shell this one was submitted.
+# Whether STAGE_PACKS has the environment and the data of this job, and this node can unpack them: a
+# node without zstd packs them anew, as pack.py then does without. STAGE_PACKS could also be that of
+# another job, in whose shell this one was submitted.
 stage_has_packs() {
     local pack paths
     [[ -n ${STAGE_PACKS:-} ]] || return
     while read -r pack; do
         [[ -r $pack ]] || return
+        [[ $pack != *.zst ]] || type -P zstd >/dev/null || return
     done < <(cut -f 3 <<<"$STAGE_PACKS")
     paths=$(cut -f 4 <<<"$STAGE_PACKS")
     [[ $STAGE == 0 ]] || grep -qxF -- "$(realpath "$VENV")" <<<"$paths" || return

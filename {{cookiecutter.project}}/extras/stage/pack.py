@@ -3,9 +3,10 @@
     python3 extras/stage/pack.py FOLDER [--environment VENV] [--data PATH]
 
 Thousands of small files on a shared file system are slow to open, one large file is fast to read. A packed file is
-FOLDER/KEY.tar. KEY follows from names, sizes and times of what is packed, so that a pack is made once, and made anew
-after a change. A pack gets its name when it is whole. FOLDER belongs to one user: other users can neither read private
-data in a pack, nor put a pack of their own there, as they could compute KEY.
+FOLDER/KEY.tar, or KEY.tar.zst if this machine has zstd. KEY follows from names, sizes and times of what is packed, so
+that a pack is made once, and made anew after a change. A pack gets its name when it is whole. FOLDER belongs to one
+user: other users can neither read private data in a pack, nor put a pack of their own there, as they could compute
+KEY.
 
 Of a virtual environment two packs are made: the Python from which it was made, which uv and pyenv keep in the home
 directory, and the environment. A Python below /usr is on the nodes already. A conda environment has its own Python.
@@ -22,6 +23,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -31,6 +33,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 
 NOT_NEEDED = {"pkgs", "envs", "conda-meta"}  # of a conda installation: archives, other environments, records
+# Level 1 is unpacked at the speed of a disk. One thread per core of a login node would be too many.
+COMPRESSOR = "zstd -1 -T4"
 WALKERS = 16  # threads that read folders; each waits for the shared file system most of the time
 
 
@@ -145,7 +149,8 @@ def pack(root, names, left_out, folder, basis=""):
     left_out: names of folders that are not packed, at any depth. basis: what the key depends on beside the files.
     """
     key, size = key_of(root, names, left_out, basis)
-    finished = os.path.join(folder, key + ".tar")
+    compressor = COMPRESSOR if shutil.which("zstd") else None
+    finished = os.path.join(folder, key + (".tar.zst" if compressor else ".tar"))
     if os.path.exists(finished):
         os.utime(finished)  # it counts as used now, for clean.sh
         return key, finished
@@ -154,7 +159,7 @@ def pack(root, names, left_out, folder, basis=""):
     unfinished = os.path.join(folder, f".unfinished-{key}-{socket.gethostname()}-{os.getpid()}")
     try:
         os.close(os.open(unfinished, os.O_CREAT | os.O_WRONLY, 0o600))  # tar keeps this mode
-        write_tar(root, names, left_out, unfinished)
+        write_tar(root, names, left_out, unfinished, compressor)
         if key_of(root, names, left_out, basis)[0] != key:
             raise Refusal(f"files in {root} changed while they were packed: try again when nothing writes there")
         os.rename(unfinished, finished)
@@ -208,7 +213,7 @@ def describe(path, status):
     return f"{path} {status.st_mode} {status.st_size} {status.st_mtime_ns}"
 
 
-def write_tar(root, names, left_out, file):
+def write_tar(root, names, left_out, file, compressor):
     """Write a tar. Raises Refusal with what the program tar says if it fails."""
     # All of a folder: its names may be more than a command line takes.
     wanted = ["."] if sorted(os.listdir(root)) == names else names
@@ -216,6 +221,8 @@ def write_tar(root, names, left_out, file):
     # --force-local: tar takes a name with a colon for one on another machine. --mode: a copy of a folder that its owner
     # may not write to could not be removed from the nodes.
     options = ["--force-local", "--mode=u+rwX", "--file", file, "--directory", root, *excluded]
+    if compressor:
+        options.append(f"--use-compress-program={compressor}")
     command = ["tar", "--create", *options, "--", *wanted]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
     if done.returncode:
