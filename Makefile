@@ -7,11 +7,11 @@ GPU_ARGS ?=
 # Files in the order of tests/conftest.py, the longest first.
 PYTEST := .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 BIN := .venv/bin
-TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap fusermount3
+TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebstrap fusermount3 zstd
 # What the tests need beside Python: Slurm and its accounting, mpirun, network namespaces, newer Debians with their
-# Slurm, and FUSE for a slow file system.
+# Slurm, FUSE for a slow file system, and zstd for packs.
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-mysql-plugin mariadb-server-core munge openmpi-bin iproute2 procps hostname mmdebstrap
-PACKAGES += fuse3
+PACKAGES += fuse3 zstd
 # What the drills need more: they build Horovod, node runs Perfetto's reader, and a notebook is opened through ssh.
 DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs chromium openssh-server openssh-client
 
