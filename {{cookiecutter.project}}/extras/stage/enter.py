@@ -105,6 +105,7 @@ def own_folder(folder):
     status = os.lstat(own)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise NotStaged(f"{own} is not a folder of yours: set STAGE_DIR to another folder")
+    os.chmod(own, 0o700)
     return own
 
 
@@ -326,11 +327,16 @@ def use_copies(copies, packs, command):
 
 
 def copied_argument(word, data):
-    """Return an argument of the program, PATH or NAME=PATH, with the path of the copy."""
+    """Return an argument of the program, PATH or NAME=PATH, with the path of the copy.
+
+    A path that is not in the copy stays: it may be that of an output, which would be removed with the copy.
+    """
     name, equals, path = word.partition("=")
-    if equals and copied(path, data) != path:
-        return name + equals + copied(path, data)
-    return copied(word, data)
+    for before, given in ((name + equals, path), ("", word)):
+        there = copied(given, data)
+        if there != given and os.path.exists(there):
+            return before + there
+    return word
 
 
 # ---- remove copies ---------------------------------------------------------------------------------------------------
