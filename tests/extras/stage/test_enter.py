@@ -160,7 +160,7 @@ def test_another_users_folder_is_not_used(staged):
 
 @needs_two_users
 def test_a_folder_that_its_owner_may_not_write_to(folder_of_all):
-    """A copy with its modes could not be removed."""
+    """A copy with its modes could not be removed. The copy of data is read-only, so that no result is lost in it."""
     script = (
         f"mkdir -p {folder_of_all}/data/inner; touch {folder_of_all}/data/inner/file; chmod -R a-w {folder_of_all}/data"
     )
@@ -169,6 +169,11 @@ def test_a_folder_that_its_owner_may_not_write_to(folder_of_all):
     call = [PYTHON, "-I", "-B", ENTER]
     done = as_user(NEIGHBOUR, *call, "--use", folder_of_all / "disk", *words, "--", "ls", folder_of_all / "data/inner")
     assert done.stdout == "file\n" and "is on this node's disk" in done.stderr
+    for target in ("data/inner/file", "data/inner/new", "data/new"):
+        line = f'f="$STAGE_DATA/{target.partition("/")[2]}"; echo result >"$f"'
+        command = [*call, "--use", folder_of_all / "disk", *words, "--", "sh", "-c", line]
+        done = as_user(NEIGHBOUR, *command, check=False)
+        assert done.returncode and "Permission denied" in done.stderr, done
     as_user(NEIGHBOUR, *call, "--remove", folder_of_all / "disk", *words)
     assert os.listdir(folder_of_all / f"disk/staged-{NEIGHBOUR}") == ["lock"]
 

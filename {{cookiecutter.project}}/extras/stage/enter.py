@@ -11,7 +11,8 @@ The copy of an environment is made to work where it lies: pyvenv.cfg, links to P
 in bin/ name the copy. COMMAND gets the variables that lead to an environment, such as PATH, and STAGE_DATA, with the
 paths of the copies. In its arguments, a path of the data becomes that of their copy.
 
-One process of a node at a time makes or removes copies, as it holds a lock. A copy gets its name when it is whole.
+One process of a node at a time makes or removes copies, as it holds a lock. A copy gets its name when it is whole. That
+of data is read-only.
 Each process that uses a copy holds a lock of its file in-use. The kernel releases the locks when the process ends, also
 when it is killed. The time of in-use says until when jobs that end leave the copy.
 
@@ -55,7 +56,7 @@ def main():
         return
     try:
         copies = make_copies(own_folder(folder), packs, keep=way == "--keep")
-    except (NotStaged, OSError) as error:
+    except (NotStaged, OSError, subprocess.SubprocessError) as error:
         copies = []
         say(f"{error}. The ranks of this node read {', '.join(pack.path for pack in packs)} where they lie")
     command = use_copies(copies, packs, command)
@@ -134,7 +135,7 @@ def make_copies(own, packs, keep):
             for pack in packs:
                 copies.append((pack, copy_of(pack, own, keep, copies)))
             return copies
-        except (NotStaged, OSError):
+        except (NotStaged, OSError, subprocess.SubprocessError):
             remove_sent(own, packs)
             note_failure(own)
             raise
@@ -228,10 +229,18 @@ def make_copy(pack, source, place, copies):
             os.rename(source, target)
         if pack.kind == "environment":
             relocate(target, [*copies, (pack, content(pack, place))])
+        elif pack.kind != "python":  # data: a result that is written there shall fail, and not be removed with the copy
+            subprocess.run(["chmod", "-R", "a-w", target], check=True)
         os.rename(unfinished, place)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove_folder(unfinished)
         raise
+
+
+def remove_folder(folder):
+    """Remove a folder of copies, as far as that goes. The folders of data do not allow it yet."""
+    subprocess.run(["chmod", "-R", "u+w", folder], stderr=subprocess.DEVNULL, check=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def unpack(tar, folder, is_compressed):
@@ -357,7 +366,7 @@ def remove_left_overs(own, wanted):
         path = os.path.join(own, name)
         key, _, suffix = name.partition(".")
         if suffix in ("unfinished", "removing"):  # nobody is at work on it, as this process holds the lock
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
         elif suffix.startswith("sent-") and time.time() - os.lstat(path).st_mtime > DAY:
             os.unlink(path)
         elif key not in wanted and unused_for(path) > DAY:
@@ -377,7 +386,7 @@ def remove(place):
     with contextlib.suppress(OSError), open(os.path.join(place, "in-use"), "r+") as in_use:
         fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError if a process uses it
         os.rename(place, place + ".removing")  # if the removal is interrupted, nobody takes the rest for whole
-        shutil.rmtree(place + ".removing", ignore_errors=True)
+        remove_folder(place + ".removing")
 
 
 if __name__ == "__main__":

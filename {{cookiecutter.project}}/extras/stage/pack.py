@@ -218,8 +218,8 @@ def write_tar(root, names, left_out, file, compressor):
     # All of a folder: its names may be more than a command line takes.
     wanted = ["."] if sorted(os.listdir(root)) == names else names
     excluded = [f"--exclude={name}" for name in left_out]  # at any depth, without --anchored
-    # --force-local: tar takes a name with a colon for one on another machine. --mode: a copy of a folder that its owner
-    # may not write to could not be removed from the nodes.
+    # --force-local: tar takes a name with a colon for one on another machine. --mode: a folder that its owner may not
+    # enter or write to could not be unpacked, or be removed from the nodes.
     options = ["--force-local", "--mode=u+rwX", "--file", file, "--directory", root, *excluded]
     if compressor:
         options.append(f"--use-compress-program={compressor}")
