@@ -2,9 +2,8 @@
 
     python perf/stage.py [--nodes 1,2,4,8] [--rounds 3] [--latency 0.001] [--bandwidth 5e8]
 
-A virtual environment with torch and what it needs lies on a file system that is slow on purpose
-(tests/clusters/slow_files.py): one
-server for all nodes, with --latency seconds for each lookup, stat, open and listing, and --bandwidth bytes per second.
+A virtual environment with torch lies on a file system that is slow on purpose (tests/clusters/slow_files.py). All nodes
+have one server. Each lookup, stat, open and listing takes --latency seconds, and it reads --bandwidth bytes per second.
 Each node caches for itself what it has read.
 A job of one rank per node imports torch, on a real Slurm. In turns, its ranks read
 

@@ -12,9 +12,13 @@ Of a virtual environment two packs are made: the Python from which it was made, 
 directory, and the environment. A Python below /usr is on the nodes already. A conda environment has its own Python.
 Data that are one file are not packed.
 
-This script prints a line for each pack, with five fields and tabs between: the kind (python, environment, data or
-file), KEY, the pack, the real path of the original, and its path as a user or pyvenv.cfg writes it. enter.py takes
-these words.
+This script prints a line for each pack. enter.py takes its words, which have tabs between them:
+    kind    python, environment, data (a folder) or file
+    KEY
+    pack    the path of the packed file
+    path    the real path of the original
+    name    its path as the user has typed it, or as pyvenv.cfg has it
+
 Exit code 2, with a message, if something cannot be packed.
 It runs on login nodes: Python 3.6, standard library only.
 """
