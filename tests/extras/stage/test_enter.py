@@ -62,6 +62,24 @@ def test_a_copy_is_made_once_and_removed(staged):
     assert os.listdir(own(staged)) == ["lock"]
 
 
+def test_arguments_that_name_the_copy(staged):
+    """Not those of outputs below the data, which would be removed with the copy."""
+    words, data = pack(staged), str(staged / "data")
+    copy = f"{own(staged)}/{words[1]}/content/data"
+    given = [
+        data,
+        f"{data}/file",
+        f"--data={data}",
+        f"data.path={data}/file",
+        f"{data}/new",
+        f"--out={data}/new",
+        "x=1",
+    ]
+    done = enter(staged, *words, "--", "printf", "%s\\n", *given)
+    expected = [copy, f"{copy}/file", f"--data={copy}", f"data.path={copy}/file", *given[4:]]
+    assert done.stdout.splitlines() == expected, done.stdout + done.stderr
+
+
 def test_a_rank_that_cannot_copy_says_why_once(staged):
     """It uses the originals, as do the other ranks of its step. Those of the next step try again."""
     words, there = pack(staged), str(staged / "data")
