@@ -210,8 +210,20 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     path = f"{tools}:{os.environ['PATH']}"
     done = call(tmp_path / "staged", "--data", tmp_path / "data", check=False, PATH=path)
     assert done.returncode == 2
-    assert "No space left" in done.stderr and "Free space in" in done.stderr and "set STAGE=0" in done.stderr
+    assert "No space left" in done.stderr and "free space there" in done.stderr and "set STAGE=0" in done.stderr
     assert os.listdir(tmp_path / "staged") == []
+
+
+def test_a_file_that_changes_while_tar_reads_it(tmp_path):
+    """As those of a __pycache__, which do not count. tar warns, and ends with 1."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_text("1")
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/tar").write_text(f'#!/bin/sh\n{shutil.which("tar")} "$@" && exit 1\n')
+    (tmp_path / "tools/tar").chmod(0o755)
+    path = f"{tmp_path / 'tools'}:{os.environ['PATH']}"
+    ((_, _, pack, *_),) = packs(tmp_path / "staged", "--data", tmp_path / "data", PATH=path)
+    assert names_in(pack) == {"file"}
 
 
 def test_an_interrupted_pack_is_never_used(tmp_path):

@@ -33,7 +33,7 @@ main() {
         # In a subshell, since build changes folder and environment. On a line of its own, since
         # set -e has no effect in a condition.
         (build)
-        wheel=$(find_wheel)
+        wheel=$(find_wheel) || die "the build has left no horovod-$VERSION+$torch_label-*.whl in $wheels"
     fi
     install_wheel
     test_wheel
@@ -82,8 +82,10 @@ read_torch_version() {
     [[ $hip == - ]] || die "torch $torch is built for ROCm: this script knows CPUs and CUDA"
     "$PYTHON" -m pip --version >/dev/null 2>&1 ||
         die "$PYTHON has no pip: $PYTHON -m ensurepip, or another PYTHON"
-    # A wheel fits one version of torch, so its name says which, in characters allowed there.
-    torch_label=torch$(tr -c 'A-Za-z0-9\n' . <<<"$torch" | tr '[:upper:]' '[:lower:]')
+    # A wheel fits one version of torch, so its name says which, in characters allowed there. As in
+    # all versions of packages, 01 is written 1 (PEP 440): NVIDIA's torch is one of nv26.01.
+    torch_label=torch$(tr -c 'A-Za-z0-9\n' . <<<"$torch" | tr '[:upper:]' '[:lower:]' |
+        sed -E ':again; s/\.0+([0-9]+)(\.|$)/.\1\2/; t again')
 }
 
 # Prints the path of a wheel for this torch, Python and processor.

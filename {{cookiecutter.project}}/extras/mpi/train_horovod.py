@@ -119,11 +119,12 @@ def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimiz
         unfinished.replace(path)
 
 
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Read the checkpoint on rank 0, and give all ranks its state; return its step, 0 without a checkpoint."""
     step = 0
     if hvd.rank() == 0 and path.exists():
-        state = torch.load(path, map_location=device, weights_only=True)
+        # AdamW keeps its counts of steps on the CPU, as on the other ranks: Horovod sends between equal devices alone.
+        state = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
@@ -146,7 +147,7 @@ def main() -> None:
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())  # averages gradients over the ranks
     checkpoint, first = args.out / "checkpoint.pt", 0
     if args.resume or int(os.environ.get("RESTART_COUNT") or 0) > 0:
-        first = load(checkpoint, model, optimizer, device)
+        first = load(checkpoint, model, optimizer)
     if first:  # a new optimizer has no state: Horovod would make a step to get some, in which weights decay
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -179,7 +179,10 @@ def key_of(root, names, left_out, basis):
     lines, size = [root, basis], 0
     waiting = [os.path.join(root, name) for name in names]
     with ThreadPoolExecutor(WALKERS) as walkers:
-        lines += [describe(path, os.lstat(path)) for path in waiting]
+        for path in waiting:
+            status = os.lstat(path)
+            lines.append(describe(path, status))
+            size += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
         waiting = [path for path in waiting if os.path.isdir(path) and not os.path.islink(path)]
         while waiting:
             folders, waiting = waiting, []
@@ -229,9 +232,10 @@ def write_tar(root, names, left_out, file, compressor):
         options.append(f"--use-compress-program={compressor}")
     command = ["tar", "--create", *options, "--", *wanted]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise Refusal(f"{root} could not be packed: {last}. Free space in {os.path.dirname(file)}, or set STAGE=0")
+    if done.returncode > 1:  # 1: a file changed, as in a __pycache__; if it counts, the key differs afterwards
+        first = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[0]
+        fix = f"If {os.path.dirname(file)} is full, free space there, or set STAGE=0 and STAGE_DATA="
+        raise Refusal(f"{root} could not be packed: {first}. {fix}")
 
 
 if __name__ == "__main__":
