@@ -12,7 +12,8 @@ import sys
 
 import pytest
 from baking import bake
-from submitting import cluster, project
+from needs import needs_namespaces
+from submitting import apptainer_project, cluster, project
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import PATIENCE, wait_for
 
@@ -234,6 +235,19 @@ def test_control_characters_are_shown(project, tmp_path):
     text = done.stdout.decode(errors="surrogateescape")
     assert not done.stderr and "^[]52;c;" in text
     assert not [line for line in text.splitlines() if not line.isprintable()], text
+
+
+@pytest.mark.drill
+def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory):
+    needs_namespaces(containers)
+    own = apptainer_project(tmp_path_factory, sif)
+    (own / "prog.py").write_text(PROGRAM)
+    (own / "lines.txt").write_text("0 0 a%a\n3 0 'b c'\n")
+    command = ["bash", own / "extras/sweep/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]
+    number = int(re.search(r"sweep.sh (\d+) prints", containers.run(*command, cwd=own, env=SETTINGS).stdout).group(1))
+    said = ended(containers, own, number)
+    assert "\n1 COMPLETED, 1 FAILED\n" in said, said
+    assert outputs(own) == ["got ['0', '0', 'a1']", "got ['3', '0', 'b c']"]
 
 
 @pytest.mark.drill

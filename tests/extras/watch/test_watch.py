@@ -19,7 +19,7 @@ import pytest
 from baking import TEMPLATE, bake
 from needs import needs_namespaces
 from slurm_cluster import Cluster
-from submitting import cluster, project
+from submitting import apptainer_project, cluster, project
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import wait_for
 
@@ -234,6 +234,20 @@ def test_newer_slurms(request, name, project, tmp_path):
         cluster, project, tmp_path, job, r"^! idle: rank 1 \(node1\)$", r"^node2  2-3    [01]\.\d ", "^training: step"
     )
     assert cluster.wait(job).output.splitlines()[-1].startswith("CPUs: a rank used 0.")
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
+    """Processes in a container are found as others: the training, the idle rank, and the last line of the job."""
+    needs_namespaces(containers)
+    own = apptainer_project(tmp_path_factory, sif)
+    (own / "watched.py").write_text(WATCHED.read_text())
+    words = [own / "slurm/submit_multinode.sh", "watched.py", "20", "1000000"]
+    job = containers.sbatch(*words, cwd=own, env={**SETTINGS, "LAUNCHER": launcher, "MEASURE_EVERY": "2"})
+    patterns = [r"^! idle: rank 1 \(node1\)$", r"^node1  0-1    \d", r"^node2  2-3    [01]\.\d ", "^training: step"]
+    shows(containers, own, own, job, *patterns)
+    assert containers.wait(job).output.splitlines()[-1].startswith("CPUs: a rank used 0.")
 
 
 @pytest.mark.drill
