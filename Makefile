@@ -12,8 +12,9 @@ TOOLS := slurmctld slurmd slurmdbd munged mariadbd mpirun ip hostname ps mmdebst
 # Slurm, FUSE for a slow file system, and zstd for packs.
 PACKAGES := slurm-wlm slurmdbd slurm-wlm-mysql-plugin mariadb-server-core munge openmpi-bin iproute2 procps hostname mmdebstrap
 PACKAGES += fuse3 zstd
-# What the drills need more: they build Horovod, node runs Perfetto's reader, and a notebook is opened through ssh.
-DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs chromium openssh-server openssh-client
+# What the drills need more: they build Horovod, node runs Perfetto's reader, a notebook is opened through ssh, and
+# strace sees what a job does while its ranks sleep.
+DRILL_PACKAGES := libopenmpi-dev cmake g++ nodejs chromium openssh-server openssh-client strace
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile
@@ -39,7 +40,7 @@ test-extras: .venv/ready packages ## the tests of the extras, or of one: make te
 	$(PYTEST) tests/extras/$(NAME) $(PYTEST_ARGS)
 
 test-all: PACKAGES += $(DRILL_PACKAGES)
-test-all: TOOLS += cmake g++ mpi.h node chromium sshd ssh
+test-all: TOOLS += cmake g++ mpi.h node chromium sshd ssh strace
 test-all: .venv/ready packages ## every test, drills included
 	$(PYTEST) -m "drill or not drill" $(PYTEST_ARGS)
 

@@ -5,6 +5,7 @@ The extras are written by the tests. Those of the template have their own tests 
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
@@ -382,6 +383,89 @@ def test_a_rank_prefix_in_one_word(refused):
 
 
 # ---- what a job is without extras ------------------------------------------------------------------------------------
+
+# Stands before launch/torchrun.sh: starts torchrun by hand first, in the same step, and then what was to be started.
+BY_HAND = """\
+#!/usr/bin/env bash
+FOLDER=by-hand "$PYTHON" -m torch.distributed.run --nnodes="$SLURM_STEP_NUM_NODES" --nproc-per-node=2 \\
+    --node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" --master-port=$((MASTER_PORT + 1)) "${@: -1}"
+FOLDER=ours exec "$@"
+"""
+WRITES_ITS_ENVIRONMENT = """\
+import importlib.util, json
+spec = importlib.util.find_spec("sitecustomize")
+own = {"sitecustomize": spec.origin if spec else "", "path": sys.path[1:], "environment": dict(os.environ)}
+with open(os.environ["FOLDER"] + "-" + os.environ["RANK"], "w") as file:
+    json.dump(own, file)
+"""
+
+
+def test_a_rank_sees_what_torchrun_typed_by_hand_gives_it(submit, project):
+    """And the variables that the header of launch/torchrun.sh lists, nothing else: no sitecustomize, no PYTHONPATH."""
+    (project / "by_hand.sh").write_text(BY_HAND)
+    settings = project / "env.sh"
+    line = f"RANK_PREFIX=(bash '{project}/by_hand.sh')"
+    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", line, settings.read_text()))
+    job = submit(program(project, WRITES_ITS_ENVIRONMENT), LAUNCHER="torchrun", NPROC_PER_NODE="2")
+    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+    header = (project / "launch/torchrun.sh").read_text().split("Sets for the ranks")[1].split("set -euo")[0]
+    listed = set(re.findall(r"\b[A-Z]+_?[A-Z_]+\b", header))
+    for rank in range(4):
+        by_hand, ours = (json.loads((project / f"{name}-{rank}").read_text()) for name in ("by-hand", "ours"))
+        assert ours["sitecustomize"] == by_hand["sitecustomize"] and ours["path"] == by_hand["path"]
+        assert not ours["sitecustomize"].startswith(str(project))
+        # One run beside the other has another port, and with it another name; the rest is the test's own.
+        apart = {"FOLDER", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "_", "SHLVL", "BASH_EXECUTION_STRING"}
+        before, now = by_hand["environment"], ours["environment"]
+        differ = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)} - apart
+        assert differ <= listed, {name: (before.get(name), now.get(name)) for name in differ - listed}
+
+
+SLEEPS = "import time; time.sleep(40)\n"
+
+
+def processes_with(variable):
+    """Return {process: its words} of those whose environment has this NAME=VALUE."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable in (folder / "environ").read_text(errors="replace").split("\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+        except OSError:  # it has ended
+            pass
+    return found
+
+
+@pytest.mark.drill
+def test_nothing_of_ours_waits_or_looks_while_the_ranks_sleep(cluster, project):
+    """Of the project only the submit script is there. In 20 s it and its children touch 5 paths at most."""
+    tag = f"TAG={project}"
+    name = program(project, SLEEPS)
+    typed = ["bash", project / "slurm/submit_multinode.sh", name]
+    done = cluster.run(*typed, cwd=project, env=python_environment(NPROC_PER_NODE="2", TAG=str(project)))
+    job = int(re.search(r"Submitted batch job (\d+)", done.stdout)[1])
+    found = {}
+
+    def ranks_sleep():
+        found.clear()
+        found.update(processes_with(tag))
+        return sum(words[-1:] == [name] and "torch.distributed.run" not in words for words in found.values()) == 4
+
+    wait_for(ranks_sleep, lambda: str(found))
+    of_ours = [words for words in found.values() if any(word.startswith(str(project)) for word in words)]
+    of_ours = [words for words in of_ours if not words[0].endswith(("srun", "python3", "python"))]
+    scripts = {pid for pid, words in found.items() if any(word.endswith("/slurm_script") for word in words)}
+    assert len(scripts) == 1 and not of_ours, (scripts, of_ours)
+    sruns = {pid for pid, words in found.items() if words[0].endswith("srun")}
+    traced = [word for pid in scripts | sruns for word in ("-p", str(pid))]
+    trace = project / "trace"
+    strace = ["timeout", "--signal=INT", "20", "strace", "-f", "-e", "trace=%file", "-o", trace, *traced]
+    said = subprocess.run(list(map(str, strace)), capture_output=True, text=True, check=False).stderr
+    assert said.count(" attached") >= len(scripts | sruns), said
+    calls = [line for line in trace.read_text().splitlines() if "(" in line]
+    assert len(calls) <= 5, "\n".join(calls[:40])
+    ended = cluster.wait(job)
+    assert (ended.state, ended.exit_code) == ("COMPLETED", 0), ended.output
 
 
 @pytest.mark.drill
