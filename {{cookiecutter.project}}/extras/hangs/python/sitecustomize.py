@@ -1,7 +1,7 @@
 """Every Python imports a module of this name when it starts. In the ranks of a run, this one has each rank
 tell where it is (rank_stacks.py).
 
-launch/torchrun.sh and launch/rank.sh put this folder on PYTHONPATH, so nothing in a program has to change.
+extras/hangs/with_stacks.sh puts this folder on PYTHONPATH, so nothing in a program has to change.
 """
 
 import os
@@ -17,7 +17,8 @@ def run_the_next_one():
     path = [folder for folder in sys.path if not os.path.exists(os.path.join(folder, "rank_stacks.py"))]
     spec = PathFinder.find_spec("sitecustomize", path)
     if spec and spec.loader:
-        spec.loader.exec_module(module_from_spec(spec))
+        module = sys.modules["sitecustomize"] = module_from_spec(spec)  # for those who import it later
+        spec.loader.exec_module(module)
 
 
 if os.environ.get("RANK", "").isdigit():
@@ -27,5 +28,5 @@ if os.environ.get("RANK", "").isdigit():
         rank_stacks.start()
     except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         # The run goes on.
-        sys.stderr.write(f"launch/stacks: this rank may not be able to say where it is: {error!r}\n")
+        sys.stderr.write(f"extras/hangs: this rank may not be able to say where it is: {error!r}\n")
 run_the_next_one()
