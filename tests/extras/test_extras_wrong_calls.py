@@ -92,7 +92,12 @@ WRONG = {
     "extras/watch/screen.py": [[], "4711", ["--every", "x", "4711", "node1"]],
     "extras/watch/summary.py": [[], "4711"],
 }
-FEW = [("extras/hangs/stacks.sh", "12_x"), ("extras/notebook/notebook.sh", ""), ("extras/notebook/connect.py", "4711"), ("extras/scaling/scaling.sh", "0")]
+FEW = [
+    ("extras/hangs/stacks.sh", "12_x"),
+    ("extras/notebook/notebook.sh", ""),
+    ("extras/notebook/connect.py", "4711"),
+    ("extras/scaling/scaling.sh", "0"),
+]
 FEW += [("extras/stage/clean.sh", ""), ("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
 WITH_HELP = [
     "extras/hangs/stacks.sh",

@@ -176,7 +176,8 @@ def test_where_each_rank_is(run, project, tmp_path):
     assert done.returncode == 1 and "no rank was found" in done.stderr
     done = stacks("logs/none")
     assert (
-        done.returncode == 2 and "'logs/none': expected the folder of a run, as in bash extras/hangs/stacks.sh" in done.stderr
+        done.returncode == 2
+        and "'logs/none': expected the folder of a run, as in bash extras/hangs/stacks.sh" in done.stderr
     )
 
 
