@@ -15,6 +15,10 @@ from .sites import site_facts
 from .wording import choose_from, did_you_mean
 
 EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
+    "hangs": (
+        ("slurm", "runai", "local"),
+        "at which line each rank of a hanging job waits, and for which rank",
+    ),
     "mpi": (("slurm",), "the launchers mpirun and mpirun-ranks; Horovod is built, and trains a model"),
     "notebook": (("slurm",), "JupyterLab on a compute node, opened in your own browser"),
     "scaling": (

@@ -1,15 +1,15 @@
-"""What does it cost that ranks can say where they are (slurm/docs/it-hangs.md)? And how long until they have said it?
+"""What does it cost that ranks can say where they are (extras/hangs/README.md)? And how long until they have said it?
 
     python perf/hangs.py [--rounds 45]
 
 A step of training, in three ways that take turns: ranks that know nothing of it, whose flight recorder is off (bare);
-ranks with the recorder (recorder); ranks with the recorder, the signals and the thread of launch/stacks/ (ours). Each
+ranks with the recorder (recorder); ranks with the recorder, the signals and the thread of extras/hangs/ (ours). Each
 way has two ranks in processes of its own, which train the example's model in DDP. The ratio is the median over the
 rounds of the time of bare by that of the other.
 
-Then the CPU time of the loop in slurm/lib.sh that waits for a rank to time out, in percent of a core.
+Then the CPU time of the loop in extras/hangs/hooks.sh that waits for a rank to time out, in percent of a core.
 
-Last, slurm/stacks.sh on a real Slurm of four nodes, with 4, 64 and 256 ranks: from the call to its last line. A program
+Last, extras/hangs/stacks.sh on a real Slurm of four nodes, with 4, 64 and 256 ranks: from the call to its last line. A program
 that sleeps, without torch, stands for the ranks. All nodes are this one machine, and share its cores.
 """
 
@@ -59,7 +59,7 @@ for line in sys.stdin:
 WAYS = {
     "bare": {"TORCH_FR_BUFFER_SIZE": "0"},
     "recorder": {"TORCH_FR_BUFFER_SIZE": "2000"},
-    "ours": {"PYTHONPATH": str(PROJECT / "launch/stacks/python")},
+    "ours": {"PYTHONPATH": str(PROJECT / "extras/hangs/python")},
 }
 SLEEPS = "import os, time\nopen(f'here-{os.environ[\"RANK\"]}', 'w').close()\ntime.sleep(100_000)\n"
 
@@ -110,9 +110,11 @@ def start(folder: Path, number: int, variables: dict[str, str]) -> list[subproce
 
 
 def cost_of_waiting(seconds: int = 30) -> None:
-    """Print the CPU time of a loop as that of answer_timeout in slurm/lib.sh."""
+    """Print the CPU time of a loop as that of hangs_beside_launch in extras/hangs/hooks.sh."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    loop = f"for ((i = 0; i < {seconds}; i++)); do sleep 1; [[ ! -e timeout ]] || break; done"
+    loop = (
+        f"for ((i = 0; i < {seconds}; i += 3)); do sleep 3; [[ ! -e timeout ]] || break; compgen -G 'x-*'; done; true"
+    )
     subprocess.run(["bash", "-c", loop], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -120,7 +122,7 @@ def cost_of_waiting(seconds: int = 30) -> None:
 
 
 def time_of_stacks(folder: Path) -> None:
-    """Print how long slurm/stacks.sh takes."""
+    """Print how long extras/hangs/stacks.sh takes."""
     print()
     environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "PREFLIGHT": "0"}
     with Cluster(folder / "cluster", nodes=4, cpus=64, gpus=0) as cluster:
@@ -135,7 +137,7 @@ def time_of_stacks(folder: Path) -> None:
             times = []
             for _ in range(3):
                 begin = time.perf_counter()
-                said = cluster.run("bash", project / "slurm/stacks.sh", str(job), cwd=project).stdout
+                said = cluster.run("bash", project / "extras/hangs/stacks.sh", str(job), cwd=project).stdout
                 times.append(time.perf_counter() - begin)
             assert said == f"ranks 0-{ranks - 1} on 4 nodes: program.py:3 in <module>\n", said
             print(f"stacks of {ranks:3d} ranks on 4 nodes: {statistics.median(times):5.2f} s")

@@ -20,6 +20,9 @@ from wrong_calls import (
 
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
+    "extras/hangs/stacks.sh": [*NO_JOBS, [], ["4711", "4711"], ["4711", ""]],
+    "extras/hangs/collect.sh": ["x", "", ["a=b", "c=d"]],
+    "extras/hangs/group.py": ["nosuch", "", ["--add", "nosuch"]],
     "extras/mpi/ranks.sh": [[], "x.py", "launch/torchrun.sh", ["launch/rank.sh", "nosuch.py"]],
     "extras/mpi/build_horovod.sh": [*NO_OPTIONS, ["wheels", "wheels"]],
     "extras/notebook/notebook.sh": [
@@ -89,9 +92,15 @@ WRONG = {
     "extras/watch/screen.py": [[], "4711", ["--every", "x", "4711", "node1"]],
     "extras/watch/summary.py": [[], "4711"],
 }
-FEW = [("extras/notebook/notebook.sh", ""), ("extras/notebook/connect.py", "4711"), ("extras/scaling/scaling.sh", "0")]
+FEW = [
+    ("extras/hangs/stacks.sh", "12_x"),
+    ("extras/notebook/notebook.sh", ""),
+    ("extras/notebook/connect.py", "4711"),
+    ("extras/scaling/scaling.sh", "0"),
+]
 FEW += [("extras/stage/clean.sh", ""), ("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
 WITH_HELP = [
+    "extras/hangs/stacks.sh",
     "extras/notebook/notebook.sh",
     "extras/scaling/scaling.sh",
     "extras/scaling/report.py",
@@ -118,3 +127,17 @@ def test_options_of_slurm_reach_it(call, words):
     """A word after an option without = may be its value."""
     done = call("extras/notebook/notebook.sh", *words)
     assert "was called" in done.stderr or "has no JupyterLab" in done.stderr, done
+
+
+def test_an_unknown_job_is_asked_for_once(call):
+    """A busy controller is asked three times."""
+    asked = call.tools / "scontrol.calls"
+    asked.unlink(missing_ok=True)
+    assert_refused(call("extras/hangs/stacks.sh", "99999999"), "extras/hangs/stacks.sh", ["99999999"])
+    assert asked.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["extras/hangs/stacks.sh", "4711"]])
+def test_what_slurm_says_of_another_users_job_is_shown(call, words):
+    done = call(*words)
+    assert done.returncode == 1 and "Access/permission denied" in done.stdout + done.stderr

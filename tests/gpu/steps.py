@@ -409,13 +409,14 @@ def stuck_collective(machine: Machine) -> dict:
     logs.mkdir()
     words = [str(word) for word in ranks_command(machine, HERE / "stuck_collective.py", machine.folder)]
     environment = {**os.environ, "RUN_DIR": str(logs), "NPROC_PER_NODE": str(count)}
+    environment["PYTHONPATH"] = str(machine.project / "extras/hangs/python")
     # NCCL's watchdog waits four times as long before it ends the rank: a minute by default (H200, torch 2.11).
     environment["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = "5000"
     with open(machine.folder / "output.txt", "w") as output:
         ranks = subprocess.Popen(words, cwd=machine.folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
     wait_for(lambda: len(list(machine.folder.glob("entered-*"))) == count, "all ranks at the stuck collective", ranks)
     time.sleep(2)  # a rank counts as waiting after one second
-    stacks = machine.project / "launch/stacks"
+    stacks = machine.project / "extras/hangs"
     pipeline = f"'{stacks}/collect.sh' 'RUN_DIR={logs}' | '{sys.executable}' '{stacks}/group.py'"
     live = run(["bash", "-c", pipeline], machine)
     told = set(re.findall(r"stuck_collective\.py:\d+ in (\w+)", live))

@@ -159,7 +159,7 @@ def test_where_each_rank_is(run, project, tmp_path):
     process = run("waits.py", wait=False, NNODES="2", NPROC_PER_NODE="2")
 
     def stacks(*words):
-        command = ["bash", project / "local/stacks.sh", *words]
+        command = ["bash", project / "extras/hangs/stacks.sh", *words]
         environment = {"PATH": os.environ["PATH"]}
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
@@ -176,7 +176,8 @@ def test_where_each_rank_is(run, project, tmp_path):
     assert done.returncode == 1 and "no rank was found" in done.stderr
     done = stacks("logs/none")
     assert (
-        done.returncode == 2 and "'logs/none': expected the folder of a run, as in bash local/stacks.sh" in done.stderr
+        done.returncode == 2
+        and "'logs/none': expected the folder of a run, as in bash extras/hangs/stacks.sh" in done.stderr
     )
 
 

@@ -575,16 +575,16 @@ def test_where_each_rank_is(generation, tmp_path):
         name = site.submit("waits.py", NNODES="2")
 
         def said(*words, **environment):
-            done = site.script(*words, name="stacks.sh", NNODES="2", **environment)
+            done = site.script(*words, name="../extras/hangs/stacks.sh", NNODES="2", **environment)
             return done.stdout + done.stderr
 
         expected = re.compile(r"rank 0 on \S+: \S+/waits.py:4 in <module>\nrank 1 on \S+: \S+/waits.py:3 in <module>\n")
         wait_for(lambda: expected.fullmatch(said(name)), lambda: said(name))
-        done = site.script(name="stacks.sh")
+        done = site.script(name="../extras/hangs/stacks.sh")
         assert done.returncode == 2 and "'': expected the name of a job" in done.stderr
         assert site.script("--delete", name, name="interactive.sh").returncode == 0
         site.cluster.wait(name)
-        assert f"runai/stacks.sh: {name}-worker-0 does not answer, see above" in said(name)
+        assert f"extras/hangs/stacks.sh: {name}-worker-0 does not answer, see above" in said(name)
 
 
 def test_waiting_pods_end_by_themselves(site):

@@ -331,11 +331,11 @@ def test_fixes_name_files_of_the_project(tmp_path, site, runtime):
 
 
 FILES = {  # of rows, by site and runtime
-    ("slurm", "venv"): {"causes", "causes_mpirun", "causes_stall"},
-    ("slurm", "pyxis"): {"causes", "causes_mpirun", "causes_pyxis", "causes_stall"},
-    ("slurm", "enroot"): {"causes", "causes_enroot", "causes_mpirun", "causes_stall"},
-    ("lumi", "apptainer"): {"causes", "causes_apptainer", "causes_stall"},
-    ("clariden", "edf"): {"causes", "causes_pyxis", "causes_stall"},
+    ("slurm", "venv"): {"causes", "causes_mpirun"},
+    ("slurm", "pyxis"): {"causes", "causes_mpirun", "causes_pyxis"},
+    ("slurm", "enroot"): {"causes", "causes_enroot", "causes_mpirun"},
+    ("lumi", "apptainer"): {"causes", "causes_apptainer"},
+    ("clariden", "edf"): {"causes", "causes_pyxis"},
 }
 
 

@@ -17,7 +17,7 @@ from waiting import PATIENCE
 
 # A title, a link, the clipboard, another screen, a reset, a way back in the line; C1 in UTF-8, and as a byte alone.
 NASTY = "\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;eA==\x07\x1b[?1049h\x1bc\x1bP1\x9b2J\x08\x7f\udc9b ü"
-READERS = ["slurm/doctor.py", "launch/stacks/group.py", "training/sample.py"]
+READERS = ["slurm/doctor.py", "extras/hangs/group.py", "training/sample.py"]
 
 
 def load(name):
@@ -66,7 +66,7 @@ def test_group():
     call = {"group": "gloo 0", "number": 1, "kind": NASTY, "tensors": NASTY, "finished": False, "failed": True}
     call |= {"age": 9, "since": 0, "ranks": "", "group_name": NASTY, "amount": "", "frames": []}
     lines = f"{facts}\n{stack}\n0: collective {json.dumps(call)}\n0: end gloo\n"
-    command = [sys.executable, "-B", TEMPLATE / "launch/stacks/group.py", "--stacks"]
+    command = [sys.executable, "-B", TEMPLATE / "extras/hangs/group.py", "--stacks"]
     done = subprocess.run(
         command, input=lines.encode(errors="surrogateescape"), capture_output=True, check=False, timeout=PATIENCE
     )

@@ -22,7 +22,6 @@ from wrong_calls import (
 
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
-    "slurm/stacks.sh": [*NO_JOBS, [], ["4711", "4711"], ["4711", ""]],
     "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--json"], ["--json=x", "4711"]],
     "slurm/repeat.py": [*NO_JOBS, "4711", [], ["4711", "4711"], ["--foreign"], ["--foreign", "4711"]],
     "slurm/interactive.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
@@ -65,8 +64,6 @@ WRONG = {
     "launch/code/run_module.py": [[], "x"],
     "launch/code/record.py": [[], "--nonsense"],
     "launch/spawn.py": [[], "x.py"],
-    "launch/stacks/collect.sh": ["x", "", ["a=b", "c=d"]],
-    "launch/stacks/group.py": ["nosuch", ""],
     # Programs.
     "check/hello.py": [[]],
     "check/ranks.py": ["x", "--nonsense"],
@@ -80,7 +77,7 @@ WRONG = {
 WITH_HELP = [name for name in WRONG if name.count("/") == 1 and name not in ("launch/rank.sh", "check/hello.py")]
 CALLED_BY_FILES = ("launch/spawn.py", "slurm/fault.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
 WITH_HELP = [name for name in WITH_HELP if name not in CALLED_BY_FILES]
-FEW = [("slurm/stacks.sh", "12_x"), ("slurm/repeat.py", "4711")]
+FEW = [("slurm/repeat.py", "4711")]
 FEW += [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x"), ("slurm/clean.sh", ""), ("slurm/bad_nodes.sh", "")]
 FEW += [("launch/torchrun.sh", "nosuch.py")]
 
@@ -95,20 +92,6 @@ def test_a_wrong_call_is_refused_in_a_sentence(call, command, words):
 def test_help(call, command, word):
     done = call(command, word)
     assert (done.returncode, done.stderr) == (0, "") and command.rpartition("/")[2] in done.stdout, done
-
-
-def test_an_unknown_job_is_asked_for_once(call):
-    """A busy controller is asked three times."""
-    asked = call.tools / "scontrol.calls"
-    asked.unlink(missing_ok=True)
-    assert_refused(call("slurm/stacks.sh", "99999999"), "slurm/stacks.sh", ["99999999"])
-    assert asked.read_text().count("\n") == 1
-
-
-@pytest.mark.parametrize("words", [["slurm/stacks.sh", "4711"]])
-def test_what_slurm_says_of_another_users_job_is_shown(call, words):
-    done = call(*words)
-    assert done.returncode == 1 and "Access/permission denied" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["slurm/interactive.sh", "slurm/build_venv.sh"])

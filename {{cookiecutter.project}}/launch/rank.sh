@@ -14,6 +14,13 @@
 #   OMP_NUM_THREADS            threads of each rank         (the cores that the rank may use)
 #   RUN_DIR                    folder for each rank's messages and error file
 #   PYTHON                     the interpreter              (python3)
+#
+# Sets for the rank:
+#   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT
+#   OMP_NUM_THREADS            unless it is set, see above
+#   TORCHELASTIC_RUN_ID        Lightning, Accelerate and others then read the variables above
+#   PYTHONUNBUFFERED=1         the rank's lines appear at once
+#   TORCHELASTIC_ERROR_FILE    with RUN_DIR: a file for the rank's error
 set -euo pipefail
 
 main() {
@@ -31,7 +38,6 @@ main() {
     # Lightning, Accelerate and others look for this variable of torchrun. Where it is set, they
     # read the variables above and leave Slurm's alone.
     export TORCHELASTIC_RUN_ID=${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.$MASTER_PORT
-    export PYTHONPATH="$here/stacks/python${PYTHONPATH:+:$PYTHONPATH}" # the rank tells where it is
     export PYTHONUNBUFFERED=1 # Python would keep lines back, as it writes into a pipe
     if [[ -n ${RUN_DIR:-} ]]; then
         keep_messages "$RUN_DIR/node$GROUP_RANK-$host/$LOCAL_RANK"

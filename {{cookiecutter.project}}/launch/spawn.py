@@ -17,18 +17,13 @@ import atexit
 import os
 import runpy
 import signal
+import site
 import socket
 import sys
 import tempfile
 import threading
 from pathlib import Path
 
-try:
-    import rank_packages  # this and the next in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
-    import rank_stacks
-except ModuleNotFoundError:
-    sys.stderr.write("launch/spawn.py: call LAUNCHER=spawn bash launch/torchrun.sh program.py\n")
-    sys.exit(2)
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.run import parse_args
 from torch.multiprocessing import ProcessExitedException, start_processes
@@ -79,8 +74,7 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         os.environ["LOCAL_RANK"] = str(local_rank)
         Path("/proc/self/comm").write_text("rank " + os.environ["RANK"])  # ps and top show it
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
-        rank_stacks.start()
-        rank_packages.start()
+        customize_site()
         # NumPy 1 loads numpy.random together with torch. Unseeded, all ranks of a node would draw the same numbers.
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
@@ -96,6 +90,12 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         # registered. At the end of a forked process multiprocessing calls nothing that atexit has registered.
         threading._shutdown()
         atexit._run_exitfuncs()
+
+
+def customize_site() -> None:
+    """Run sitecustomize.py again, if there is one: in a Python that started as this rank, it would have seen RANK."""
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
 
 
 def write_to_files(folder: Path) -> None:

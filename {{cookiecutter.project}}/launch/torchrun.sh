@@ -49,6 +49,12 @@
 #? if kind == "slurm"
 #   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options
 #? endif
+#
+# Sets for the ranks, beside the variables of torchrun itself:
+#   OMP_NUM_THREADS, TORCH_ELASTIC_SHUTDOWN_TIMEOUT   unless they are set, see above
+#   PYTHONUNBUFFERED=1                                a rank's lines appear at once
+#   TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE             [HOST:RANK] before each line
+#   TORCHELASTIC_ERROR_FILE                           with RUN_DIR: a file for a rank's error
 set -euo pipefail
 
 main() {
@@ -77,7 +83,6 @@ main() {
         torchrun=("$here/spawn.py")
     fi
     #? endif
-    export PYTHONPATH=$here/stacks/python${PYTHONPATH:+:$PYTHONPATH} # the ranks tell where they are
     # Without -- torchrun takes the program's --max for an abbreviation of its own --max-restarts.
     exec "$PYTHON" "${torchrun[@]}" "${options[@]}" -- "$@"
 }

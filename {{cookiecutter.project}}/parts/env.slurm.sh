@@ -100,11 +100,6 @@ MAX_REQUEUES="${MAX_REQUEUES:-20}"
 # A signal that each rank gets, beside STOP_FILE, when the walltime is nearly over: USR1 for programs
 # that save on it (slurm/docs/longer-than-the-walltime.md). Empty: none.
 STOP_SIGNAL="${STOP_SIGNAL:-}"
-# Seconds without output after which a job whose ranks do not move counts as stuck. Choose several
-# times the longest silence of a healthy run (slurm/docs/it-hangs.md). 0: never.
-STALL_TIMEOUT="${STALL_TIMEOUT:-0}"
-# What the submit script does with a stuck job: end, or requeue (at most MAX_REQUEUES times).
-STALL_ACTION="${STALL_ACTION:-end}"
 # Number of spare nodes in a job, which replace nodes that are unfit or die
 # (slurm/docs/when-a-node-fails.md). 0: none.
 SPARES="${SPARES:-0}"

@@ -234,10 +234,6 @@ check_settings() {
         die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
     [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
         die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
-    [[ $STALL_TIMEOUT == 0 || $STALL_TIMEOUT =~ ^[1-9][0-9]+$ ]] ||
-        die "STALL_TIMEOUT='$STALL_TIMEOUT': expected seconds, 10 or more; 0: no job counts as stuck"
-    [[ $STALL_ACTION == end || $STALL_ACTION == requeue ]] ||
-        die "STALL_ACTION='$STALL_ACTION': expected end or requeue"
     [[ $SPARES =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "SPARES='$SPARES': expected a whole number of nodes that stand by; 0: none"
     [[ -z $MIN_NODES || $MIN_NODES =~ ^[1-9][0-9]*$ ]] ||
@@ -510,8 +506,8 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 
 # Makes the folder of an attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (the attempt's
 # number: 0, then 1, 2, …), and the files by which this script and the program talk: STOP_FILE,
-# REQUEUE_FILE, TIMES_FILE, SAVED_FILE, HEARTBEAT_FILE, TIMEOUT_FILE. Argument: the number, if the
-# ranks have started before in this allocation.
+# REQUEUE_FILE, TIMES_FILE, SAVED_FILE. Argument: the number, if the ranks have started before in this
+# allocation.
 make_run_folder() {
     RESTART_COUNT=${1:-${attempt:-$(count_attempts)}}
     export RESTART_COUNT
@@ -520,12 +516,10 @@ make_run_folder() {
     export RUN_DIR
     export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
     export SAVED_FILE="$RUN_DIR/saved"
-    export HEARTBEAT_FILE="$RUN_DIR/heartbeat" TIMEOUT_FILE="$RUN_DIR/timeout"
     mkdir -p "$RUN_DIR"
     ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest" || true # two jobs may start at once
     # Of an earlier run in this allocation.
-    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" "$SAVED_FILE" "$TIMEOUT_FILE" \
-        "$RUN_DIR/stacks.txt"
+    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" "$SAVED_FILE"
 }
 
 # Prints how many attempts this job has made. Slurm counts requeues alone, and not the restarts
@@ -620,7 +614,8 @@ in_use() { grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") " /proc/net/tcp /
 # Arranges that the program saves before the time limit, in two ways. Slurm warns this script
 # (--signal), which creates STOP_FILE. And programs stop by themselves at STOP_TIME, as a site may
 # not send the warning and a shell gets none. Exports STOP_TIME and START_TIME, when this script
-# started [seconds since 1970]. Sets left, the seconds from now to the end of the job.
+# started [seconds since 1970]. Sets left, the seconds from now to the end of the job, and
+# stop_second.
 arrange_stop_request() {
     local now end reserve
     printf -v now '%(%s)T' -1
@@ -629,6 +624,7 @@ arrange_stop_request() {
     read_times
     choose_reserve
     export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
+    stop_second=$((SECONDS + left - reserve)) # STOP_TIME on bash's own clock
     warning=${TAKES_OVER:+early} cancelled='' # Slurm warns the first node, which may have died
     if [[ -n $batch ]]; then
         trap on_warning USR1
@@ -844,18 +840,15 @@ gpus_of_a_step() {
 # for the ranks is not seen by a program of the user's, nor changed by it.
 # shellcheck disable=SC2153,SC2154 # env.sh sets RANK_PREFIX
 launch() {
-    local watcher command
+    local command
     running=$1 launched=$SECONDS # for requeue_or_explain, which looks at the program and its start
-    stuck='' explained='' code=0 outcome='' ranks=''
+    explained='' code=0 outcome='' ranks=''
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=()
     call_extras before_launch
     [[ ${step[0]} == srun ]] || srun_options=() # not the step of this launcher
     command=("${step[@]}" "${srun_options[@]}" "${CONTAINER_EXEC[@]}" "${rank_prefix[@]}"
         "${wrapper[@]}" "$@")
     say "$* on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
-    answer_timeout &
-    watcher=$!
-    disown "$watcher" # or bash would tell of its end
     if [[ -n $batch ]]; then
         wait_and_hear_signals "${command[@]}" || code=$?
     else
@@ -863,142 +856,31 @@ launch() {
         "${command[@]}" || code=$?
     fi
     end_beside
-    kill "$watcher" 2>/dev/null || true
     hear_after_launch
     return "$code"
 }
 
 # Runs a command in the background, because bash handles no signal while it waits for a command in
-# the foreground. A signal ends `wait`, hence the loop. To look for the stop time or a stall, the
-# loop sleeps for a second at a time. Returns the command's exit code, or STUCK_CODE if end_if_stuck
-# has ended it. Sets ranks, the command's process.
+# the foreground. A signal ends `wait`, hence the loop. After an early warning the program has to be
+# asked at STOP_TIME, so the loop looks at the time once a second. Returns the command's exit code.
+# Sets ranks, the command's process.
 # shellcheck disable=SC2329 # called in batch jobs
 wait_and_hear_signals() {
+    local nothing
     "$@" &
     ranks=$!
     start_beside
-    stuck='' next_look=0
+    exec {nothing}<> <(:) # a pipe without writers: to read from it is to sleep without a program
     while kill -0 "$ranks" 2>/dev/null; do
-        if [[ $warning == early ]] || watches_for_stall; then
-            sleep 1
-            [[ $warning != early ]] || (($(date +%s) < STOP_TIME)) || on_warning
-            ! watches_for_stall || end_if_stuck "$ranks"
+        if [[ $warning == early ]]; then
+            read -r -t 1 -u "$nothing" || true
+            ((SECONDS < stop_second)) || on_warning
         else
             wait "$ranks" || true
         fi
     done
-    [[ -z $stuck ]] || return "$STUCK_CODE"
+    exec {nothing}>&-
     wait "$ranks"
-}
-
-# ---- where the ranks are -------------------------------------------------------------------------
-
-# Waits until a collective of a rank fails, as it times out. Then it asks all ranks at which line
-# they are, before the launcher ends them. With gloo that rank creates TIMEOUT_FILE, and waits a
-# minute for stacks.txt (launch/stacks/python/rank_collectives.py). With NCCL torch writes
-# nccl-rank-RANK, and the ranks live on for a minute (torch 2.13, ProcessGroupNCCL.cpp).
-answer_timeout() {
-    local places
-    trap '' USR1 # the warning before the walltime is over, which is for this script alone
-    while sleep 1 &>/dev/null && kill -0 $$ 2>/dev/null; do # as long as this script lives
-        [[ ! -e $RUN_DIR/stacks.txt ]] || continue
-        [[ -e $TIMEOUT_FILE ]] || compgen -G "$RUN_DIR/nccl-rank-*" >/dev/null || continue
-        places=$(where_ranks_are) || true
-        [[ -z $places ]] ||
-            say "a rank has waited in vain; where each of them was:"$'\n'"${places%%$'\n\n'*}"
-        echo "$places" >"$RUN_DIR/stacks"
-        mv "$RUN_DIR/stacks" "$RUN_DIR/stacks.txt" # at once, as ranks wait for it
-    done
-}
-
-# Prints at which line each rank is, as slurm/stacks.sh does, and below an empty line their whole
-# stacks. Fails if a node does not answer, or a rank that runs or sleeps.
-where_ranks_are() {
-    local answers interpreter
-    answers=$(timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" \
-        --ntasks=${#hosts[@]} --ntasks-per-node=1 --cpus-per-task=1 --label --input=none \
-        --export=ALL "$PROJECT_DIR/launch/stacks/collect.sh" "SLURM_JOB_ID=$SLURM_JOB_ID" \
-        2>/dev/null) || return
-    interpreter=$(type -P python3) || interpreter=$PYTHON
-    "$interpreter" "$PROJECT_DIR/launch/stacks/group.py" --stacks <<<"$answers" 2>/dev/null
-}
-
-# ---- a job that is stuck -------------------------------------------------------------------------
-
-STUCK_CODE=124 # as that of the command timeout
-
-# Whether to look if the job is stuck: not any more once the program was asked to save, or to end.
-# shellcheck disable=SC2329 # called in batch jobs
-watches_for_stall() {
-    [[ $STALL_TIMEOUT != 0 && $warning != passed-on && -z $cancelled && -z $stuck ]]
-}
-
-# Ends the ranks if the job has printed nothing for STALL_TIMEOUT seconds, nor written to a file of
-# RUN_DIR, and no rank moves. Sets stuck, and next_look, before which nothing is looked at.
-# Argument: the process that started the ranks.
-# shellcheck disable=SC2329 # called in batch jobs
-end_if_stuck() {
-    local now last places before=${looked:-0}
-    printf -v now '%(%s)T' -1
-    looked=$now
-    if ((next_look == 0 || now > before + 60)); then # this launch has just begun, or was suspended
-        next_look=$((now + STALL_TIMEOUT))
-    fi
-    ((now >= next_look)) || return 0
-    last=$(last_output)
-    if ((now < last + STALL_TIMEOUT)); then
-        next_look=$((last + STALL_TIMEOUT))
-        return
-    fi
-    if ! ranks_stand_still || (($(last_output) > last)) || ! watches_for_stall ||
-        ! kill -0 "$1" 2>/dev/null; then # it has printed, was asked to end, or has ended meanwhile
-        printf -v looked '%(%s)T' -1
-        next_look=$((looked + STALL_TIMEOUT))
-        return
-    fi
-    stuck=1
-    say "stuck: nothing was printed for $STALL_TIMEOUT s (STALL_TIMEOUT), and no rank moves;" \
-        "where each of them is:"$'\n'"${places%%$'\n\n'*}"
-    kill_ranks "$1"
-    echo "$places" >"$RUN_DIR/stacks.txt"
-}
-
-# Whether all ranks are at the same place at five looks. Sets the caller's variable places. If a node
-# or a rank does not answer, its place is not known, and the ranks do not count as standing still.
-# shellcheck disable=SC2329 # called in batch jobs
-ranks_stand_still() {
-    local again pause pauses=(5 17 9 13) # [s] unequal: a loop of 10 s would be met at the same place
-    ((STALL_TIMEOUT >= 60)) || pauses=(0.5 1.7 0.9 1.3)
-    places=$(where_ranks_are) || return
-    for pause in "${pauses[@]}"; do
-        watches_for_stall || return
-        sleep "$pause"
-        again=$(where_ranks_are) && [[ $again == "$places" ]] || return
-    done
-}
-
-# Ends the ranks with KILL, as they may be stopped, or not listen. Asks Slurm step by step, because
-# with the number of the job this script would end, too. Argument: the process that started them.
-# shellcheck disable=SC2329 # called in batch jobs
-kill_ranks() {
-    local try
-    for ((try = 0; try < 6; try++)); do
-        squeue --noheader --steps --jobs="$batch" --format=%i | grep -E '[.][0-9]+$' |
-            xargs -r -n 1 scancel --signal=KILL
-        sleep 5
-        kill -0 "$1" 2>/dev/null || return 0
-    done
-    pkill -KILL -P "$1" # ranks that are in no step of Slurm
-    kill -KILL "$1" 2>/dev/null
-}
-
-# Prints when the job wrote its newest line: to its output, or to a file of RUN_DIR [seconds since
-# 1970]; 0 if never.
-# shellcheck disable=SC2329 # called in batch jobs
-last_output() {
-    local times
-    times=$(find -L "/proc/$$/fd/1" "/proc/$$/fd/2" "$RUN_DIR" -type f -printf '%T@\n' 2>/dev/null)
-    sort -n <<<"${times:-0}" | sed -n '$s/[.].*//;$p'
 }
 
 # ---- requeue, or explain the failure -------------------------------------------------------------
@@ -1009,10 +891,6 @@ requeue_or_explain() {
     local code=$1 limit record=''
     if [[ -n $outcome && -z $cancelled ]]; then
         requeue_or_end_for_extra "$code"
-        return
-    fi
-    if [[ -n ${stuck:-} && -z $cancelled ]]; then
-        requeue_or_explain_stall
         return
     fi
     # Slurm's record says why a job ends.
@@ -1058,16 +936,6 @@ requeue_or_end_for_extra() {
         fi
     fi
     (($1 == 0)) || explain_failure "$1"
-}
-
-# Requeues a job that was stuck, if STALL_ACTION says so, or says why the run ended.
-requeue_or_explain_stall() {
-    if [[ $STALL_ACTION == requeue ]] && ((${SLURM_RESTART_COUNT:-0} < MAX_REQUEUES)) &&
-        ask_for_requeue; then
-        say "back into the queue as attempt $((RESTART_COUNT + 1))"
-    else
-        explain_failure "$STUCK_CODE"
-    fi
 }
 
 # Whether the program has saved and asks to go on, and the job ends for a reason that a requeue

@@ -335,11 +335,11 @@ a_node_is_at_fault() {
 
 # Whether another start may succeed, though slurm/preflight.sh finds no fault: slurm/fault.py
 # blames a node, or does not know whose fault it is. In the second case, two failed attempts in a
-# row end the job, unless the program saves a checkpoint, and then creates SAVED_FILE. A job that
-# hung is not started again. Argument: the exit code of launch.
+# row end the job, unless the program saves a checkpoint, and then creates SAVED_FILE. Argument:
+# the exit code of launch.
 retry_may_succeed() {
     local fault='' node=''
-    [[ -z ${stuck:-} ]] && type -P python3 >/dev/null || return 1
+    type -P python3 >/dev/null || return 1
     read -r fault node < <(whose_fault) || return 1 # the doctor has not answered
     [[ $fault != program ]] || return 1
     explain_failure "$1"

@@ -161,7 +161,7 @@ def idle_ranks(nodes):
                 where = node.name if gpu is None else f"GPU {gpu} of {node.name}"
                 idle.append(f"{rank} ({where})")
     if idle and not busy and not any(use for node in nodes for use in node.gpu_use()):
-        return ["no rank computes: slurm/stacks.sh says at which line of code each rank is"]
+        return ["no rank computes: the job hangs, or all ranks wait for data"]
     if idle:
         return [f"idle: rank {shortened(idle)}"] if len(idle) == 1 else [f"idle: ranks {shortened(idle)}"]
     return idle_gpus(nodes)

@@ -93,7 +93,7 @@ def training_lines(nodes, facts, now, unusual):
         lines.append(f"{which}: {in_words(training, now)}")
         left = training.seconds_left(now)
         if training.is_late(now):
-            unusual.insert(0, f"no step for {duration(now - training.time)}: slurm/stacks.sh says where it is")
+            unusual.insert(0, f"no step for {duration(now - training.time)}")
         elif left and facts["end"] and now + left > facts["end"]:
             unusual.insert(
                 0, f"the walltime is over in {duration(facts['end'] - now)}, but the training needs {duration(left)}"

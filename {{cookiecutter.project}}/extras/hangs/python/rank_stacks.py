@@ -1,4 +1,4 @@
-"""A rank tells at which line it is, and goes on: launch/stacks/collect.sh asks with two signals, and reads the answers.
+"""A rank tells at which line it is, and goes on: extras/hangs/collect.sh asks with two signals, and reads the answers.
 
 On signal 60 Python's faulthandler writes the Python stacks of all threads, even while one sleeps or computes in C. On
 signal 61 a thread of this module writes the newest collectives, from torch's flight recorder (rank_collectives.py).

@@ -1,4 +1,4 @@
-"""Where is each rank of a job that hangs? slurm/stacks.sh on a real Slurm, and launch/stacks/ by itself.
+"""Where is each rank of a job that hangs? extras/hangs/stacks.sh on a real Slurm, and extras/hangs/ by itself.
 
 One job has a rank for each way to wait for ever (stuck.py).
 """
@@ -20,7 +20,7 @@ from two_nodes import ENVIRONMENT
 from waiting import PATIENCE, wait_for
 
 STUCK = Path(__file__).with_name("stuck.py")
-GROUP = TEMPLATE / "launch/stacks/group.py"
+GROUP = TEMPLATE / "extras/hangs/group.py"
 SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "4", "OMP_NUM_THREADS": "1"}
 # What is said of the eight ranks of stuck.py; (\d+) is the line of a function.
 SAID = r"""ranks 0,7 on 2 nodes: accept\(\), called from stuck.py:(\d+) in waits_for_the_others\(\)
@@ -47,7 +47,7 @@ LINES = [
 
 
 def stacks(cluster, project, job, cwd, check=True):
-    return cluster.run("bash", project / "slurm/stacks.sh", str(job), cwd=cwd, check=check)
+    return cluster.run("bash", project / "extras/hangs/stacks.sh", str(job), cwd=cwd, check=check)
 
 
 def assert_each_rank_is_found(cluster, project, folder, **environment):
@@ -92,7 +92,7 @@ def test_each_rank_is_found_in_apptainer(containers, sif, tmp_path, tmp_path_fac
 
 def test_wrong_use_is_refused(cluster, project, tmp_path):
     def refused(*words):
-        done = cluster.run("bash", project / "slurm/stacks.sh", *words, cwd=tmp_path, check=False)
+        done = cluster.run("bash", project / "extras/hangs/stacks.sh", *words, cwd=tmp_path, check=False)
         assert done.returncode == 2 and done.stdout == "", done.stdout
         return done.stderr
 
@@ -222,12 +222,12 @@ def test_wrong_settings_are_refused(cluster, project, tmp_path):
         assert done.returncode == 2 and f"{variable}='{value}': expected" in done.stderr, done.stderr
 
 
-# ---- launch/stacks/ by itself ----------------------------------------------------------------------------------------
+# ---- extras/hangs/ by itself ----------------------------------------------------------------------------------------
 
 
 def started(program, folder, stdin=None, **environment):
-    """A process that has read launch/stacks/sitecustomize.py; it has printed a line."""
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TEMPLATE / "launch/stacks/python"), **environment}
+    """A process that has read extras/hangs/sitecustomize.py; it has printed a line."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(TEMPLATE / "extras/hangs/python"), **environment}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"  # in the template's folder
     command, pipe = [sys.executable, "-uc", program], subprocess.PIPE
     process = subprocess.Popen(command, env=environment, cwd=folder, stdin=stdin, stdout=pipe)
@@ -236,7 +236,7 @@ def started(program, folder, stdin=None, **environment):
 
 
 def collect(*words, **environment):
-    command = ["bash", TEMPLATE / "launch/stacks/collect.sh", *words]
+    command = ["bash", TEMPLATE / "extras/hangs/collect.sh", *words]
     environment = {**os.environ, **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
@@ -279,7 +279,7 @@ def test_py_spy_sees_ranks_that_do_not_answer(tmp_path):
         "import os, signal, sys\nprint(1, flush=True)\nos.kill(os.getpid(), signal.SIGSTOP) if {} else os.read(0, 1)"
     )
     ranks = []
-    for rank, path in enumerate((str(TEMPLATE / "launch/stacks/python"), "")):
+    for rank, path in enumerate((str(TEMPLATE / "extras/hangs/python"), "")):
         (tmp_path / f"own{rank}.py").write_text(waits.format(rank == 0))
         program = f"import runpy; runpy.run_path({str(tmp_path / f'own{rank}.py')!r})"
         environment = {"RANK": str(rank), "WORLD_SIZE": "2", "RUN": str(tmp_path), "PYTHONPATH": path}
@@ -317,7 +317,7 @@ def test_a_rank_that_the_signal_would_end_is_not_asked(tmp_path):
 
 def test_the_sitecustomize_of_others_is_run_too(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.of_the_site = 'here'\n")
-    path = f"{TEMPLATE / 'launch/stacks/python'}:{tmp_path}"
+    path = f"{TEMPLATE / 'extras/hangs/python'}:{tmp_path}"
     command = [sys.executable, "-c", "print(of_the_site)"]
     for rank in ({"RANK": "0"}, {}):
         done = subprocess.run(

@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
 # Asks the ranks of a run on this node where they are, and prints their stacks.
 #
-#   launch/stacks/collect.sh                    all ranks on this machine, or in this Kubernetes pod
-#   launch/stacks/collect.sh VARIABLE=VALUE     those with this variable, as SLURM_JOB_ID=4711
+#   extras/hangs/collect.sh                    all ranks on this machine, or in this Kubernetes pod
+#   extras/hangs/collect.sh VARIABLE=VALUE     those with this variable, as SLURM_JOB_ID=4711
 #
 # For each process of a rank this prints a line of facts, then its stacks as Python's faulthandler
-# writes them, and its newest collectives (launch/stacks/python/). launch/stacks/group.py puts all
+# writes them, and its newest collectives (extras/hangs/python/). extras/hangs/group.py puts all
 # that into words. A line of facts:
 #   == rank=2 of=8 host=node3 pid=4242 parent=4200 state=S wchan=futex_wait_queue name=python3
 # A process that does not answer is stopped (state T), waits in the kernel (D), or was started
-# without launch/stacks/python/sitecustomize.py. If py-spy is on PATH, it may find its stacks.
+# without extras/hangs/python/sitecustomize.py. If py-spy is on PATH, it may find its stacks.
 # shellcheck disable=SC2154 # find_ranks sets rank_of, world_size_of and file_of
 set -uo pipefail
 unset RANK # if a rank calls this script: commands that start here would pass for ranks
 
-STACKS_SIGNAL=60 COLLECTIVES_SIGNAL=61 # as in launch/stacks/python/rank_stacks.py
+STACKS_SIGNAL=60 COLLECTIVES_SIGNAL=61 # as in extras/hangs/python/rank_stacks.py
 # shellcheck source=/dev/null
 source "$(dirname "${BASH_SOURCE[0]}")/find_ranks.sh" # adds find_ranks and status
 
 main() {
     [[ $# == 0 || ($# == 1 && $1 == ?*=*) ]] || {
-        echo "launch/stacks/collect.sh: '$*': expected VARIABLE=VALUE, as SLURM_JOB_ID=4711" >&2
+        echo "extras/hangs/collect.sh: '$*': expected VARIABLE=VALUE, as SLURM_JOB_ID=4711" >&2
         exit 2
     }
     find_ranks "$@"      # sets rank_of, world_size_of and file_of

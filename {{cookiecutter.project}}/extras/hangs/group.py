@@ -1,7 +1,8 @@
-"""Says in words where the ranks of a run are. It reads what launch/stacks/collect.sh prints on each node.
+"""Says in words where the ranks of a run are. It reads what extras/hangs/collect.sh prints on each node.
 
-    srun --ntasks-per-node=1 --label launch/stacks/collect.sh SLURM_JOB_ID=4711 | python3 launch/stacks/group.py
-    python3 launch/stacks/group.py logs/4711.0        what ranks have left there when they failed
+    srun --ntasks-per-node=1 --label extras/hangs/collect.sh SLURM_JOB_ID=4711 | python3 extras/hangs/group.py
+    python3 extras/hangs/group.py logs/4711.0         what ranks have left there when they failed
+    python3 extras/hangs/group.py --add logs/4711.0   the same, added to stacks.txt in that folder
 
 Ranks at the same place are one line, and the smallest groups of ranks come last: most ranks usually wait for a single
 one. Then come processes that ranks have started, and last a line for each group of ranks that waits in a collective,
@@ -28,7 +29,7 @@ FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 COLLECTIVE = re.compile(r"collective (\{.*\})$")
 # Files that are not the user's code.
 LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<(?!stdin)|/torchinductor_|/launch/(?:spawn\.py|stacks/)"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<(?!stdin)|/torchinductor_|/launch/spawn\.py|/extras/hangs/"
 )
 # Wrappers that stand in stacks between a call and the function that was called.
 WRAPPERS = {"wrapper", "inner", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl"}
@@ -39,17 +40,41 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last a
 
 def main():
     """Print the lines."""
-    arguments = [argument for argument in sys.argv[1:] if argument != "--stacks"]
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--stacks", "--add")]
     if arguments and not os.path.isdir(arguments[0]):
         sys.stderr.write(printable(f"'{arguments[0]}': expected the folder of a run, as logs/4711.0") + "\n")
         sys.exit(2)
+    if arguments and "--add" in sys.argv:
+        add_records(arguments[0])
+        sys.exit()
     answers = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     processes = read(left_by_ranks(arguments[0]) if arguments else answers)
     if not processes:
-        sys.exit("no rank was found: wait until the ranks have started, and start them with the scripts in launch/")
+        sys.exit("no rank was found: wait until the ranks have started, in a job of a project with extras/hangs")
     lines = describe(processes) + (whole_stacks(processes) if "--stacks" in sys.argv else [])
-    sys.stdout.buffer.write("".join(f"{printable(line)}\n" for line in lines).encode("utf-8", "replace"))
+    sys.stdout.buffer.write(as_bytes(lines))
     sys.exit(1 if any(not process.threads and process.state in ("R", "S") for process in processes) else 0)
+
+
+def add_records(run):
+    """Add what ranks have left in the folder of a run to its stacks.txt.
+
+    If the ranks were asked where they are, that is only what NCCL has recorded: their answers have all the rest.
+    """
+    path = os.path.join(run, "stacks.txt")
+    asked = b""
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            asked = file.read()
+    if asked.strip():
+        places, empty_line, stacks = asked.partition(b"\n\n")
+        ranks = {process.rank: process for process in read(left_by_ranks(run, "nccl"))}
+        added = as_bytes(who_waits(ranks))
+        text = places.rstrip(b"\n") + b"\n" + added + (empty_line + stacks)[1:]
+    else:
+        text = as_bytes(describe(read(left_by_ranks(run))))
+    with open(path, "wb") as file:
+        file.write(text)
 
 
 class Process:
@@ -137,15 +162,28 @@ def describe(processes):
         elif first is not process:
             others.append(process)
     lines = grouped(ranks.values(), "")
-    world_size = max(process.world_size for process in processes)
-    missing, live = set(range(world_size)) - set(ranks), any(process.state != "X" for process in processes)
+    missing = set(range(size_of_world(ranks))) - set(ranks)
     if missing:
-        lines.append(f"{named(missing)}: {'no process was found' if live else 'left no record'}")
-    lines += grouped(others, "other process of ")
+        lines.append(f"{named(missing)}: {'no process was found' if are_live(ranks) else 'left no record'}")
+    return lines + grouped(others, "other process of ") + who_waits(ranks)
+
+
+def who_waits(ranks):
+    """Return lines that say who keeps whom waiting. ranks: a process for each rank."""
     calls_of = {rank: process.collectives for rank, process in ranks.items()}
     told = {rank: process.told for rank, process in ranks.items()}
     hosts = {rank: process.host for rank, process in ranks.items()}
-    return lines + verdicts(calls_of, told, hosts, world_size, live)
+    return verdicts(calls_of, told, hosts, size_of_world(ranks), are_live(ranks))
+
+
+def size_of_world(ranks):
+    """Return the number of ranks that the run has, as they say; 0 if none says it."""
+    return max((process.world_size for process in ranks.values()), default=0)
+
+
+def are_live(ranks):
+    """Tell whether the ranks were asked while they ran, and have not left records."""
+    return any(process.state != "X" for process in ranks.values())
 
 
 def whole_stacks(processes):
@@ -202,6 +240,11 @@ def other_threads(members, ranks):
                 places.setdefault(in_words(thread), set()).add(process.rank)
     of = {words: "" if found == ranks else f" of rank {ranges(found)}" for words, found in places.items()}
     return [f"    another thread{of[words]}: {words}" for words in sorted(places)]
+
+
+def as_bytes(lines):
+    """Return lines as they are written: without control characters."""
+    return "".join(f"{printable(line)}\n" for line in lines).encode("utf-8", "replace")
 
 
 def printable(text):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# find_ranks finds the processes of a run's ranks on this node. launch/stacks/collect.sh reads this
+# find_ranks finds the processes of a run's ranks on this node. extras/hangs/collect.sh reads this
 # file.
 # shellcheck disable=SC2034 # collect.sh uses what it sets
 

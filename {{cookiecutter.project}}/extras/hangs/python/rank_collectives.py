@@ -1,4 +1,4 @@
-"""Prints what torch's flight recorder holds of a rank's collectives, as lines that launch/stacks/group.py reads.
+"""Prints what torch's flight recorder holds of a rank's collectives, as lines that extras/hangs/group.py reads.
 
 The recorder keeps of each collective its number, its kind and its tensors. Within a process group the collective of a
 number is the same on all ranks. So a rank that skipped one, or called another one, can be told from those that wait.
@@ -22,7 +22,7 @@ import time
 
 NEWEST, UNFINISHED = 8, 8  # of each group, print so many collectives: the newest, and the oldest that are not over
 MOST_RANKS = 40  # list the ranks of a group one by one up to so many: srun breaks lines after a thousand characters
-PATIENCE = 60  # seconds that a rank whose collective failed lives on, for slurm/lib.sh to ask all ranks
+PATIENCE = 60  # seconds that a rank whose collective failed lives on, for hooks.sh to ask all ranks
 END = "end of collectives of"  # the last line of an answer begins so, and names the backends
 # Words in the error of a rank that has waited for another one in vain, or has lost it …
 NO_PEER = ("Timed out", "timed out", "timeout", "Connection closed", "Connection reset", "Broken pipe")
@@ -158,13 +158,13 @@ def tell_of_failure():
         host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
         report = facts(os.environ["RANK"], os.environ.get("WORLD_SIZE", ""), host) + answer()
         write(file_of_run(f"collectives-rank-{os.environ['RANK']}"), report)
-        if "TIMEOUT_FILE" in os.environ:  # slurm/lib.sh waits for it, asks all ranks, and writes stacks.txt
+        if "TIMEOUT_FILE" in os.environ:  # hooks.sh asks all ranks then, and writes stacks.txt
             write(os.environ["TIMEOUT_FILE"], "")
             end = time.monotonic() + PATIENCE
             while not os.path.exists(file_of_run("stacks.txt")) and time.monotonic() < end:
                 time.sleep(0.2)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"launch/stacks: {error!r}\n")
+        sys.stderr.write(f"extras/hangs: {error!r}\n")
 
 
 def write(path, text):
@@ -178,7 +178,7 @@ def write(path, text):
 
 
 def facts(rank, world_size, host):
-    """Return a line as launch/stacks/collect.sh prints it, of a rank whose process is gone."""
+    """Return a line as extras/hangs/collect.sh prints it, of a rank whose process is gone."""
     return f"== rank={rank} of={world_size} host={host} pid=0 parent=0 state=X wchan=0 name=-"
 
 

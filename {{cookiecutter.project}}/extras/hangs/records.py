@@ -1,4 +1,4 @@
-"""Reads what ranks have left in the folder of a run when they failed, as lines like those of launch/stacks/collect.sh.
+"""Reads what ranks have left in the folder of a run when they failed, as lines like those of extras/hangs/collect.sh.
 
 collectives-rank-R: such lines, which the rank has written itself (python/rank_collectives.py).
 nccl-rank-R: what NCCL's flight recorder writes when a collective times out, a pickle.
@@ -16,10 +16,10 @@ import rank_collectives
 FILE = re.compile(r"(collectives|nccl)-rank-(\d+)$")
 
 
-def left_by_ranks(run):
-    """Return the lines of all ranks, those of a rank together."""
+def left_by_ranks(run, kind="*"):
+    """Return the lines of all ranks, those of a rank together. kind: of the files, as nccl; "*" for all."""
     lines_of = {}
-    for path in sorted(glob.glob(os.path.join(glob.escape(run), "*-rank-*"))):  # collectives come before nccl
+    for path in sorted(glob.glob(os.path.join(glob.escape(run), f"{kind}-rank-*"))):  # collectives come before nccl
         match = FILE.search(path)
         if match and os.path.isfile(path):
             rank = int(match.group(2))

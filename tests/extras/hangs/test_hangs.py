@@ -91,7 +91,7 @@ def has_line(pattern, text, line):
 
 def assert_found_while_it_hangs(cluster, project, job, folder, way):
     def said():
-        words = ["bash", project / "slurm/stacks.sh", str(job)]
+        words = ["bash", project / "extras/hangs/stacks.sh", str(job)]
         return cluster.run(*words, cwd=folder, check=False).stdout
 
     def is_named():

@@ -1,4 +1,4 @@
-"""Which rank do the others wait for? launch/stacks/group.py, on the collectives that ranks and torch tell of."""
+"""Which rank do the others wait for? extras/hangs/group.py, on the collectives that ranks and torch tell of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 
 from baking import TEMPLATE
 
-GROUP = TEMPLATE / "launch/stacks/group.py"
+GROUP = TEMPLATE / "extras/hangs/group.py"
 VERDICT = re.compile(r"^ranks? \S+( on .*)? ha(s|ve) |disagree|^all ranks")
 
 
@@ -126,7 +126,7 @@ def test_a_group_that_was_made_anew_counts_from_the_beginning():
     """The recorder still has the calls of the one before, whose numbers are higher."""
     program = f"""\
 import sys
-sys.path.insert(0, {str(TEMPLATE / "launch/stacks/python")!r})
+sys.path.insert(0, {str(TEMPLATE / "extras/hangs/python")!r})
 sys.dont_write_bytecode = True
 import json, rank_collectives
 entries = json.loads(sys.argv[1])
@@ -195,7 +195,7 @@ def variables_of(tmp_path, version, **environment):
     (tmp_path / "torch").mkdir(exist_ok=True)
     (tmp_path / "torch/__init__.py").write_text("")
     (tmp_path / "torch/version.py").write_text(f"from typing import Optional\n__version__ = '{version}'\n")
-    path = f"{TEMPLATE / 'launch/stacks/python'}:{tmp_path}"
+    path = f"{TEMPLATE / 'extras/hangs/python'}:{tmp_path}"
     environment = {
         "PYTHONPATH": path,
         "PYTHONDONTWRITEBYTECODE": "1",
