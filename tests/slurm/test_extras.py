@@ -424,12 +424,12 @@ def test_a_rank_sees_what_torchrun_typed_by_hand_gives_it(submit, project):
 SLEEPS = "import time; time.sleep(40)\n"
 
 
-def processes_with(variable):
-    """Return {process: its words} of those whose environment has this NAME=VALUE."""
+def processes_with(*variables):
+    """Return {process: its words} of those whose environment has each NAME=VALUE."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if variable in (folder / "environ").read_text(errors="replace").split("\0"):
+            if {*variables} <= {*(folder / "environ").read_text(errors="replace").split("\0")}:
                 found[int(folder.name)] = (folder / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
         except OSError:  # it has ended
             pass
@@ -444,14 +444,8 @@ def test_nothing_of_ours_waits_or_looks_while_the_ranks_sleep(cluster, project):
     typed = ["bash", project / "slurm/submit_multinode.sh", name]
     done = cluster.run(*typed, cwd=project, env=python_environment(NPROC_PER_NODE="2", TAG=str(project)))
     job = int(re.search(r"Submitted batch job (\d+)", done.stdout)[1])
-    found = {}
-
-    def ranks_sleep():
-        found.clear()
-        found.update(processes_with(tag))
-        return sum(words[-1:] == [name] and "torch.distributed.run" not in words for words in found.values()) == 4
-
-    wait_for(ranks_sleep, lambda: str(found))
+    wait_for(lambda: all(processes_with(tag, f"RANK={rank}") for rank in range(4)), "four ranks")
+    found = processes_with(tag)
     of_ours = [words for words in found.values() if any(word.startswith(str(project)) for word in words)]
     of_ours = [words for words in of_ours if not words[0].endswith(("srun", "python3", "python"))]
     scripts = {pid for pid, words in found.items() if any(word.endswith("/slurm_script") for word in words)}
