@@ -24,8 +24,7 @@ import threading
 from pathlib import Path
 
 try:
-    import rank_packages  # this and the next in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
-    import rank_stacks
+    import rank_stacks  # in launch/stacks/python/, which launch/torchrun.sh puts on PYTHONPATH
 except ModuleNotFoundError:
     sys.stderr.write("launch/spawn.py: call LAUNCHER=spawn bash launch/torchrun.sh program.py\n")
     sys.exit(2)
@@ -80,7 +79,6 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         Path("/proc/self/comm").write_text("rank " + os.environ["RANK"])  # ps and top show it
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
         rank_stacks.start()
-        rank_packages.start()
         # NumPy 1 loads numpy.random together with torch. Unseeded, all ranks of a node would draw the same numbers.
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()

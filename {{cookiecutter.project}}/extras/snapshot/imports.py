@@ -1,43 +1,69 @@
-"""Has Python import the sources of a snapshot in place of the originals, for SNAPSHOT=1.
+"""Prints the PYTHONPATH with which Python imports the sources of a snapshot in place of the originals.
 
-A program's own folder on sys.path is in the copy by itself. Others lead to the originals: those of PYTHONPATH, and
-those of packages that were installed with `pip install --editable`. sitecustomize.py calls use_copies() in each rank.
+    python extras/snapshot/imports.py COPY…
+
+COPY is a folder logs/snapshots/HASH. A program's own folder is in the copy by itself. Others lead to the originals:
+those of PYTHONPATH, and those of packages that were installed with `pip install --editable`. Such a package has a line
+in a .pth file, or a finder of setuptools. Python looks in PYTHONPATH before it comes to either of them.
+
+enter.sh starts this program with the Python of the ranks, which has read the .pth files by then.
 """
 
+import contextlib
 import os
 import sys
 
 
-def copies() -> list:
-    """Return (folder that was copied, its copy) for each of SNAPSHOTS, as launch/code/snapshot.py has printed them."""
-    found = []
-    for folder in filter(None, os.environ.get("SNAPSHOTS", "").split(":")):
-        original = os.path.realpath(os.path.join(folder, "original"))
-        found.append((original, os.path.join(os.path.realpath(folder), os.path.basename(original))))
+def main() -> None:
+    """Print the folders, with ":" between them."""
+    copies = [(os.path.realpath(os.path.join(copy, "original")), os.path.realpath(copy)) for copy in sys.argv[1:]]
+    if not copies or not os.environ.get("RUN_DIR"):
+        sys.stderr.write("extras/snapshot/imports.py: expected COPY…, and RUN_DIR; jobs call this program\n")
+        sys.exit(2)
+    given = os.environ.get("PYTHONPATH", "")
+    folders = [in_copy(folder, copies) or folder for folder in given.split(":")] if given else []
+    folders += filter(None, (in_copy(folder, copies) for folder in sys.path))
+    for package, path in mapped_packages().items():
+        copied = in_copy(path, copies)
+        if copied:
+            folders.append(folder_of(package, copied))
+    print(":".join(dict.fromkeys(folders)))
+
+
+def in_copy(path: str, copies: list) -> str:
+    """Return where the file or folder of a module is in the copies; '' if it is in none, or only linked from there."""
+    real = os.path.realpath(path) if path else ""
+    for original, copy in copies:
+        if (real + os.sep).startswith(original + os.sep):
+            copied = os.path.normpath(os.path.join(copy, os.path.basename(original), os.path.relpath(real, original)))
+            is_there = os.path.exists(copied) or os.path.exists(copied + ".py")  # a module's path has no suffix
+            if is_there and os.path.realpath(copied) == copied:
+                return copied
+    return ""
+
+
+def mapped_packages() -> dict:
+    """Return the packages that setuptools has installed as editable by a finder, with the path of each."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__editable__"):
+            found.update(getattr(module, "MAPPING", {}))
     return found
 
 
-def in_copy(path: str) -> str:
-    """Return where a path is in the copy; the path itself if no copy has it, or the copy only has a link there."""
-    real = os.path.realpath(path)
-    for original, copy in copies():
-        if not (real + os.sep).startswith(original + os.sep):
-            continue
-        copied = os.path.normpath(os.path.join(copy, os.path.relpath(real, original)))
-        if os.path.realpath(copied) == copied and os.path.exists(copied):
-            return copied
-    return path
+def folder_of(package: str, path: str) -> str:
+    """Return the folder in which Python finds a package, or a module, that lies at `path`."""
+    inside = os.sep + package.replace(".", os.sep)
+    if path.endswith(inside):
+        return path[: -len(inside)]
+    # package_dir of setuptools has given the folder another name: a link has the package's.
+    folder = os.path.join(os.environ["RUN_DIR"], "imports")
+    link = os.path.join(folder, *package.split("."))
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # another node, or rank, has made it
+        os.symlink(path, link)
+    return folder
 
 
-def use_copies() -> None:
-    """Replace folders of sys.path, and the folders to which editable installations lead, by those in the copies."""
-    sys.path[:] = [in_copy(folder) if os.path.isabs(folder) else folder for folder in sys.path]
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("__editable__"):  # as setuptools names its finder for such a package
-            continue
-        packages = getattr(module, "MAPPING", {})
-        for package, path in packages.items():
-            packages[package] = in_copy(path)
-        namespaces = getattr(module, "NAMESPACES", {})
-        for namespace, paths in namespaces.items():
-            namespaces[namespace] = [in_copy(path) for path in paths]
+if __name__ == "__main__":
+    main()
