@@ -20,10 +20,10 @@ if (($# < 2)) || [[ -z ${RUN_DIR:-} ]]; then
 fi
 shift
 
-# The first process that comes here makes the file. packages.py is no child of COMMAND, which could
-# wait for it.
+# The first process that can make the new file has the packages listed. packages.py is no child of
+# COMMAND, which could wait for it.
 file=$RUN_DIR/packages.txt
-if [[ ! -e $file ]] && (set -o noclobber && : >"$file") 2>/dev/null; then
+if [[ ! -e $file ]] && (set -o noclobber && : >"$file.new") 2>/dev/null; then
     ("$python" -B "$here/packages.py" "$file" </dev/null &>/dev/null &)
 fi
 if ((${#copies[@]})); then

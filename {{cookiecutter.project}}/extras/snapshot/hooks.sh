@@ -144,7 +144,7 @@ snapshot_find_copies() {
 snapshot_record() {
     local python copy options=(--parent=$$ --project="$snapshot_original")
     #? if kind == "slurm"
-    rm -rf "$RUN_DIR/packages.txt" "$RUN_DIR/imports" # of an earlier run in the same shell of salloc
+    rm -rf "$RUN_DIR"/{packages.txt,packages.txt.new,imports} # of an earlier run in the same shell of salloc
     python=$(type -P python3 || type -P "$PYTHON") || return 0
     options+=(--nodes="$(IFS=, && echo "${hosts[*]}")")
     #? if container
