@@ -495,7 +495,7 @@ def test_eight_at_once_share_one_copy(project):
 # ---- Python of login nodes -------------------------------------------------------------------------------------------
 
 # What came after Python 3.6, as far as one would write it here without a thought.
-NEWER = r"capture_output|text=|:=|removeprefix|removesuffix|missing_ok|is_relative_to|dirs_exist_ok|shlex\.join"
+NEWER = r"capture_output|\btext=|:=|removeprefix|removesuffix|missing_ok|is_relative_to|dirs_exist_ok|shlex\.join"
 NEWER += r"|functools\.cache\b|from __future__ import annotations|dataclass|\blist\[str|\bdict\[str|=\}|required=True"
 
 

@@ -37,7 +37,7 @@ def project(tmp_path):
 
 @pytest.fixture
 def record(project, tmp_path):
-    """Returns record(*arguments, of=project, **environment) -> run.json. A shell calls it, as the submit script does."""
+    """Returns record(*arguments, of=project, **environment) -> run.json. A shell calls it, like the submit script."""
     folder = project / "logs/7.0"
     folder.mkdir(parents=True)
 

@@ -219,7 +219,7 @@ def editable_environment(folder, *packages):
 
 
 def test_packages_that_were_installed_editable(jobs_of_drills, project):
-    """setuptools gives a package a finder, also if its folder has another name, and one in src/ a line in a .pth file."""
+    """setuptools gives one package a finder, as one whose folder has another name, and one in src/ a line in a file."""
     build = (
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n[project]\nversion = "1"\n'
     )
@@ -232,13 +232,8 @@ def test_packages_that_were_installed_editable(jobs_of_drills, project):
     write(odd, {"pyproject.toml": build + 'name = "odd"\n' + mapping, "python/__init__.py": "TEXT = 'first'\n"})
     site_packages = editable_environment(project / ".venv", flat, deep, odd)
     assert list(site_packages.glob("__editable___flat*_finder.py")), "this pip installs otherwise"
-    write(
-        project,
-        {
-            "jobs/prog.py": "import deep, flat.sub, odd\nprint('RESULT', flat.TEXT, deep.TEXT, odd.TEXT, flat.sub.__file__)\n"
-            + LONGER
-        },
-    )
+    text = "import deep, flat.sub, odd\nprint('RESULT', flat.TEXT, deep.TEXT, odd.TEXT, flat.sub.__file__)\n"
+    write(project, {"jobs/prog.py": text + LONGER})
     settings = {"RUNTIME": "venv", "PYTHON": "python"}
     number = jobs_of_drills.hold(project, "jobs/prog.py", **settings)
     edit(flat / "flat/__init__.py", deep / "src/deep/__init__.py", odd / "python/__init__.py")
@@ -385,7 +380,7 @@ def test_run_json_of_plain_sbatch(quick, project):
     said = repeat(quick, project, number)
     assert "how it was submitted is not known" in said.stdout
     assert re.search(
-        r"^[^#]*\bbash \S.*/slurm/submit_multinode\.sh'? --nodes=1 --partition=\S+ .*--time=00:07:00 -- prog\.py 'a b'$",
+        r"^[^#]*\bbash \S.*/submit_multinode\.sh'? --nodes=1 --partition=\S+ .*--time=00:07:00 -- prog\.py 'a b'$",
         said.stdout,
         re.M,
     )
@@ -494,7 +489,7 @@ def test_repeat_knows_no_such_job(quick, project, words):
         assert "python3 extras/snapshot/repeat.py 123" in done.stderr and done.stdout == "", "bash <(…) would run it"
 
 
-# ---- extras/snapshot/clean.sh --------------------------------------------------------------------------------------------------
+# ---- clean.sh ---------------------------------------------------------------------------------------------------------
 
 
 def clean(jobs, project, *words, check=True, **environment):
