@@ -489,7 +489,7 @@ def test_repeat_knows_no_such_job(quick, project, words):
         assert "python3 extras/snapshot/repeat.py 123" in done.stderr and done.stdout == "", "bash <(…) would run it"
 
 
-# ---- clean.sh ---------------------------------------------------------------------------------------------------------
+# ---- clean.sh --------------------------------------------------------------------------------------------------------
 
 
 def clean(jobs, project, *words, check=True, **environment):
