@@ -48,6 +48,8 @@ def needed(answers) -> dict[str, bool]:
         "extras/mpi/horovod.Dockerfile": builds_image and runtime not in IN_SRUN,
         "extras/scaling/published.csv": facts["all_reduce"] != [],
         "extras/scaling/slow_nodes.py": slurm or runai,
+        "extras/snapshot/clean.sh": slurm,
+        "extras/snapshot/repeat.py": slurm,
     }
 
 

@@ -48,6 +48,14 @@ WRONG = {
         ["--name", "a b", "1"],
     ],
     "extras/scaling/report.py": ["nosuch", "--nonsense", ""],
+    "extras/snapshot/repeat.py": [*NO_JOBS, "4711", [], ["4711", "4711"], ["--foreign"], ["--foreign", "4711"]],
+    "extras/snapshot/clean.sh": [*NO_WORDS, *NO_OPTIONS, ["--dry-run", ""], ["--dry-run", "x"]],
+    "extras/snapshot/enter.sh": [[], "x", "--", ["--", "ls"]],
+    "extras/snapshot/imports.py": [[], "x"],
+    "extras/snapshot/packages.py": [[], ["a", "b"]],
+    "extras/snapshot/record.py": [[], "--nonsense"],
+    "extras/snapshot/run_module.py": [[], "x"],
+    "extras/snapshot/snapshot.py": [[], "x", ["x", "y"], ["1", "a", "b", "c"], ["1", "nosuch"]],
     "extras/stage/clean.sh": [*NO_WORDS, ["--dry-run", "x"], ["--dry-run", "--dry-run"]],
     "extras/stage/enter.py": [[], "x", ["--use", "x"], ["--use", "x", "--"], ["--remove", "x", "a", "b", "c", "d"]],
     "extras/stage/pack.py": [[], "x", ["x", "--nonsense"]],
@@ -98,12 +106,15 @@ FEW = [
     ("extras/notebook/connect.py", "4711"),
     ("extras/scaling/scaling.sh", "0"),
 ]
+FEW += [("extras/snapshot/repeat.py", "4711"), ("extras/snapshot/clean.sh", "")]
 FEW += [("extras/stage/clean.sh", ""), ("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
 WITH_HELP = [
     "extras/hangs/stacks.sh",
     "extras/notebook/notebook.sh",
     "extras/scaling/scaling.sh",
     "extras/scaling/report.py",
+    "extras/snapshot/clean.sh",
+    "extras/snapshot/repeat.py",
     "extras/stage/clean.sh",
     "extras/trackers/sync_trackers.sh",
     "extras/watch/watch.sh",

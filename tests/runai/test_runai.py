@@ -593,40 +593,6 @@ def test_waiting_pods_end_by_themselves(site):
     succeeded(site.cluster.wait(site.name()))
 
 
-# ---- which code runs -------------------------------------------------------------------------------------------------
-
-TELLS_OF_COPY = (
-    "import helper, os, sys\nprint('RESULT', os.environ['RANK'], helper.TEXT, __file__, os.getcwd(), sys.argv[1:])\n"
-)
-
-
-def test_pods_run_a_copy_and_say_which_code_it_was(tmp_path, tmp_path_factory):
-    """The user submits where the volume is mounted, under the name that pods know. Edits come after the submission."""
-    mounted = tmp_path_factory.mktemp("mounted") / "scratch"
-    with Site(tmp_path) as site:
-        mounted.symlink_to(site.volume)
-        settings = site.project / "env.sh"
-        text = settings.read_text()
-        assert text.count("mlo-scratch:/mnt/mlo/scratch") == 1
-        settings.write_text(text.replace("mlo-scratch:/mnt/mlo/scratch", f"mlo-scratch:{mounted}"))
-        (site.project / "helper.py").write_text("TEXT = 'first'\n")
-        (site.project / "logs").mkdir()  # of the user, also where root runs the tests
-        site.program(TELLS_OF_COPY)
-        where = {"POD_PROJECT_DIR": f"{mounted}/demo"}
-        job = site.run(f"{mounted}/demo/program.py", "a b", SNAPSHOT="1", **where)
-        succeeded(job)
-        (copy,) = site.project.glob("logs/snapshots/*/demo")
-        inside = f"{mounted}/demo/{copy.relative_to(site.project)}"
-        found = re.findall(r"RESULT (.*)", job.output)
-        rest = f"first {inside}/program.py {mounted}/demo ['a b']"
-        assert sorted(found) == [f"0 {rest}", f"1 {rest}"], job.output
-        (logs,) = site.project.glob(f"logs/{site.name()}.*")
-        run = json.loads((logs / "run.json").read_text())
-        assert run["code"]["snapshots"] == [str(Path(inside).parent)] and run["project"] == f"{mounted}/demo"
-        assert run["program"] == [f"{inside}/program.py", "a b"]
-        assert run["image"]["name"] == IMAGE and len(run["nodes"]) == 2 and run["torch"]
-
-
 MOMENTS = ("check_settings", "job_start", "before_launch", "beside_launch", "after_launch", "job_end")
 SEEN = "import os, sys\nopen(f\"seen{os.environ['RANK']}\", 'w').write('|'.join([os.environ['SEEN'], *sys.argv[1:]]))\n"
 

@@ -521,58 +521,6 @@ def test_a_site_of_one_s_own(tmp_path):
     assert "root has no access to the volumes" in settings
 
 
-# ---- SNAPSHOT=1 ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def on_volume(tmp_path):
-    """A project on a volume that this machine and the pods know by one name."""
-    project = bake(tmp_path, site="runai", account="lab")
-    settings = (project / "env.sh").read_text()
-    assert settings.count("\nVOLUMES=()") == 1
-    (project / "env.sh").write_text(settings.replace("\nVOLUMES=()", f"\nVOLUMES=(data:{tmp_path})"))
-    return project
-
-
-@pytest.mark.parametrize("generation", ["v1", "v2"])
-def test_pods_run_the_copy(generation, on_volume, tmp_path):
-    """Its runai/pod.sh, and its program; a program elsewhere on the volume has a copy of its own."""
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work/own.py").write_text("print(1)\n")
-    own = {"POD_PROJECT_DIR": str(on_volume), "SNAPSHOT": "1"}
-    environment = {"v1": "environment", "v2": "environment-variable"}[generation]
-    for arguments, count in ((["check/hello.py", "--max", "3"], 1), ([str(tmp_path / "work/own.py"), "a"], 2), ([], 1)):
-        told = command(on_volume, generation, *arguments, **own)
-        (snapshots,) = [word[10:] for word in told["options"][environment] if word.startswith("SNAPSHOTS=")]
-        copies = [Path(name) for name in snapshots.split(":")]
-        assert len(copies) == count and {copy.parent for copy in copies} == {on_volume / "logs/snapshots"}
-        program = [str(copies[-1] / ("work/own.py" if count == 2 else "demo/check/hello.py"))] if arguments else []
-        words = [copies[0] / "demo/runai/pod.sh", *program]
-        assert told["words"][:1] == ["bash"] and told["words"][1 : 1 + len(words)] == [str(word) for word in words]
-        assert all(os.path.isfile(word) for word in words)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"SNAPSHOT": "2"}, "SNAPSHOT='2': expected 0 or 1"),
-        (
-            {"SNAPSHOT": "1", "POD_PROJECT_DIR": "VOLUME/elsewhere"},
-            "SNAPSHOT=1: this machine does not see POD_PROJECT_DIR='VOLUME/elsewhere', so it cannot make a copy there:"
-            " submit where the volume is mounted, or set SNAPSHOT=0",
-        ),
-    ],
-)
-def test_copies_that_pods_could_not_see_are_refused(settings, says, on_volume):
-    volume = str(on_volume.parent)
-    settings = {name: value.replace("VOLUME", volume) for name, value in settings.items()}
-    says = says.replace("VOLUME", volume)
-    own = {**ON_VOLUME, "POD_PROJECT_DIR": str(on_volume), "RUNAI_CLI": "v2", **settings}
-    done = script(on_volume, "--dry-run", "check/hello.py", **own)
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr == f"runai/submit_multinode.sh: {says}\n"
-    assert not list(on_volume.glob("logs/snapshots/*"))
-
-
 # ---- extras ----------------------------------------------------------------------------------------------------------
 
 

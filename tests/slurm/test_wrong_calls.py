@@ -23,10 +23,8 @@ from wrong_calls import (
 # A command, and words of which each alone is a wrong call; a list of words is one call.
 WRONG = {
     "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--json"], ["--json=x", "4711"]],
-    "slurm/repeat.py": [*NO_JOBS, "4711", [], ["4711", "4711"], ["--foreign"], ["--foreign", "4711"]],
     "slurm/interactive.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
     "slurm/build_venv.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
-    "slurm/clean.sh": [*NO_WORDS, *NO_OPTIONS, ["--dry-run", ""], ["--dry-run", "x"]],
     "slurm/bad_nodes.sh": [
         *NO_WORDS,
         *NO_OPTIONS,
@@ -60,9 +58,6 @@ WRONG = {
     "slurm/fault.py": [[]],
     "slurm/preflight_node.sh": [[], "x"],
     "slurm/signal_ranks.sh": [[], "4711"],
-    "launch/code/snapshot.py": [[], ["a", "b", "c"], "nosuch"],
-    "launch/code/run_module.py": [[], "x"],
-    "launch/code/record.py": [[], "--nonsense"],
     "launch/spawn.py": [[], "x.py"],
     # Programs.
     "check/hello.py": [[]],
@@ -77,8 +72,7 @@ WRONG = {
 WITH_HELP = [name for name in WRONG if name.count("/") == 1 and name not in ("launch/rank.sh", "check/hello.py")]
 CALLED_BY_FILES = ("launch/spawn.py", "slurm/fault.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
 WITH_HELP = [name for name in WITH_HELP if name not in CALLED_BY_FILES]
-FEW = [("slurm/repeat.py", "4711")]
-FEW += [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x"), ("slurm/clean.sh", ""), ("slurm/bad_nodes.sh", "")]
+FEW = [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x"), ("slurm/bad_nodes.sh", "")]
 FEW += [("launch/torchrun.sh", "nosuch.py")]
 
 

@@ -8,10 +8,6 @@
 #                                      program=$(find_program "$@") || exit
 #   starts_its_own_ranks FILE          whether the program calls torch.multiprocessing.spawn itself
 #   has_own_endpoint FILE              whether the program chooses where its ranks meet
-#   take_snapshot                      copies the sources of project and program, for SNAPSHOT=1
-#   runs_from_snapshot                 whether PROJECT_DIR is such a copy
-#   edited_project                     prints the project's folder of which PROJECT_DIR is a copy
-#   await_record                       waits a moment for run.json
 #   make_logs_folder                   makes logs/, which git does not list
 #   print_usage FILE                   prints the comment at the top of a script
 #   refuse_windows_line_ends FILE      refuses a file that was saved on Windows
@@ -256,62 +252,6 @@ has_own_endpoint() {
     calls=$(grep -cE '^[^#]*init_process_group\(' "$file")
     addresses=$(grep -cE "^[^#]*init_method *= *[fr]?[\"']tcp://" "$file")
     ((calls > 0 && calls == addresses))
-}
-
-# Copies the sources of the project, and those of the program. Sets the variable copy: the project's
-# folder in the copy. words, the program and its arguments as they were typed, then name the program in the
-# copy. Exports SNAPSHOTS, the folders of the copies with ":" between them. Argument: the program as
-# find_program has printed it; none for the programs that a script runs by itself.
-take_snapshot() {
-    local output program=${1:-}
-    type -P python3 >/dev/null ||
-        die "SNAPSHOT=1 copies the sources with python3, which was not found on this machine:" \
-            "load a module that has it, or set SNAPSHOT=0"
-    make_logs_folder ||
-        die "cannot write to $PROJECT_DIR/logs, where the copies of sources go:" \
-            "copy the project to a folder that is yours"
-    [[ $program != -m ]] || program=$PWD # Python looks for a module in this folder
-    output=$(python3 -B "$PROJECT_DIR/launch/code/snapshot.py" "$PROJECT_DIR" \
-        ${program:+"$program"}) || exit
-    { read -r copy && read -r program && read -r SNAPSHOTS; } <<<"$output"
-    export SNAPSHOTS
-    if [[ ${1:-} == -m ]]; then
-        words=("$copy/launch/code/run_module.py" "$program" "${words[@]:1}")
-    elif [[ -n $program ]]; then
-        words=("$program" "${words[@]:1}")
-    fi
-}
-
-# Whether PROJECT_DIR is a copy that SNAPSHOTS names. SNAPSHOTS may also be that of another job, in
-# whose shell this script was called.
-runs_from_snapshot() {
-    local snapshot=${SNAPSHOTS:-}
-    snapshot=${snapshot%%:*}
-    [[ -d $snapshot && $(cd -P "$PROJECT_DIR" && pwd)/ == "$(cd -P "$snapshot" && pwd)"/* ]]
-}
-
-# Prints the project's folder that the user edits: PROJECT_DIR, or that of which it is a copy.
-edited_project() {
-    local snapshot inside
-    if ! runs_from_snapshot; then
-        echo "$PROJECT_DIR"
-        return
-    fi
-    snapshot=$(cd -P "${SNAPSHOTS%%:*}" && pwd)
-    inside=$(cd -P "$PROJECT_DIR" && pwd)
-    inside=${inside#"$snapshot"/}/ # NAME/, or NAME/folder/ in a larger repository
-    (cd -P "$snapshot/original/${inside#*/}" && pwd)
-}
-
-# Waits until run.json has the packages, for two seconds at most: a short program may end before
-# they are listed. recorder is the process of launch/code/record.py; empty if there is none.
-await_record() {
-    local try
-    [[ -n ${recorder:-} && -e $RUN_DIR/packages.txt ]] || return 0
-    for ((try = 0; try < 20; try++)); do
-        kill -0 "$recorder" 2>/dev/null || return 0
-        sleep 0.1
-    done
 }
 
 # Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project

@@ -151,7 +151,6 @@ count_threads_without_enroot() {
 #? endif
 # Activates VENV, which may be a conda environment, too.
 activate_venv() {
-    [[ ! -L $VENV ]] || VENV=$(realpath "$VENV") # with SNAPSHOT=1 .venv is a link
     #? if slurm and not venv
     [[ -d $VENV/bin ]] ||
         missing "no virtual environment at $VENV; set VENV, or another RUNTIME" || return

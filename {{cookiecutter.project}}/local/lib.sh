@@ -10,7 +10,6 @@ source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Unsets variables of the calling shell, which the launcher would take for this run's.
 unset_stale_variables() {
-    runs_from_snapshot || unset SNAPSHOTS
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     unset "${!PET_@}" "${!PMI@}" "${!SLURM_@}"
 }
@@ -20,7 +19,6 @@ unset_stale_variables() {
 # Refuses settings that cannot work.
 check_settings() {
     [[ $NNODES =~ ^[1-9][0-9]*$ ]] || die "NNODES='$NNODES': expected a whole number of at least 1"
-    [[ $SNAPSHOT == [01] ]] || die "SNAPSHOT='$SNAPSHOT': expected 1 or 0"
     [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
         die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
     check_rank_prefix
@@ -67,16 +65,6 @@ use_loopback() {
     export NODE_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 }
 
-# Copies the sources, and becomes the copy of local/submit.sh. Arguments: the program as it was typed,
-# and its arguments. ranks_asked_for is the NPROC_PER_NODE that was set before the command.
-# shellcheck disable=SC2154 # local/submit.sh sets ranks_asked_for
-start_from_snapshot() {
-    local copy
-    words=("$@")
-    take_snapshot ${1+"$program"}
-    NPROC_PER_NODE=$ranks_asked_for exec bash "$copy/local/submit.sh" "${words[@]}"
-}
-
 # Makes the folder of logs. Exports RUN_DIR, where the launcher puts what each rank prints.
 make_run_folder() {
     make_logs_folder ||
@@ -84,17 +72,6 @@ make_run_folder() {
             "copy the project to a folder that is yours"
     RUN_DIR="$(realpath "$PROJECT_DIR/logs")/$(date +%Y%m%d-%H%M%S).$$"
     export RUN_DIR
-}
-
-# Has launch/code/record.py write run.json into the folder of logs. The ranks do not wait for it.
-# Arguments: the program as it was typed, and its arguments.
-record_run() {
-    local interpreter
-    interpreter=$(type -P python3 || type -P "$PYTHON")
-    env PROJECT_DIR="$(edited_project)" "$interpreter" -B "$PROJECT_DIR/launch/code/record.py" \
-        --parent=$$ --nodes="$(uname -n)" -- "$@" </dev/null &
-    recorder=$!
-    disown "$recorder" # or launch would wait for it
 }
 
 # ---- launch -------------------------------------------------------------------------------------
@@ -125,7 +102,6 @@ launch() {
     wait
     end_beside
     trap - INT TERM
-    await_record
     hear_after_launch
     return "$code"
 }

@@ -51,11 +51,7 @@ if has_own_endpoint "$program"; then
     die "$program gives init_process_group an address of its own, tcp://…, at which no rank listens" \
         "under torchrun: leave init_method out"
 fi
-if [[ $SNAPSHOT == 1 ]] && ! runs_from_snapshot; then
-    start_from_snapshot "$@" # copies the sources, and runs this script's copy
-fi
 make_run_folder # logs/TIME.PROCESS
-record_run "$@" # logs/TIME.PROCESS/run.json: code, software
 
 launch "$program" "${@:2}" || code=$?
 #? if cookiecutter.examples == "yes"

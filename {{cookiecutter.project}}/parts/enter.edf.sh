@@ -15,7 +15,8 @@ enter_container() {
                 "its name" || return
     done
     export IMAGE PWD PROGRAM_DIR="${!#}" # [env] of the EDF may name these too
-    edf=$(PROJECT_DIR=$1 fill_edf "$template") || return # with SNAPSHOT=1 the copy lies in there, too
+    # The project's folder, or the one of an extra, in which the project lies.
+    edf=$(PROJECT_DIR=$1 fill_edf "$template") || return
     # Named after its content: jobs with other folders have another, and an attempt after a requeue
     # finds its own.
     file=$PROJECT_DIR/logs/container-$(cksum <<<"$edf" | cut -d ' ' -f 1).toml

@@ -18,9 +18,6 @@ export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 # A command that stands before the torchrun of each "node": RANK_PREFIX=(numactl --interleave=all), or
 # for a profile RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
 RANK_PREFIX=()
-# 1: a run uses a copy of the sources as they are when it starts, so that you can edit them meanwhile
-# (local/docs/which-code-runs.md). 0: a run uses the files themselves.
-SNAPSHOT="${SNAPSHOT:-0}"
 
 # ---- Python -------------------------------------------------------------------------------------
 # Where Python and torch come from:

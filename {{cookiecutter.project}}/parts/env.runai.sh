@@ -30,10 +30,6 @@ PREEMPTIBLE="${PREEMPTIBLE:-}"
 # waits 200 seconds for the first pod, as it does while that pod's node still pulls the image.
 RETRIES="${RETRIES:-1}"
 
-# 1: a job runs a copy of the sources as they are when you submit it; 0: the files as they are when
-# its pods start (runai/docs/which-code-runs.md).
-SNAPSHOT="${SNAPSHOT:-0}"
-
 # Container image of the pods.
 IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 # 1: the image's entry point runs runai/pod.sh; 0: runai/pod.sh replaces the entry point.

@@ -6,7 +6,7 @@
 # The settings of this project: software, launcher, network. Edit two places, this file and the
 # #SBATCH lines of slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
 # The scripts of slurm/ read this file when you submit a job and when it starts. A job that waits
-# sees your edits, unless it was submitted with SNAPSHOT=1.
+# sees your edits, unless an extra has copied this file.
 #
 # To change a setting for one job: NAME=value bash slurm/submit_multinode.sh … This does not work
 # for the lists in parentheses. Keys do not belong here: wandb login and hf auth login keep them in
@@ -91,9 +91,6 @@ export TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-{{ site.torchrun | map(attribute="op
 RANK_PREFIX=()
 # 1: check every node before launch (a second or less); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
-# 1: a job runs a copy of the sources as they are when you submit it; 0: the files as they are when
-# it starts (slurm/docs/which-code-runs.md).
-SNAPSHOT="${SNAPSHOT:-0}"
 # How often the submit script requeues a job whose program saved because the walltime was nearly
 # over. 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"

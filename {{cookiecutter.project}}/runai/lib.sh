@@ -57,7 +57,7 @@ check_settings() {
         [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] ||
             die "$name='${!name}': expected a whole number of at least 0"
     done
-    for name in RDMA REQUIRE_RDMA LARGE_SHM HOST_IPC KEEP_ENTRYPOINT CHECK_VOLUMES SNAPSHOT; do
+    for name in RDMA REQUIRE_RDMA LARGE_SHM HOST_IPC KEEP_ENTRYPOINT CHECK_VOLUMES; do
         [[ ${!name} == [01] ]] || die "$name='${!name}': expected 0 or 1"
     done
     [[ $PREEMPTIBLE =~ ^[01]?$ ]] || die "PREEMPTIBLE='$PREEMPTIBLE': expected 0 or 1, or nothing"
@@ -246,32 +246,6 @@ refuse_program_with_own_ranks() {
     ! has_own_endpoint "$1" ||
         die "$1 gives init_process_group an address of its own, tcp://…, at which no rank listens" \
             "under torchrun: leave init_method out"
-}
-
-# Copies the sources, for SNAPSHOT=1. Sets pod_scripts to the folder whose runai/pod.sh the pods run:
-# the project's copy, or POD_PROJECT_DIR without one. program then names the program in the copy.
-# Arguments: the program as you named it, and its arguments.
-choose_sources_of_pods() {
-    local PROJECT_DIR=$PROJECT_DIR copy words=("$@")
-    pod_scripts=$POD_PROJECT_DIR
-    [[ $SNAPSHOT == 1 ]] || return 0
-    [[ $POD_PROJECT_DIR -ef $PROJECT_DIR ]] ||
-        die "SNAPSHOT=1: this machine does not see POD_PROJECT_DIR='$POD_PROJECT_DIR', so it cannot" \
-            "make a copy there: submit where the volume is mounted, or set SNAPSHOT=0"
-    PROJECT_DIR=$POD_PROJECT_DIR # the name that pods know
-    if (($# == 0)); then
-        take_snapshot
-    elif [[ $1 == -m ]]; then
-        take_snapshot -m
-    elif [[ -e ${program[0]} ]]; then
-        take_snapshot "${program[0]}"
-    else
-        die "SNAPSHOT=1: this machine does not see '$1', so it cannot copy it: submit where its" \
-            "volume is mounted, or set SNAPSHOT=0"
-    fi
-    program=("${words[@]}")
-    pod_scripts=$copy
-    pod_variables+=("SNAPSHOTS=$SNAPSHOTS")
 }
 
 # ---- build the command for runai ----------------------------------------------------------------

@@ -32,10 +32,10 @@ hand_on_signals # SIGTERM, which Kubernetes sends to this script alone, reaches 
 
 read_extras_of_pod    # extras/*/: call_extras calls their functions
 decode_arguments "$@" # sets arguments
-call_extras job_start # may change arguments
+cd "$PROJECT_DIR" || exit
+call_extras job_start # may change arguments, and the working directory
 
 rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
-cd "$(edited_project)" || exit # with SNAPSHOT=1 PROJECT_DIR is a copy
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"
 refuse_misplaced_settings # of extras
@@ -48,11 +48,9 @@ call_extras check_settings
 find_program "${arguments[@]}" >/dev/null || exit # refuses what is no program of Python
 describe_pod
 require_torch
-record_run # logs/JOB.UUID/run.json: code, software, nodes
 set_up_rdma "$rdma_required" # refuses a pod without RDMA if the job has asked for it
 
 launch "${arguments[@]}" || code=$?
-await_record
 call_extras job_end
 ((code == 0)) ||
     echo "runai/pod.sh in $HOSTNAME: ended with exit code $code; all that was printed: $log"

@@ -45,9 +45,8 @@ start_log() {
     local job=${RUNAI_JOB_NAME:-${JOB_NAME:-run}}
     local uuid=${RUNAI_JOB_UUID:-${JOB_UUID:-$(date +%Y%m%d)}}
     pod=${PET_NODE_RANK:-${RANK:-0}}
-    RUN_DIR="$(edited_project)/logs/$job.$uuid"
-    export RUN_DIR
-    { make_logs_folder && mkdir -p "$RUN_DIR"; } ||
+    export RUN_DIR="$PROJECT_DIR/logs/$job.$uuid"
+    { make_logs_folder && mkdir -p "$RUN_DIR" && RUN_DIR=$(realpath "$RUN_DIR"); } ||
         die "cannot write below $PROJECT_DIR as user $(id -u), group $(id -g):" \
             "set RUN_AS_UID and RUN_AS_GID in env.sh to the owner of the volume"
     log=$RUN_DIR/pod$pod.log
@@ -105,9 +104,8 @@ decode_arguments() {
     done
 }
 
-# Prints where the program runs, and adds it to RUN_DIR/nodes, for run.json.
+# Prints where the program runs.
 describe_pod() {
-    echo "$HOSTNAME on ${NODE_NAME:-a node}" >>"$RUN_DIR/nodes"
     say "pod $pod: $HOSTNAME on ${NODE_NAME:-a node}, user $(id -u)," \
         "${RUNAI_NUM_OF_GPUS:-?} GPU(s), job ${RUN_DIR##*/}"
 }
@@ -118,16 +116,6 @@ require_torch() {
         'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
         die "$PYTHON does not start here, or has no torch; set another IMAGE," \
             "or RUNTIME=venv with a VENV on the volume (env.sh)"
-}
-
-# Has launch/code/record.py write run.json into the folder of logs, in the first pod. The ranks do not
-# wait for it.
-record_run() {
-    ((pod == 0)) || return 0
-    env PROJECT_DIR="$(edited_project)" "$PYTHON" -B "$PROJECT_DIR/launch/code/record.py" \
-        --parent=$$ --image="$IMAGE" --nodes-file="$RUN_DIR/nodes" -- "${arguments[@]}" </dev/null &
-    recorder=$!
-    disown "$recorder"
 }
 
 # Prints the RDMA devices, and sets NCCL_IB_GID_INDEX if NCCL needs it. Argument: 1 refuses a pod

@@ -17,7 +17,7 @@
 # folder. Settings: env.sh. It works with both generations of the client, v1 (submit-dist) and v2
 # (training pytorch submit), and with the bash of macOS (3.2).
 
-# shellcheck disable=SC2154 # functions set program and pod_scripts
+# shellcheck disable=SC2154 # functions set program
 unset CDPATH # with it, cd could go to another folder and print it
 # Not realpath: pods may know the volume by the name that is used here.
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -45,12 +45,11 @@ choose_user               # RUN_AS_UID, RUN_AS_GID
 find_client               # RUNAI_CLI: v1 or v2
 check_volumes             # asks the cluster for VOLUMES
 find_program_in_pods "$@" # program: its path in the pods, and its arguments
-choose_sources_of_pods "$@" # with SNAPSHOT=1 a copy
-call_extras before_submit # may change program, pod_variables, RUNAI_OPTIONS
+job_script=$POD_PROJECT_DIR/runai/pod.sh # each pod runs it, and it starts the program
+call_extras before_submit # may change program, pod_variables, RUNAI_OPTIONS, job_script
 
-# Each pod runs runai/pod.sh, which starts the program.
 name=$(job_name "$JOB_PREFIX")
-build_command "$name" bash "$pod_scripts/runai/pod.sh" "${program[@]}"
+build_command "$name" bash "$job_script" "${program[@]}"
 print_command
 [[ -z $dry_run ]] || exit 0
 submit

@@ -100,7 +100,6 @@ unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     unset "${!PET_@}" "${!PMI_@}"
     [[ -z ${SLURM_JOB_ID:-} ]] || unset_options_of_srun # sbatch reads some, on a login node
-    runs_from_snapshot || unset SNAPSHOTS
     unset_variables_of_another_job
 }
 
@@ -182,10 +181,8 @@ set_up_run() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
     #? if container
-    local folders
-    mapfile -t folders < <(edited_project && folders_of_snapshots)
     # shellcheck disable=SC2154 # launch/extras.sh sets container_folders
-    set_up_software "${folders[@]}" "${container_folders[@]}" "$PWD" \
+    set_up_software "${container_folders[@]}" "$PROJECT_DIR" "$PWD" \
         "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
     #? else
     set_up_software || exit
@@ -193,19 +190,6 @@ set_up_run() {
     check_settings
 }
 
-#? if container
-# Prints the folders that a job with SNAPSHOT=1 needs beside the project: the copies, and the folders
-# to which their links lead.
-folders_of_snapshots() {
-    local folder folders
-    runs_from_snapshot || return 0
-    IFS=: read -r -a folders <<<"$SNAPSHOTS"
-    for folder in "${folders[@]}"; do
-        realpath "$folder" "$folder/original"
-    done
-}
-
-#? endif
 # Refuses settings that cannot work. Sets wrapper, the script that srun starts on the nodes and that
 # becomes torchrun or a rank, and tasks, how often it starts on each node: 1, or the word "ranks" for
 # once per rank, as their number is not known yet. The word "own" stands for a launcher of an extra,
@@ -242,11 +226,6 @@ check_settings() {
         die "MAX_RESTARTS='$MAX_RESTARTS': expected a whole number; 0: ranks are not started again"
     [[ $BAD_NODE_DAYS =~ ^(0|[1-9][0-9]*)$ ]] ||
         die "BAD_NODE_DAYS='$BAD_NODE_DAYS': expected whole days; 0: bad nodes are not avoided"
-    [[ $SNAPSHOT == [01] ]] || die "SNAPSHOT='$SNAPSHOT': expected 1 or 0"
-    if [[ $SNAPSHOT == 1 && -n ${SLURM_JOB_ID:-} ]] && ! runs_from_snapshot; then
-        echo "SNAPSHOT=1 has no effect here: bash slurm/submit_multinode.sh copies the sources, before" \
-            "it submits a job. This one runs the files as they are"
-    fi
     check_rank_prefix
     call_extras check_settings
     refuse_program_with_own_ranks
@@ -390,23 +369,9 @@ setting_of_env() {
     (source "$PROJECT_DIR/env.sh" >/dev/null && echo "${!1}")
 }
 
-# Prints words so that a shell, or Python's shlex, reads them as they are.
-quoted() {
-    local quote=\' word
-    for word in "$@"; do
-        printf "'%s' " "${word//$quote/$quote\\$quote$quote}"
-    done
-}
-
-# Submits a script and ends this one with sbatch's exit code. With SNAPSHOT=1 it submits the copy of
-# the script. Exports SUBMITTED, the command, for run.json.
+# Submits a script and ends this one with sbatch's exit code.
 submit() {
-    local code=0 setting job_script=$1 words_of_sbatch copy
-    words=("${typed[@]}") # an extra may have changed typed
-    if [[ $(setting_of_env SNAPSHOT) == 1 ]]; then
-        take_snapshot ${words[0]+"$program"}
-        job_script=$copy/slurm/submit_multinode.sh
-    fi
+    local code=0 setting
     for setting in SPARES MIN_NODES BAD_NODE_DAYS; do # the job keeps them if env.sh changes
         export "$setting=$(setting_of_env "$setting")"
     done
@@ -416,10 +381,7 @@ submit() {
     #? if node.segment
     match_segment
     #? endif
-    words_of_sbatch=(sbatch --export=ALL "${sbatch_options[@]}" "$job_script" "${words[@]}")
-    SUBMITTED=$(quoted "${words_of_sbatch[@]}")
-    export SUBMITTED
-    "${words_of_sbatch[@]}" || code=$?
+    sbatch --export=ALL "${sbatch_options[@]}" "$1" "${typed[@]}" || code=$? # extras may change typed
     ((code == 0)) || explain_refusal "$1" >&2
     exit $code
 }
@@ -535,27 +497,6 @@ count_attempts() {
         [[ ! $number =~ ^[0-9]+$ ]] || ((number < count)) || count=$((number + 1))
     done
     echo "$count"
-}
-
-# Has launch/code/record.py write run.json into the folder of logs: code, software, nodes. The ranks do
-# not wait for it.
-record_run() {
-    local interpreter options
-    interpreter=$(type -P python3 || type -P "$PYTHON") || return 0
-    options=(--parent=$$ --nodes="$(with_commas "${hosts[@]}")" --script="$0")
-    #? if container
-    [[ $RUNTIME != "{{ runtime }}" ]] || options+=(--image="$IMAGE")
-    #? if runtime == "podman-hpc"
-    options+=(--digest-command="podman-hpc images --quiet --no-trunc $IMAGE")
-    #? elif runtime == "shifter"
-    options+=(--digest-command="shifterimg lookup docker:$IMAGE")
-    #? endif
-    #? endif
-    env PROJECT_DIR="$(edited_project)" ${counted_ranks:+-u NPROC_PER_NODE} \
-        "$interpreter" -B "$PROJECT_DIR/launch/code/record.py" "${options[@]}" -- ${words[0]+"${words[0]}"} "${arguments[@]}" \
-        </dev/null &
-    recorder=$!
-    disown "$recorder" # or bash would tell of its end
 }
 
 # ---- rendezvous endpoint -------------------------------------------------------------------------
@@ -801,18 +742,16 @@ name_hosts() {
 }
 
 # Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
-# 1. Refuses a step with fewer GPUs than the job has. Sets counted_ranks if the user has set no number.
+# 1. Refuses a step with fewer GPUs than the job has.
 set_ranks_per_node() {
     if [[ -z ${NPROC_PER_NODE:-} && -n $gpus ]]; then
         NPROC_PER_NODE=$(gpus_of_a_step) || exit
-        counted_ranks=1
         [[ $gpus == unknown ]] || ((NPROC_PER_NODE >= gpus)) ||
             die "each node of this job has $gpus GPU(s), and srun gives a step $NPROC_PER_NODE:" \
                 "ask for them with --gpus-per-node=$gpus, or name the number of ranks," \
                 "NPROC_PER_NODE=$((NPROC_PER_NODE ? NPROC_PER_NODE : 1))"
     fi
     if [[ ${NPROC_PER_NODE:-0} == 0 ]]; then
-        counted_ranks=1
         NPROC_PER_NODE=${CPU_RANKS_PER_NODE:-1}
     fi
     export NPROC_PER_NODE

@@ -368,7 +368,6 @@ begin_next_attempt() {
     RESTART_COUNT=$((RESTART_COUNT + 1))
     choose_nodes
     make_run_folder "$RESTART_COUNT"
-    record_run
     build_step
     [[ -z $cancelled ]] || exit 143 # while the nodes were checked
     [[ $warning != passed-on ]] || touch "$STOP_FILE"

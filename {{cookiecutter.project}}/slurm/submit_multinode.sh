@@ -124,7 +124,6 @@ look_at_allocation       # nodes, cores, GPUs
 make_run_folder          # logs/JOBID.ATTEMPT
 arrange_stop_request     # so that the program saves before the time limit
 choose_nodes             # those without a fault, and without the spares; MASTER_ADDR, MASTER_PORT
-record_run               # logs/JOBID.ATTEMPT/run.json: code, software, nodes
 build_step               # the srun command that starts the launcher, or the ranks, on these nodes
 stand_by                 # with SPARES or MIN_NODES: another node takes over if this one dies
 #? if software == "container"
@@ -143,7 +142,6 @@ if [[ ${#words[@]} == 0 && $code == 0 && -z $outcome ]]; then # no program: chec
     run "$PROJECT_DIR/training/train_ddp.py"
 fi
 #? endif
-await_record
 call_extras job_end
 requeue_or_explain "$code"
 exit "$code"

@@ -95,8 +95,6 @@ def test_a_job_for_each_line(cluster, project, tmp_path, sweep):
     assert rows == [["line", "state"], ["2", "COMPLETED"], ["4", "FAILED"]], said
     assert "\n1 COMPLETED, 1 FAILED\n" in said
     assert re.search(rf"^line 4: got \['3', .* \(python3 slurm/doctor\.py {number}_4\)$", said, re.MULTILINE), said
-    run = json.loads(next(project.glob("logs/*/run.json")).read_text())
-    assert run["array_task"] in ("2", "4") and "%a" not in run["program"]
 
 
 @pytest.mark.drill
@@ -167,15 +165,6 @@ def test_a_requeued_job_keeps_its_line(cluster, project, tmp_path, sweep):
     cluster.run("scontrol", "requeue", f"{number}_1")
     wait_for(lambda: outputs(tmp_path) == ["got ['0', '6000', 'a']"] * 2)
     assert "RUNNING" in table(cluster, project, number)
-
-
-def test_the_command_that_repeats_one_job(cluster, project, tmp_path, sweep):
-    number = sweep("0 0 'a b' %a\n", *OPTIONS, "--", "prog.py")
-    ended(cluster, project, number)
-    runs = {path.parent.name: json.loads(path.read_text()) for path in project.glob("logs/*.0/run.json")}
-    (folder,) = [name for name, run in runs.items() if run["folder"] == str(tmp_path)]
-    said = cluster.run("python3", project / "slurm/repeat.py", project / "logs" / folder).stdout
-    assert said.endswith(" prog.py 0 0 'a b' 1\n") and "--array" not in said, said
 
 
 @pytest.mark.parametrize(

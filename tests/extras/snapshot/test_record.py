@@ -1,25 +1,23 @@
-"""launch/code/record.py by itself: what run.json and changes.diff say. git_state.py, which asks git, changes nothing.
+"""record.py by itself: what run.json and changes.diff say. git_state.py, which asks git, changes nothing.
 
-tests/slurm/test_snapshot.py has the run.json of jobs.
+test_snapshot.py has the run.json of jobs.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from baking import TEMPLATE, account, bake
+from baking import TEMPLATE
 from sources import apply_changes, commit, git, repository, write
-from waiting import PATIENCE, wait_for
+from waiting import PATIENCE
 
-CODE = {f"launch/code/{name}.py": (TEMPLATE / f"launch/code/{name}.py").read_text() for name in ("record", "git_state")}
+FOLDER = "extras/snapshot"
+CODE = {f"{FOLDER}/{name}.py": (TEMPLATE / FOLDER / f"{name}.py").read_text() for name in ("record", "git_state")}
 SETTINGS = """\
 export PYTHON="${PYTHON:-python3}"
 LAUNCHER="${LAUNCHER:-torchrun}"
@@ -29,7 +27,6 @@ BINDS=()
 export PATH="/opt/mine:$PATH"
 echo "env.sh says something"
 """
-PACKAGES = "# Python 3.11.7, /usr/bin/python3\nNumPy==2.0\ntorch==2.13.0+cpu  # https://example.org\n"
 
 
 @pytest.fixture
@@ -40,14 +37,15 @@ def project(tmp_path):
 
 @pytest.fixture
 def record(project, tmp_path):
-    """Returns record(*arguments, **environment) -> run.json. Packages are there already, or it would wait for them."""
+    """Returns record(*arguments, of=project, **environment) -> run.json. A shell calls it, like the submit script."""
     folder = project / "logs/7.0"
-    write(folder, {"packages.txt": PACKAGES})
+    folder.mkdir(parents=True)
 
-    def call(*arguments, **environment):
+    def call(*arguments, of=project, **environment):
         clean = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
-        clean |= {"PROJECT_DIR": str(project), "RUN_DIR": str(folder), **environment}
-        command = [sys.executable, "-B", project / "launch/code/record.py", *map(str, arguments)]
+        clean |= {"RUN_DIR": str(folder), **environment}
+        words = [sys.executable, "-B", project / "extras/snapshot/record.py", "--project", of, *arguments]
+        command = ["bash", "-c", 'export LAUNCHER=later && "$@" && :', "bash", *map(str, words)]
         done = subprocess.run(
             command, env=clean, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
@@ -64,8 +62,6 @@ def test_what_a_run_was(record, project, tmp_path):
     assert run["program"] == ["train.py", "--lr", "1e-3", "a b", "-m"]
     assert (run["nodes"], run["modules"], run["environment"]) == (["a", "b"], ["x/1", "y"], {"NCCL_DEBUG": "INFO"})
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", run["started"])
-    assert (run["python"], run["torch"]) == ("Python 3.11.7, /usr/bin/python3", "2.13.0+cpu")
-    assert run["packages"] == PACKAGES.splitlines()[1:]
     assert run["versions"]["kernel"] == os.uname().release
     assert run["image"] is None and "allocation" not in run
 
@@ -74,40 +70,35 @@ def test_no_program(record):
     assert record("--")["program"] == []
 
 
-def test_settings_and_those_of_this_run_alone(record):
-    """The settings that a user can give before a command; not PATH, which env.sh only extends."""
-    run = record("--", LAUNCHER="srun", TORCHRUN_OPTIONS="--a 'b c'\n\"d\"", UNKNOWN="x")
-    assert run["changed_settings"] == {"LAUNCHER": "srun", "TORCHRUN_OPTIONS": "--a 'b c'\n\"d\""}
-    settings = {name: run["settings"][name] for name in ("PYTHON", "LAUNCHER", "TORCHRUN_OPTIONS", "MODULES", "BINDS")}
-    words = {"TORCHRUN_OPTIONS": "--a 'b c'\n\"d\"", "MODULES": ["a", "b c"], "BINDS": []}
-    assert settings == {"PYTHON": "python3", "LAUNCHER": "srun", **words}
-    assert record("--", LAUNCHER="torchrun")["changed_settings"] == {}
+def test_the_settings_of_this_run_alone(record, project):
+    """What the submit script was given, of env.sh and of extras; not PATH, nor what it has set itself since."""
+    write(project, {"extras/watch/settings.sh": 'MEASURE_EVERY="${MEASURE_EVERY:-30}"\n'})
+    given = {"TORCHRUN_OPTIONS": "--a 'b c'\n\"d\"", "MEASURE_EVERY": "5", "NPROC_PER_NODE": "2"}
+    assert record("--", UNKNOWN="x", **given)["changed_settings"] == given
+    assert record("--", LAUNCHER="srun")["changed_settings"] == {"LAUNCHER": "srun"}
 
 
 KEYS = {
     "HF_TOKEN": "hf_1234",
     "TORCHRUN_OPTIONS": "--proxy=http://me:hidden1@proxy:80",
     "NCCL_API_KEY": "hidden2",
-    "OTHER": "hidden3",
 }
 
 
 def test_no_key_gets_into_the_record(record, project, tmp_path):
-    """Of env.sh only the project's settings count, whatever a user has added; and words may have keys, too."""
+    """Neither from variables that a user has added to env.sh, as far as names tell, nor from words."""
     own = "".join(f'export {name}="${{{name}:-}}"\n' for name in KEYS)
     write(project, {"env.sh": SETTINGS + own})
     words = ["p.py", "--hub-token", "hidden4", "--api_key=hidden5,hidden5", "hub.token=hidden6", "ftp://u:hidden7@h/x"]
     kept = ["--max-tokens", "512", "--tokenizer=gpt2", "--token", "--lr=1"]
-    submitted = " ".join(["sbatch", "--export=ALL,HF_TOKEN=hidden9,A=1", *words, *kept])
-    write(tmp_path, {"job.sh": "#SBATCH --comment=http://u:hidden8@h --export=ALL,A_KEY=hidden10\n"})
-    run = record(f"--script={tmp_path}/job.sh", "--", *words, *kept, SLURM_JOB_ID="1", SUBMITTED=submitted, **KEYS)
+    submitted = " ".join(["bash", "job.sh", "--export=ALL,HF_TOKEN=hidden8,A=1", "--", *words, *kept])
+    run = record("--", *words, *kept, SLURM_JOB_ID="1", SNAPSHOT_SUBMITTED=submitted, **KEYS)
     written = (project / "logs/7.0/run.json").read_text()
     assert "hidden" not in written and "hf_1234" not in written
-    assert {"HF_TOKEN", "OTHER"}.isdisjoint(run["settings"])
     assert run["changed_settings"] == {"TORCHRUN_OPTIONS": "--proxy=http://***@proxy:80"}
     masked = ["p.py", "--hub-token", "***", "--api_key=***", "hub.token=***", "ftp://***@h/x", *kept]
     assert run["program"] == masked
-    assert run["submitted"] == ["sbatch", "--export=ALL,HF_TOKEN=***,A=1", *masked]
+    assert run["submitted"] == ["bash", "job.sh", "--export=ALL,HF_TOKEN=***,A=1", "--", *masked]
     assert run["environment"] == {"NCCL_API_KEY": "***"}
 
 
@@ -143,57 +134,29 @@ def test_nobody_else_reads_the_record(record, project):
         assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
-@pytest.mark.parametrize(
-    ("site", "runtime"), [("lumi", "apptainer"), ("mn5", "venv"), ("trillium", ""), ("rcp", ""), ("local", "")]
-)
-def test_the_settings_of_env_sh_are_recorded(tmp_path, site, runtime):
-    answers = {"runtime": runtime} if runtime else {}
-    project = bake(tmp_path, site=site, account=account(site), **answers)
-    assigned = re.findall(r'^(?:export )?"?([A-Z][A-Z0-9_]*)=', (project / "env.sh").read_text(), re.MULTILINE)
-    record = runpy.run_path(str(project / "launch/code/record.py"))
-    assert assigned and not [
-        name for name in assigned if name not in record["SETTINGS"] and not name.startswith(record["TAKEN"])
-    ]
-
-
-def test_the_allocation_and_the_header_of_slurm(record, tmp_path):
-    write(tmp_path, {"job.sh": "#!/bin/bash\n#SBATCH --nodes=2  # two\n#SBATCH -p 'a b'\n##SBATCH --no\nls\n"})
+def test_what_slurm_gave(record):
     slurm = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_PARTITION": "main", "RESTART_COUNT": "3"}
-    slurm |= {"SUBMITTED": "'sbatch' '--nodes=2' 'job.sh' 'a b' 'it'\\''s'"}
-    run = record(f"--script={tmp_path}/job.sh", "--", "a b", "it's", SLURM_ARRAY_TASK_ID="4", **slurm)
+    slurm |= {"SNAPSHOT_SUBMITTED": "'bash' 'job.sh' '--nodes=2' '--' 'a b' 'it'\\''s'"}
+    run = record("--", "a b", "it's", SLURM_ARRAY_TASK_ID="4", **slurm)
     assert (run["job"], run["attempt"], run["array_task"]) == ("12", 3, "4")
     assert run["allocation"] == {"nodes": "2", "partition": "main"}
-    assert run["header"] == ["--nodes=2", "-p", "a b"]
-    assert run["submitted"] == ["sbatch", "--nodes=2", "job.sh", "a b", "it's"]
+    assert run["submitted"] == ["bash", "job.sh", "--nodes=2", "--", "a b", "it's"]
     assert record("--", "another.py", **slurm)["submitted"] is None, "these words are of the job that submitted it"
 
 
-def test_what_is_asked_of_programs_of_slurm(record, tmp_path):
-    """The version of sinfo, and of sacct the words where only sbatch was called."""
-    tools = {"sinfo": "echo slurm 25.11.2", "sacct": "[[ $* == *--jobs=12* ]] && echo 'sbatch -N2 job.sh prog.py'"}
-    write(tmp_path / "bin", {name: f"#!/bin/bash\n{text}\n" for name, text in tools.items()})
-    for name in tools:
-        (tmp_path / "bin" / name).chmod(0o755)
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    run = record("--", "prog.py", PATH=path, SLURM_JOB_ID="12")
-    assert run["versions"]["slurm"] == "25.11.2"
-    assert run["submitted"] == ["sbatch", "-N2", "job.sh", "prog.py"]
+def test_the_versions_of_the_scheduler(record, tmp_path):
+    (write(tmp_path / "bin", {"sinfo": "#!/bin/bash\necho slurm 25.11.2\n"}) / "sinfo").chmod(0o755)
+    assert record("--", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")["versions"]["slurm"] == "25.11.2"
 
 
-def test_the_nodes_of_pods(record, project):
-    write(project / "logs/7.0", {"nodes": "b on n2\na on n1\nb on n2\n"})
-    assert record(f"--nodes-file={project}/logs/7.0/nodes", "--")["nodes"] == ["a on n1", "b on n2"]
-
-
-def test_an_image_s_checksum_is_computed_once(record, project, tmp_path):
+def test_an_image_that_is_a_file(record, tmp_path):
+    """Its size and time tell it from another one of the same name."""
     image = write(tmp_path, {"image.sif": "first"}) / "image.sif"
-    checksum = hashlib.sha256(b"first").hexdigest()
-    assert record(f"--image={image}", "--")["image"] == {"name": str(image), "sha256": checksum}
-    known = project / "logs/image-checksums"
-    known.write_text(known.read_text().replace(checksum, "known"))
-    assert record(f"--image={image}", "--")["image"]["sha256"] == "known"
-    image.write_text("another")
-    assert record(f"--image={image}", "--")["image"]["sha256"] == hashlib.sha256(b"another").hexdigest()
+    os.utime(image, (10**9, 10**9))
+    (tmp_path / "link.sif").symlink_to(image)
+    found = record(f"--image={tmp_path}/link.sif", "--")["image"]
+    assert found.pop("changed").startswith("2001-09-0")
+    assert found == {"name": f"{tmp_path}/link.sif", "file": str(image), "bytes": 5}
 
 
 def test_an_image_of_a_registry(record):
@@ -213,7 +176,7 @@ def test_all_is_committed(record, project):
     code = record("--")["code"]
     head = git(project, "rev-parse", "HEAD").strip()
     state = {"repository": str(project), "commit": head, "branch": "main", "clean": True, "untracked": []}
-    assert code == {"git": {**state, "left_out": [], "changed_submodules": []}, "snapshots": []}
+    assert code["git"] == {**state, "left_out": [], "changed_submodules": []} and code["snapshots"] == []
     assert not (project / "logs/7.0/changes.diff").exists()
 
 
@@ -349,7 +312,7 @@ def test_a_worktree(record, project, tmp_path):
     """Its .git is a file, and the index lies elsewhere."""
     git(project, "worktree", "add", "--quiet", tmp_path / "tree")
     write(tmp_path / "tree", {"new.py": "new", "train.py": "edited"})
-    code = record("--", PROJECT_DIR=str(tmp_path / "tree"))["code"]["git"]
+    code = record("--", of=tmp_path / "tree")["code"]["git"]
     assert code["repository"] == str(tmp_path / "tree") and code["branch"] == "tree"
     again = apply_changes(project, code["commit"], project / "logs/7.0/changes.diff", tmp_path / "again")
     assert (again / "new.py").read_text() == "new" and (again / "train.py").read_text() == "edited"
@@ -357,7 +320,7 @@ def test_a_worktree(record, project, tmp_path):
 
 def test_no_git(record, project, tmp_path):
     bare = write(tmp_path / "bare", {"env.sh": SETTINGS})
-    assert record("--", PROJECT_DIR=str(bare))["code"] == {"git": None, "snapshots": []}
+    assert record("--", of=bare)["code"] == {"git": None, "snapshots": [], "originals": []}
 
 
 def test_git_s_refusal_is_no_reason_to_end_a_run(record):
@@ -370,61 +333,19 @@ def test_code_of_copies(record, project, tmp_path):
     write(tmp_path / "copy", {"git.json": '{"commit": "abc", "branch": "main"}', "changes.diff": "+then"})
     write(project, {"train.py": "now"})
     copies = [f"{tmp_path}/copy", f"{tmp_path}/other"]
-    code = record("--", SNAPSHOTS=":".join(copies))["code"]
-    assert code == {"git": {"commit": "abc", "branch": "main"}, "snapshots": copies}
+    (tmp_path / "copy/original").symlink_to(project)
+    code = record(*(f"--copy={copy}" for copy in copies), "--")["code"]
+    assert code["git"] == {"commit": "abc", "branch": "main"} and code["snapshots"] == copies
+    assert code["originals"][0] == str(project)
     assert (project / "logs/7.0/changes.diff").read_text() == "+then"
 
 
 # ---- its end ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_ends_if_the_script_had_ended_before(project):
-    """A job that is refused at once is over before this Python has started."""
-    folder = project / "logs/8.0"
-    folder.mkdir(parents=True)
-    environment = {"PATH": os.environ["PATH"], "PROJECT_DIR": str(project), "RUN_DIR": str(folder)}
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    command = [sys.executable, "-B", project / "launch/code/record.py", f"--parent={ended.pid}", "--", "train.py"]
-    assert subprocess.run(command, env=environment, timeout=PATIENCE, check=False).returncode == 0
-    assert json.loads((folder / "run.json").read_text())["packages"] is None
-
-
-def test_it_ends_with_the_script_that_called_it(project):
-    """Without packages, as of a program that is not Python's, it would wait; run.json has all else."""
-    folder = project / "logs/8.0"
-    folder.mkdir(parents=True)
-    environment = {"PATH": os.environ["PATH"], "PROJECT_DIR": str(project), "RUN_DIR": str(folder)}
-    script = f'"{sys.executable}" -B "$1" -- train.py >/dev/null 2>&1 & echo $!; read -r'
-    process = subprocess.Popen(
-        ["bash", "-c", script, "bash", project / "launch/code/record.py"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    recorder = Path("/proc", process.stdout.readline().strip())
-
-    def code():
-        with open(folder / "run.json") as file:
-            return json.load(file)["code"]
-
-    wait_for(lambda: (folder / "run.json").exists() and code(), "run.json with the commit")
-    assert "zombie" not in (recorder / "status").read_text()
-    process.communicate("go on\n")
-    wait_for(lambda: not recorder.exists() or "zombie" in (recorder / "status").read_text(), "the end of record.py")
-    assert json.loads((folder / "run.json").read_text())["packages"] is None
-
-
 def test_an_error_is_told_and_the_run_goes_on(project, tmp_path):
-    environment = {"PATH": os.environ["PATH"], "PROJECT_DIR": str(project), "RUN_DIR": str(tmp_path / "gone")}
-    done = subprocess.run(
-        [sys.executable, "-B", project / "launch/code/record.py", "--"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0 and done.stderr.startswith(
-        "launch/code/record.py: run.json is not complete: FileNotFound"
-    )
+    environment = {"PATH": os.environ["PATH"], "RUN_DIR": str(tmp_path / "gone")}
+    command = [sys.executable, "-B", project / "extras/snapshot/record.py", "--project", project, "--"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    said = "extras/snapshot/record.py: run.json is not complete: FileNotFound"
+    assert done.returncode == 0 and done.stderr.startswith(said)

@@ -1,6 +1,6 @@
 """Copies the sources of a program as they are now, for SNAPSHOT=1, and prints where the copies are.
 
-    python3 launch/code/snapshot.py PROJECT [PROGRAM | FOLDER]
+    python3 extras/snapshot/snapshot.py LIMIT PROJECT [PROGRAM | FOLDER]
 
 It copies PROJECT's git repository. If PROGRAM (with `python -m`, the FOLDER of the module) lies outside of it, it
 copies that repository too. Of a repository it copies the files that git tracks, as they are on disk, and new files that
@@ -15,8 +15,8 @@ Beside the copy stand
     git.json       commit, branch, and whether all was committed
     changes.diff   what was not committed
 
-Prints three lines: PROJECT's copy; PROGRAM's or FOLDER's; the folders logs/snapshots/HASH, with ":" between them.
-Exit code 2, with a message, if the sources cannot be copied whole. SNAPSHOT_LIMIT_MB: how much it copies (100).
+Prints two lines: PROJECT's copy, and PROGRAM's or FOLDER's. LIMIT is how much it copies [MB]. Exit code 2, with a
+message, if the sources cannot be copied whole.
 It runs on login nodes: Python 3.6, standard library only.
 """
 
@@ -31,15 +31,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
-from git_state import (
-    LARGEST_NEW_FILE,
-    GitError,
-    git,
-    names,
-    private,
-    repository_of,
-    state_of,
-)
+from git_state import LARGEST_NEW_FILE, GitError, git, names, private, repository_of, state_of
 
 # Without git: what counts as a source. Files without a suffix count if they can be executed.
 SOURCES = {
@@ -64,16 +56,16 @@ class Refusal(Exception):
 
 def main():
     """Copy, and print where the copies are."""
-    if len(sys.argv) not in (2, 3):
-        sys.exit(refuse("the submit script calls launch/code/snapshot.py: set SNAPSHOT=1, and call that"))
-    project = os.path.realpath(sys.argv[1])
+    if len(sys.argv) not in (3, 4) or not sys.argv[1].isdigit():
+        sys.exit(refuse("the submit script calls extras/snapshot/snapshot.py: set SNAPSHOT=1, and call that"))
+    limit = int(sys.argv[1]) * 10**6  # bytes
+    project = os.path.realpath(sys.argv[2])
     # Not the real path: pods may know the volume by the name that is used here.
-    snapshots = os.path.join(os.path.abspath(sys.argv[1]), "logs", "snapshots")
-    program = os.path.abspath(sys.argv[2]) if len(sys.argv) > 2 else ""
+    snapshots = os.path.join(os.path.abspath(sys.argv[2]), "logs", "snapshots")
+    program = os.path.abspath(sys.argv[3]) if len(sys.argv) > 3 else ""
     try:
-        limit = limit_in_bytes()
         if ":" in snapshots or "\n" in snapshots:
-            raise Refusal(f"the folder {snapshots!r}: ':' separates the folders of SNAPSHOTS, and a line ends a name")
+            raise Refusal(f"the folder {snapshots!r}: ':' separates the folders of PYTHONPATH, and a line ends a name")
         root = root_of(project)
         copies = [(root, take(root, snapshots, limit))]
         for name in ("env.sh", "launch/program.sh"):
@@ -90,21 +82,12 @@ def main():
         sys.exit(refuse(error))
     print(path_in_copy(project, *copies[0]))
     print(frozen_program)
-    print(":".join(folder for _, folder in copies))
 
 
 def refuse(error):
     """Print why the sources are not copied; return the exit code."""
     print(f"SNAPSHOT=1: {error}", file=sys.stderr)
     return 2
-
-
-def limit_in_bytes():
-    """Return SNAPSHOT_LIMIT_MB in bytes."""
-    text = os.environ.get("SNAPSHOT_LIMIT_MB") or "100"
-    if not text.isdigit() or text == "0":
-        raise Refusal(f"SNAPSHOT_LIMIT_MB='{text}': expected a whole number of MB, as in 100")
-    return int(text) * 10**6
 
 
 def root_of(folder):
@@ -241,7 +224,7 @@ def take(root, snapshots, limit):
         is_new = rename(unfinished, finished)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    os.utime(finished)  # slurm/clean.sh leaves copies alone that were asked for within the last month
+    os.utime(finished)  # clean.sh leaves copies alone that were asked for within the last month
     kind = f"copied {len(sources)} files, {size / 1e6:.1f} MB" if is_new else "the copy is there already"
     print(f"SNAPSHOT=1: {finished} of {root}: {kind}", file=sys.stderr)
     return finished

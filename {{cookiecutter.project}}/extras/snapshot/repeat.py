@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Prints the command that repeats a job, and how to get the code that it ran.
 
-  python3 slurm/repeat.py 123          the newest attempt of a job
-  python3 slurm/repeat.py logs/123.0   one attempt
-  python3 slurm/repeat.py --foreign logs/123.0
-                                       one of another user, who has made its run.json readable: read the
-                                       command before you run it
+  python3 extras/snapshot/repeat.py 123          the newest attempt of a job
+  python3 extras/snapshot/repeat.py logs/123.0   one attempt
+  python3 extras/snapshot/repeat.py --foreign logs/123.0
+                                                 one of another user, who has made its run.json readable: read the
+                                                 command before you run it
 
-The job wrote run.json into the folder of the attempt when it started (launch/code/record.py), and this script reads it.
-The first lines of what it prints begin with # and say which code, software and nodes the job had. The last line is the
-command: bash <(python3 slurm/repeat.py 123) submits the job once more.
+The job wrote run.json into the folder of the attempt when it started (record.py), and this script reads it. The first
+lines of what it prints begin with # and say which code, software and nodes the job had. The last line is the command:
+bash <(python3 extras/snapshot/repeat.py 123) submits the job once more.
 It runs on login nodes: Python 3.6, standard library only.
 
 Exit code 2: there is no run.json, it is another user's, or the arguments are wrong.
@@ -20,12 +20,18 @@ import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 
-# Variables that one may set beside the settings of env.sh, and that change what a job does.
-VARIABLES = ("NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU")
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
+
+from git_state import GitError, state_of  # noqa: E402
+
+MODULE = "/extras/snapshot/run_module.py"
 MASK = "***"  # in place of what looked like a key
-PROJECT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last are bytes that are no UTF-8
 
 
@@ -45,14 +51,17 @@ def main():
             if not is_foreign:
                 refuse_foreign(file)
             run = json.load(file)
+        words = submitted(run)
         lines = ["# " + printable(line) for line in describe(run, folder)]
-        submit = " ".join([*settings(run), *map(quoted, command(run))])
+        if not words:
+            lines.append("# how it was submitted is not known: the command asks for what Slurm gave it")
+        submit = " ".join([*settings(run), *map(quoted, words or from_allocation(run))])
         lines.append("cd -- {} && {}".format(quoted(run["folder"]), submit))
         if MASK in submit:
             die(f"run.json has no keys, and *** in their place. Type the command with them: {lines[-1]}")
         text = "".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape")
     except (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-        die(f"{folder}/run.json cannot be read ({error!r}): launch/code/record.py has not written it, or is at work")
+        die(f"{folder}/run.json cannot be read ({error!r}): record.py has not written it, or is at work")
     sys.stdout.buffer.write(text)
 
 
@@ -65,7 +74,7 @@ def refuse_foreign(file):
 
 def die(message):
     """End with a message, and nothing in stdout that bash <(…) would run."""
-    sys.stderr.write(f"slurm/repeat.py: {printable(message)}\n")
+    sys.stderr.write(f"extras/snapshot/repeat.py: {printable(message)}\n")
     sys.exit(2)
 
 
@@ -102,15 +111,24 @@ def describe(run, folder):
     nodes = ",".join(run["nodes"])
     yield f"job {run['job']}, attempt {run['attempt']}, {run['started']}, on {len(run['nodes'])} node(s): {nodes}"
     versions = [f"{name} {version}" for name, version in sorted(run["versions"].items())]
-    yield ", ".join([f"torch {run['torch']}", str(run["python"]), *versions])
+    yield ", ".join([*python_of(folder), *versions])
     yield from describe_code(run, folder)
-    if not run["submitted"]:
-        yield "how it was submitted is not known: the command asks for the nodes, queue, account and time that it had"
+
+
+def python_of(folder):
+    """Return which Python and torch packages.txt names; nothing if a short job has not written it."""
+    path = os.path.join(folder, "packages.txt")
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = file.read().splitlines()
+    python = [line[2:] for line in lines if line.startswith("# Python")]
+    return python + [line.split()[0].replace("==", " ") for line in lines if line.lower().startswith("torch==")]
 
 
 def describe_code(run, folder):
     """Yield lines about the code of a job: which it was, and how to get it if it is no longer there."""
-    code = run["code"] or {"git": None, "snapshots": []}
+    code = run["code"] or {"git": None, "snapshots": []}  # None: the job ended before it was known
     git, changes = code["git"], os.path.join(os.path.realpath(folder), "changes.diff")
     is_committed = bool(git and git.get("commit"))
     removed = [copy for copy in code["snapshots"] if not os.path.isdir(copy)]
@@ -148,13 +166,9 @@ def worktree(git, tree, changes):
 
 def is_unchanged(run, git, changes):
     """Return whether the project's sources are now what they were when the job started."""
-    sys.dont_write_bytecode = True
-    sys.path.insert(0, os.path.join(PROJECT, "launch", "code"))
-    import git_state  # asks git; the job called the same
-
     try:
-        now, diff = git_state.state_of(run["project"])
-    except (git_state.GitError, OSError):
+        now, diff = state_of(run["project"])
+    except (GitError, OSError):
         return False
     before = b""
     if os.path.exists(changes):
@@ -165,54 +179,59 @@ def is_unchanged(run, git, changes):
     return now["commit"] == git.get("commit") and diff == before
 
 
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
 def settings(run):
-    """Return NAME=VALUE for the settings of env.sh that were changed for this job, and for its copies of sources."""
-    changed = dict(run["changed_settings"])
-    copies = copies_of(run)
-    if copies:
-        changed["SNAPSHOTS"] = ":".join(copies)
-    for name in VARIABLES:
-        if name in run["environment"]:
-            changed.setdefault(name, run["environment"][name])
+    """Return NAME=VALUE for the settings that were given to this job."""
+    changed = run["changed_settings"]
     odd = [name for name in changed if not re.fullmatch("[A-Z_][A-Z0-9_]*", name)]
     if odd:
         raise ValueError(f"{odd[0]!r} is no setting")
-    # A list, as of modules, cannot stand before a command.
-    return [f"{name}={quoted(value)}" for name, value in changed.items() if isinstance(value, str)]
+    return [f"{name}={quoted(value)}" for name, value in changed.items()]
 
 
-def copies_of(run):
-    """Return the folders of the copies of sources that a job ran (SNAPSHOT=1); [] if one was removed."""
-    copies = run["code"]["snapshots"] if run["code"] else []
-    return copies if all(map(os.path.isdir, copies)) else []
+def submitted(run):
+    """Return the words of the command that submitted a job; None if they are not known."""
+    words = run["submitted"] or words_of_sbatch(run)
+    if words and os.path.basename(words[0]) not in ("bash", "sbatch"):
+        raise ValueError(f"{words[0]!r} is neither bash nor sbatch")
+    return words and without_removed_copies(words, run)
 
 
-def command(run):
-    """Return the words of the sbatch command. A copy that was removed is replaced by the folder that was copied."""
-    words = run["submitted"]
-    if not words:
-        options = [f"--{name}={value}" for name, value in run["allocation"].items()]
-        script = os.path.join(scripts_of(run), "slurm", "submit_multinode.sh")
-        words = ["sbatch", *options, script, *run["program"]]
-    if os.path.basename(words[0]) != "sbatch":
-        raise ValueError(f"{words[0]!r} is not sbatch")
-    words = ["sbatch", *words[1:]]
-    snapshots = run["code"]["snapshots"] if run["code"] else []
-    if snapshots and not copies_of(run) and run["code"]["git"]:
-        original = run["code"]["git"]["repository"]
-        copy = os.path.join(snapshots[0], os.path.basename(original))
-        words = [original + word[len(copy) :] if word.startswith(copy + "/") else word for word in words]
+def words_of_sbatch(run):
+    """Return the words of an sbatch command that Slurm's accounting has, if there is one."""
+    line = b""
+    if shutil.which("sacct"):
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=SubmitLine", "--jobs=" + run["job"]]
+        line = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
+    try:
+        words = shlex.split(os.fsdecode(line).partition("\n")[0])
+    except ValueError:  # a quote that is not closed
+        return None
+    is_whole = words[len(words) - len(run["program"]) :] == run["program"]  # the accounting keeps no quotes
+    return words if words and is_whole and os.path.basename(words[0]) == "sbatch" else None
+
+
+def from_allocation(run):
+    """Return the words of a command that asks for what Slurm gave to a job."""
+    options = [f"--{name}={value}" for name, value in run["allocation"].items()]
+    script = os.path.join(run["project"], "slurm", "submit_multinode.sh")
+    return without_removed_copies(["bash", script, *options, "--", *run["program"]], run)
+
+
+def without_removed_copies(words, run):
+    """Return words of a command, with the folder that was copied in place of copies that were removed."""
+    code = run["code"] or {"snapshots": [], "originals": []}
+    if all(map(os.path.isdir, code["snapshots"])):
+        return words
+    modules = [at for at, word in enumerate(words) if word.endswith(MODULE)]
+    if modules:  # Python looks for it in the folder in which the command begins
+        words = [*words[: modules[0]], "-m", *words[modules[0] + 2 :]]
+    for copy, original in zip(code["snapshots"], code["originals"]):
+        inside = os.path.join(copy, os.path.basename(original))
+        words = [original + word[len(inside) :] if word.startswith(inside + "/") else word for word in words]
     return words
-
-
-def scripts_of(run):
-    """Return the folder of the project whose scripts a job ran: with SNAPSHOT=1 in the copy."""
-    copies = copies_of(run)
-    if not copies:
-        return run["project"]
-    original = os.path.realpath(os.path.join(copies[0], "original"))  # a link to the folder that was copied
-    inside = os.path.relpath(run["project"], original)
-    return os.path.normpath(os.path.join(copies[0], os.path.basename(original), inside))
 
 
 if __name__ == "__main__":

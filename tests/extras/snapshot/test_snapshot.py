@@ -1,7 +1,7 @@
-"""Jobs that run a copy of the sources (SNAPSHOT=1), and run.json, slurm/repeat.py and slurm/clean.sh, on a real Slurm.
+"""Jobs that run a copy of the sources, run.json, repeat.py and clean.sh of extras/snapshot, on a real Slurm.
 
-Each job of SNAPSHOT=1 is submitted on hold. Then the sources are edited, and the job is released.
-tests/template/test_snapshot_copies.py has what a copy holds.
+Most jobs are submitted on hold. Then the sources are edited, and the job is released. test_copies.py has what a copy
+holds.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ with open("input.txt") as file:
 words = ["first", helper.TEXT, os.environ.get("MARK", "none"), live, *sys.argv[1:]]
 sys.stdout.write("RESULT " + "|".join(words) + "\\n")
 """
+LONGER = "import time\ntime.sleep(3)\n"  # than it takes to list the packages
 ARGUMENTS = ["a b", '"', "it's", "$HOME", "--max"]
 QUICK_AND_DRILL = ["srun", pytest.param("torchrun", marks=pytest.mark.drill)]
 
@@ -54,7 +55,7 @@ def results(text):
 @pytest.fixture
 def project(tmp_path):
     """A project under git with a program, all committed, and a module that git does not know yet."""
-    project = bake(tmp_path / "a b", **ANSWERS)
+    project = bake(tmp_path / "a b", **ANSWERS, extras="snapshot")
     with open(project / "env.sh", "a") as file:
         file.write("export MARK=first\n")
     git(project, "init", "--quiet")
@@ -146,7 +147,8 @@ def test_a_job_runs_the_sources_as_they_were(jobs, project, tmp_path):
     run = run_json(project, number)
     assert (run["project"], run["folder"], run["code"]["snapshots"]) == (str(project), str(project), [str(copy)])
     assert run["program"] == [str(copy / "demo/prog.py"), *ARGUMENTS]
-    assert run["submitted"][0] == "sbatch" and run["submitted"][-len(ARGUMENTS) :] == ARGUMENTS
+    script = str(copy / "demo/slurm/submit_multinode.sh")
+    assert run["submitted"] == ["bash", script, "--nodes=1", "--hold", "--", *run["program"]]
     assert (run["code"]["git"]["commit"], run["code"]["git"]["untracked"]) == (before, ["helper.py"])
     assert tree(apply_changes(project, before, logs / "changes.diff", tmp_path / "again")) == frozen
 
@@ -197,6 +199,12 @@ def test_a_module(jobs_of_drills, project):
     assert results(job.output) == ["|".join(["first"] * 4 + ARGUMENTS)], job.output
 
 
+def packages_of(project, number):
+    """Return the lines of packages.txt, which a process beside the ranks writes."""
+    path = project / f"logs/{number}.0/packages.txt"
+    return path.read_text().splitlines()
+
+
 def editable_environment(folder, *packages):
     """Make an environment with this Python's packages, and install packages into it as pip install --editable does."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -211,7 +219,7 @@ def editable_environment(folder, *packages):
 
 
 def test_packages_that_were_installed_editable(jobs_of_drills, project):
-    """setuptools gives one package a finder, and one that lies in src/ a line in a .pth file."""
+    """setuptools gives one package a finder, as one whose folder has another name, and one in src/ a line in a file."""
     build = (
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n[project]\nversion = "1"\n'
     )
@@ -220,19 +228,19 @@ def test_packages_that_were_installed_editable(jobs_of_drills, project):
         flat, {"pyproject.toml": build + 'name = "flat"\n', "flat/__init__.py": "TEXT = 'first'\n", "flat/sub.py": ""}
     )
     write(deep, {"pyproject.toml": build + 'name = "deep"\n', "src/deep/__init__.py": "TEXT = 'first'\n"})
-    site_packages = editable_environment(project / ".venv", flat, deep)
+    odd, mapping = project / "libraries/odd", '[tool.setuptools]\npackages = ["odd"]\npackage-dir = {odd = "python"}\n'
+    write(odd, {"pyproject.toml": build + 'name = "odd"\n' + mapping, "python/__init__.py": "TEXT = 'first'\n"})
+    site_packages = editable_environment(project / ".venv", flat, deep, odd)
     assert list(site_packages.glob("__editable___flat*_finder.py")), "this pip installs otherwise"
-    write(
-        project,
-        {"jobs/prog.py": "import deep, flat, flat.sub\nprint('RESULT', flat.TEXT, deep.TEXT, flat.sub.__file__)\n"},
-    )
+    text = "import deep, flat.sub, odd\nprint('RESULT', flat.TEXT, deep.TEXT, odd.TEXT, flat.sub.__file__)\n"
+    write(project, {"jobs/prog.py": text + LONGER})
     settings = {"RUNTIME": "venv", "PYTHON": "python"}
     number = jobs_of_drills.hold(project, "jobs/prog.py", **settings)
-    edit(flat / "flat/__init__.py", deep / "src/deep/__init__.py")
+    edit(flat / "flat/__init__.py", deep / "src/deep/__init__.py", odd / "python/__init__.py")
     (copy,) = snapshots(project)
     job = jobs_of_drills.release(number)
-    assert results(job.output) == [f"first first {copy}/demo/libraries/flat/flat/sub.py"], job.output
-    assert run_json(project, number)["python"].endswith(f"{project}/.venv/bin/python")
+    assert results(job.output) == [f"first first first {copy}/demo/libraries/flat/flat/sub.py"], job.output
+    assert packages_of(project, number)[0].endswith(f"{project}/.venv/bin/python")
 
 
 def test_a_program_in_another_repository(jobs_of_drills, project, tmp_path):
@@ -322,9 +330,11 @@ def test_a_container_sees_the_copy(container_cluster, runtime, everywhere, surro
 def test_run_json_of_a_job_without_a_snapshot(cluster, launcher, project, tmp_path):
     """Of the command that README.md shows; on two nodes."""
     jobs = Jobs(cluster, launcher)
-    jobs.environment |= {"LOADEDMODULES": "gcc/13:cuda/12.6", "NCCL_DEBUG": "WARN", "SNAPSHOTS": "/left/behind"}
+    jobs.environment |= {"LOADEDMODULES": "gcc/13:cuda/12.6", "NCCL_DEBUG": "WARN", "MY_API_KEY": "hidden"}
+    with open(project / "env.sh", "a") as file:
+        file.write('export MY_API_KEY="${MY_API_KEY:-}" MINE="${MINE:-}"\n')
     before = commit_of(project)
-    edit(project / "prog.py")
+    (project / "prog.py").write_text(PROGRAM + LONGER)
     frozen = tree(project)
     command = ["bash", "slurm/submit_multinode.sh", "--time=7", "--", "prog.py", *ARGUMENTS]
     number = int(cluster.run(*command, cwd=project, env=jobs.environment).stdout.split()[-1])
@@ -332,20 +342,20 @@ def test_run_json_of_a_job_without_a_snapshot(cluster, launcher, project, tmp_pa
     assert job.output.count("RESULT") == 2, job.output
     run = run_json(project, number)
     script = str(project / "slurm/submit_multinode.sh")
-    assert run["submitted"][:3] == ["sbatch", "--export=ALL", "--time=7"]
-    assert os.path.realpath(project / run["submitted"][3]) == script
-    assert run["submitted"][4:] == ["prog.py", *ARGUMENTS] == run["program"]
-    text = (project / "slurm/submit_multinode.sh").read_text()
-    assert len(run["header"]) == len(re.findall(r"^#SBATCH ", text, re.MULTILINE)) and "--nodes=2" in run["header"]
+    assert run["program"] == ["prog.py", *ARGUMENTS]
+    assert run["submitted"] == ["bash", script, "--time=7", "--", *run["program"]]
     assert run["nodes"] == ["node1", "node2"] and run["allocation"]["nodes"] == "2"
     assert run["versions"]["slurm"] == cluster.run("sinfo", "--version").stdout.split()[-1]
-    assert run["python"] == f"Python {sys.version.split()[0]}, {sys.executable}"
+    packages = packages_of(project, number)
+    assert packages[0] == f"# Python {sys.version.split()[0]}, {sys.executable}"
     from importlib.metadata import version
 
-    assert run["torch"] == version("torch") and f"pytest=={version('pytest')}" in run["packages"]
+    assert f"pytest=={version('pytest')}" in packages
     assert run["modules"] == ["gcc/13", "cuda/12.6"] and run["environment"]["NCCL_DEBUG"] == "WARN"
-    changed = {"PYTHON": sys.executable, **({} if launcher == "torchrun" else {"LAUNCHER": launcher})}
-    assert run["changed_settings"] == changed and "MARK" not in run["settings"]  # a variable of the user
+    changed = {"PYTHON": sys.executable, "LAUNCHER": launcher, "SNAPSHOT": "0", "ALLOW_CPU": "1"}
+    changed |= {"NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1"}
+    of_the_job = {"SPARES", "MIN_NODES", "BAD_NODE_DAYS"}  # slurm/lib.sh exports them for each job
+    assert {name: value for name, value in run["changed_settings"].items() if name not in of_the_job} == changed
     code = run["code"]
     assert (code["git"]["commit"], code["git"]["clean"], code["snapshots"]) == (before, False, [])
     again = apply_changes(project, before, project / f"logs/{number}.0/changes.diff", tmp_path / "again")
@@ -360,44 +370,53 @@ def test_run_json_of_plain_sbatch(quick, project):
     number = quick.cluster.sbatch(
         *options, script, "prog.py", "a b", cwd=project, env={**quick.environment, "SNAPSHOT": "1"}
     )
-    assert "SNAPSHOT=1 has no effect here: bash slurm/submit_multinode.sh copies" in quick.ended(number).output
+    said = "sbatch alone has submitted this job, so it runs the files as they are now, without a copy (SNAPSHOT)"
+    assert said in quick.ended(number).output
     run = run_json(project, number)
     assert (run["submitted"], run["program"]) == (None, ["prog.py", "a b"])
     assert (run["allocation"]["nodes"], run["allocation"]["time"]) == ("1", "00:07:00")
-    assert "--nodes=2" in run["header"] and run["code"]["git"]["clean"] is True
-    assert run["torch"] and not (project / f"logs/{number}.0/changes.diff").exists()
+    assert run["code"]["git"]["clean"] is True
+    assert not (project / f"logs/{number}.0/changes.diff").exists()
     said = repeat(quick, project, number)
     assert "how it was submitted is not known" in said.stdout
     assert re.search(
-        r"^[^#]*\bsbatch --nodes=1 --partition=\S+ .*--time=00:07:00 .*/slurm/submit_multinode\.sh'? prog\.py 'a b'$",
+        r"^[^#]*\bbash \S.*/submit_multinode\.sh'? --nodes=1 --partition=\S+ .*--time=00:07:00 -- prog\.py 'a b'$",
         said.stdout,
         re.M,
     )
 
 
 def test_a_wrong_setting_is_refused(quick, project):
-    done = quick.call(project, "prog.py", check=False, SNAPSHOT="2")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "slurm/submit_multinode.sh: SNAPSHOT='2': expected 1 or 0\n"
+    for setting, said in {
+        "SNAPSHOT=2": "SNAPSHOT='2': expected 1 or 0\n",
+        "SNAPSHOT_LIMIT_MB=0": "SNAPSHOT_LIMIT_MB='0': expected a whole number of MB, as in 100\n",
+    }.items():
+        name, value = setting.split("=")
+        done = quick.call(project, "prog.py", check=False, **{name: value})
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"slurm/submit_multinode.sh: {said}"), done.stderr
 
 
 def test_nothing_is_submitted_if_the_sources_cannot_be_copied(quick, project):
-    done = quick.call(project, "prog.py", check=False, SNAPSHOT="1", SNAPSHOT_LIMIT_MB="x")
+    with open(project / "vocabulary.txt", "wb") as file:
+        file.truncate(2_000_000)
+    commit(project)
+    done = quick.call(project, "prog.py", check=False, SNAPSHOT="1", SNAPSHOT_LIMIT_MB="1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "SNAPSHOT=1: SNAPSHOT_LIMIT_MB='x': expected a whole number of MB, as in 100\n"
+    assert "and the limit is 20,000 files and 1 MB. The largest: vocabulary.txt (2 MB), " in done.stderr
 
 
 # ---- once more -------------------------------------------------------------------------------------------------------
 
 
 def repeat(jobs, project, *words, check=True):
-    """Run slurm/repeat.py on the login node, from another folder."""
-    return jobs.cluster.run("python3", project / "slurm/repeat.py", *map(str, words), check=check)
+    """Run extras/snapshot/repeat.py on the login node, from another folder."""
+    return jobs.cluster.run("python3", project / "extras/snapshot/repeat.py", *map(str, words), check=check)
 
 
 def resubmit(jobs, project, number):
-    """Have bash run what slurm/repeat.py prints, in a shell without any settings; return the ended job."""
-    command = f"bash <(python3 {str(project / 'slurm/repeat.py')!r} {number})"
+    """Have bash run what extras/snapshot/repeat.py prints, in a shell without any settings; return the ended job."""
+    command = f"bash <(python3 {str(project / 'extras/snapshot/repeat.py')!r} {number})"
     done = jobs.cluster.run("bash", "-c", command, cwd=project.parent)
     return jobs.ended(int(re.search(r"Submitted batch job (\d+)", done.stdout)[1]))
 
@@ -412,9 +431,7 @@ def test_repeat_a_job(jobs, project):
     second = resubmit(jobs, project, number)
     assert results(second.output) == wanted, second.output
     one, two = run_json(project, number), run_json(project, second.id)
-    # Of the second, sbatch's words are not known, as this Slurm has no accounting.
-    assert two["submitted"] or two["allocation"].pop("time") == "00:30:00"
-    same = ("program", "folder", "changed_settings", "settings", "code", "packages", "python", "allocation", "nodes")
+    same = ("program", "folder", "submitted", "changed_settings", "code", "allocation", "nodes")
     assert {name: one[name] for name in same} == {name: two[name] for name in same}
     assert len(snapshots(project)) == 1
     assert results(resubmit(jobs, project, second.id).output) == wanted
@@ -427,7 +444,7 @@ def test_repeat_says_which_code_it_was(quick, project, tmp_path):
     quick.ended(number)
     said = repeat(quick, project, number).stdout
     assert f"# commit {before} of main, with changes.diff\n# the sources in {project} are those of the job\n" in said
-    assert re.match(rf"# job {number}, attempt 0, \S+, on 1 node\(s\): node1\n# torch \S+, Python ", said)
+    assert re.match(rf"# job {number}, attempt 0, \S+, on 1 node\(s\): node1\n# Python \S+, \S+, torch \S+, ", said)
     assert repeat(quick, project, project / f"logs/{number}.0").stdout == said
     frozen = tree(project)
     edit(project / "prog.py")
@@ -451,7 +468,7 @@ def test_repeat_says_that_the_copy_is_gone(quick, project):
     assert f"{gone}# the sources in {project} are those of the job\n" in said
     submit = said.splitlines()[-1]
     script, program = project / "slurm/submit_multinode.sh", project / "prog.py"
-    assert "SNAPSHOTS=" not in submit and submit.endswith(f" '{script}' '{program}'"), submit
+    assert submit.endswith(f" bash '{script}' --nodes=1 -- '{program}'"), submit
     edit(project / "prog.py")
     said = repeat(quick, project, number).stdout
     assert f"{gone}# the sources have changed since." in said
@@ -469,14 +486,14 @@ def test_repeat_knows_no_such_job(quick, project, words):
             done.stdout == "" and f"no run.json of '{words[0]}' in {project}/logs: expected the number" in done.stderr
         )
     else:
-        assert "python3 slurm/repeat.py 123" in done.stderr and done.stdout == "", "bash <(…) would run it"
+        assert "python3 extras/snapshot/repeat.py 123" in done.stderr and done.stdout == "", "bash <(…) would run it"
 
 
-# ---- slurm/clean.sh --------------------------------------------------------------------------------------------------
+# ---- clean.sh --------------------------------------------------------------------------------------------------------
 
 
 def clean(jobs, project, *words, check=True, **environment):
-    return jobs.cluster.run("bash", project / "slurm/clean.sh", *words, check=check, env=environment)
+    return jobs.cluster.run("bash", project / "extras/snapshot/clean.sh", *words, check=check, env=environment)
 
 
 def make_old(*folders, days=31):
@@ -515,6 +532,21 @@ def test_clean_removes_copies_that_no_job_needs(quick, project, tmp_path):
     assert clean(quick, project).stdout == ""
     quick.cluster.run("scancel", *map(str, held))
     assert len(clean(quick, project).stdout.splitlines()) == 3 and snapshots(project) == [recent]
+
+
+def test_clean_keeps_what_a_program_has_written(quick, project):
+    (project / "prog.py").write_text("open(__file__ + '.result', 'w').close()\n")
+    quick.ended(quick.submit(project, "prog.py"))
+    (copy,) = snapshots(project)
+    (copy / "demo/launch/__pycache__").mkdir()
+    (copy / "demo/launch/__pycache__/x.pyc").touch()
+    make_old(copy)
+    done = clean(quick, project)
+    said = f"logs/snapshots/{copy.name} stays: a program has written logs/snapshots/{copy.name}/demo/prog.py.result\n"
+    assert (done.stdout, done.stderr) == ("", said) and snapshots(project) == [copy]
+    (copy / "demo/prog.py.result").unlink()
+    make_old(copy)
+    assert clean(quick, project).stdout == f"logs/snapshots/{copy.name}\n" and snapshots(project) == []
 
 
 def test_clean_follows_no_link_to_a_folder_of_copies(quick, project, tmp_path):
@@ -559,4 +591,4 @@ def test_clean_refuses_other_options(quick, project, words):
 
 
 def test_clean_says_how_it_is_used(quick, project):
-    assert "bash slurm/clean.sh --dry-run    only lists the copies" in clean(quick, project, "--help").stdout
+    assert "bash extras/snapshot/clean.sh --dry-run    only lists the copies" in clean(quick, project, "--help").stdout

@@ -1,10 +1,9 @@
 """Runs a module of a snapshot, as `python -m package.module` would run it in the folder of submission.
 
-    python launch/code/run_module.py FOLDER package.module [arguments]
+    python extras/snapshot/run_module.py FOLDER package.module [arguments]
 
 Python looks for a module in the current folder. With SNAPSHOT=1 that is still the folder of submission, whose files may
-have been edited since. So this script looks in FOLDER, the copy of that folder. Slurm shows FOLDER among the words of a
-job. That tells slurm/clean.sh that the job needs this copy.
+have been edited since. So this script looks in FOLDER, the copy of that folder.
 """
 
 import runpy
@@ -14,7 +13,7 @@ import sys
 def main() -> None:
     """Run the module that the second argument names."""
     if len(sys.argv) < 3:
-        sys.stderr.write("launch/code/run_module.py: set SNAPSHOT=1, and call the submit script with -m MODULE\n")
+        sys.stderr.write("extras/snapshot/run_module.py: set SNAPSHOT=1, and call the submit script with -m MODULE\n")
         sys.exit(2)
     folder, module = sys.argv[1:3]
     sys.argv = sys.argv[2:]

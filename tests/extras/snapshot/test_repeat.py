@@ -1,6 +1,6 @@
-"""slurm/repeat.py by itself: bash runs what it prints, and run.json may be odd, or another user's.
+"""repeat.py by itself: bash runs what it prints, and run.json may be odd, or another user's.
 
-tests/slurm/test_snapshot.py repeats jobs.
+test_snapshot.py repeats jobs.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ NASTY = "a\nb\tc' \\ \x1b[2J\x9b$(touch x)`touch x`\udc9b\udcff ü"
 
 @pytest.fixture
 def repeat(tmp_path):
-    """Returns repeat(*words, run) -> what slurm/repeat.py prints of a run.json with these values, and its exit code."""
+    """Returns repeat(*words, run) -> what repeat.py prints of a run.json with these values, and its exit code."""
     project = tmp_path / "project"
-    names = ("slurm/repeat.py", "launch/code/git_state.py")
+    names = ("extras/snapshot/repeat.py", "extras/snapshot/git_state.py")
     write(project, {name: (TEMPLATE / name).read_text() for name in names})
-    script = project / "slurm/repeat.py"
+    script = project / "extras/snapshot/repeat.py"
     file = project / "logs/7.0/run.json"
     file.parent.mkdir(parents=True)
 
-    def call(*words, uid=None, text=None, **values):
-        run = {"job": "7", "attempt": 0, "started": "now", "nodes": ["n1"], "versions": {}, "torch": "2", "python": "3"}
+    def call(*words, uid=None, text=None, path=os.environ["PATH"], **values):
+        run = {"job": "7", "attempt": 0, "started": "now", "nodes": ["n1"], "versions": {}}
         run |= {"submitted": ["sbatch", "job.sh"], "folder": str(tmp_path), "changed_settings": {}, "environment": {}}
         run |= {"project": str(project), "program": [], "allocation": {}, "code": None, **values}
         file.write_text(text or json.dumps(run))
         if uid is not None:
             os.chown(file, uid, -1)
         command = [sys.executable, "-B", script, *(words or ["7"])]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE)
+        environment = {**os.environ, "PATH": path}
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, check=False, timeout=PATIENCE
+        )
 
     return call
 
@@ -64,8 +67,8 @@ def test_all_that_a_run_json_says_is_a_comment_or_a_word(repeat, bash, tmp_path)
     folder = tmp_path / NASTY
     folder.mkdir()
     git = {"commit": NASTY, "branch": NASTY, "repository": NASTY, "changed_submodules": [NASTY]}
-    texts = {"job": NASTY, "started": NASTY, "python": NASTY, "nodes": [NASTY], "versions": {NASTY: NASTY}}
-    code = {"git": git, "snapshots": [NASTY]}
+    texts = {"job": NASTY, "started": NASTY, "nodes": [NASTY], "versions": {NASTY: NASTY}}
+    code = {"git": git, "snapshots": [NASTY], "originals": [NASTY]}
     done = repeat(
         **texts, code=code, folder=str(folder), submitted=["sbatch", NASTY, "a b"], changed_settings={"A": NASTY}
     )
@@ -112,3 +115,17 @@ def test_another_users_run_json_is_shown_when_asked_for(repeat, bash, tmp_path):
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"1002" in done.stderr and b"--foreign" in done.stderr
     assert bash(repeat("--foreign", "7", uid=1002).stdout) == [str(tmp_path), "", "job.sh"]
+
+
+def test_words_of_the_accounting(repeat, bash, tmp_path):
+    """Where sbatch alone was called, Slurm's accounting has its words, unless an argument needed quotes."""
+    line = "sbatch -N2 job.sh prog.py"
+    (write(tmp_path / "bin", {"sacct": f"#!/bin/bash\n[[ $* == *--jobs=7* ]] && echo '{line}'\n"}) / "sacct").chmod(
+        0o755
+    )
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    done = repeat(submitted=None, program=["prog.py"], path=path)
+    assert done.stdout.endswith(b" && sbatch -N2 job.sh prog.py\n"), done
+    done = repeat(submitted=None, program=["a b"], allocation={"nodes": "2"}, path=path)
+    assert b"how it was submitted is not known" in done.stdout
+    assert done.stdout.endswith(b"/slurm/submit_multinode.sh --nodes=2 -- 'a b'\n"), done

@@ -1,6 +1,6 @@
 """Asks git for the state of a program's sources: the commit, and what was changed since. It changes nothing.
 
-snapshot.py and record.py, beside this file, import it. Python 3.6, standard library only.
+snapshot.py, record.py and repeat.py import it. Python 3.6, standard library only.
 """
 
 import fnmatch
@@ -132,17 +132,8 @@ def diff_of(top, commit, new):
             git(top, *INTENT_TO_ADD, "--", *batch, GIT_INDEX_FILE=index, GIT_LITERAL_PATHSPECS="1", **new_objects)
         since = commit or git(top, "hash-object", "-t", "tree", os.devnull).decode().strip()  # the empty tree
         # Whatever the user's own configuration says, `git apply` has to read the diff.
-        plain = [
-            "--unified=3",
-            "--inter-hunk-context",
-            "0",
-            "--no-color",
-            "--no-ext-diff",
-            "--no-textconv",
-            "--src-prefix=a/",
-            "--dst-prefix=b/",
-        ]
-        plain += ["--submodule=short", "--ignore-submodules=dirty"]
+        plain = ["--unified=3", "--inter-hunk-context=0", "--no-color", "--no-ext-diff", "--no-textconv"]
+        plain += ["--src-prefix=a/", "--dst-prefix=b/", "--submodule=short", "--ignore-submodules=dirty"]
         return git(top, "diff", "--binary", *plain, since, GIT_INDEX_FILE=index)
 
 
