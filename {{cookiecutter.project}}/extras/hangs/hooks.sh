@@ -124,8 +124,8 @@ hangs_group() {
     interpreter=$(type -P python3) || interpreter=$PYTHON
     "$interpreter" -B "$PROJECT_DIR/extras/hangs/group.py" "$@"
 }
-
 #? if kind == "slurm"
+
 # ---- a job that is stuck -------------------------------------------------------------------------
 
 # Whether to look if the job is stuck: in a batch job, until the program is asked to save or to end,
