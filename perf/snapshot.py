@@ -47,9 +47,7 @@ def submission(project: Path, variables: dict[str, str], snapshot: str, turn: in
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Time of submissions with and without SNAPSHOT=1.")
-    parser.add_argument(
-        "--files", type=int, default=3000, help="further files of the larger one (default: 3000)"
-    )
+    parser.add_argument("--files", type=int, default=3000, help="further files of the larger one (default: 3000)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each way (default: 7)")
     args = parser.parse_args()
     if args.rounds < 1 or args.files < 1:

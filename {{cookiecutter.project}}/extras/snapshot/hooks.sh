@@ -55,6 +55,14 @@ snapshot_job_start() {
     fi
 }
 
+# Prints words so that a shell, or Python's shlex, reads them as they are.
+snapshot_quoted() {
+    local quote=\' word
+    for word in "$@"; do
+        printf "'%s' " "${word//$quote/$quote\\$quote$quote}"
+    done
+}
+
 #? else
 # Where you submit: makes the copy on the volume, and has the pods run its scripts.
 snapshot_before_submit() {
@@ -173,13 +181,3 @@ snapshot_record() {
     snapshot_recorder=$!
     disown "$snapshot_recorder" # or bash would tell of its end
 }
-
-#? if kind == "slurm"
-# Prints words so that a shell, or Python's shlex, reads them as they are.
-snapshot_quoted() {
-    local quote=\' word
-    for word in "$@"; do
-        printf "'%s' " "${word//$quote/$quote\\$quote$quote}"
-    done
-}
-#? endif
