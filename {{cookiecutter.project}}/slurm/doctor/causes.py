@@ -54,14 +54,6 @@ BY_SLURM = (
         source="Slurm",
     ),
     Cause(
-        name="stuck",  # the job ended itself, as Slurm would
-        patterns=(r"stuck: nothing was printed for \d+ s",),
-        says="the ranks waited for something that never came",
-        fix="Look at where each rank was, below: one that stands alone kept the others waiting.",
-        source="this project",
-        way="waited",
-    ),
-    Cause(
         name="requeued",
         patterns=(r"DUE TO JOB REQUEUE",),
         says="the job was requeued: Slurm starts it again",
