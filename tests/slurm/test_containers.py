@@ -60,7 +60,9 @@ def test_every_launcher_with_every_runtime(
     """
     cluster = container_cluster
     blank = "_" if runtime == "edf" else " "
-    project = bake(tmp_path / f"my{blank}projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    project = bake(
+        tmp_path / f"my{blank}projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2", extras="mpi"
+    )
     environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
     if (project / "slurm/build_container.sh").exists():
         build_image(cluster, project, environment)
