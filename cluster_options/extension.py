@@ -72,6 +72,7 @@ GLOBALS = [
     commands.rsync_command,
     commands.ssh_command,
     commands.told,
+    commands.torch_pin,
     commands.unless_told,
     extras.brought_extras,
     extras.chosen_extras,

@@ -340,6 +340,11 @@ VARIABLE = Record(
 )
 OF_RUNTIMES = {"runtimes": ListOf(OneOf(*RUNTIMES), 1, about="only for projects with one of the named runtimes")}
 NOTE = TextOr(Record({"text": Text()}, OF_RUNTIMES))
+UNSET = Record({"name": Like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"), "why": Text()})
+TORCH = Record(
+    {"version": Like(r"\d+([.]\d+)+", "a version of torch, such as 2.13.0"), "why": Text()},
+    about="of venv: the torch of requirements.txt, with its reason and until when it holds",
+)
 MODULE_LINE = Record({"line": Like(r"[^\s].*", "a line of bash"), "why": Text()})
 CONTAINER = Record(
     {},
@@ -359,6 +364,7 @@ CONTAINER = Record(
             about="of apptainer: what is put before each command inside",
         ),
         "entry_environment": ListOf(VARIABLE, about="of apptainer: variables of env.sh that `entry` would overwrite"),
+        "unset": ListOf(UNSET, about="of apptainer: variables of the host to unset before it starts"),
         "build_with": Text(
             "what is put before the command that gets the image on a login node: of podman-hpc and shifter the build, "
             "of apptainer the pull, where login nodes alone have internet; ACCOUNT stands for the answer"
@@ -370,6 +376,7 @@ CONTAINER = Record(
             about="of venv: pip is set up to install from wheels on the site's file system, without an index; "
             "the command that lists those of a package, without the package's name",
         ),
+        "torch": TORCH,
     },
 )
 VOLUME = Record(
@@ -470,6 +477,7 @@ SCHEMA = Record(
             {},
             {
                 "host": Text("a login node; the written README has ssh USER@HOST"),
+                "user": Text("what stands before the @, USER by default; empty where ssh's configuration has the name"),
                 "options": Text("of ssh"),
                 "needs": Text("Markdown: what logging in needs beside a user name"),
             },
@@ -526,6 +534,8 @@ CONTAINER_DEFAULTS = {
     "gpu_option": None,
     "entry": [],
     "entry_environment": [],
+    "unset": [],
+    "torch": {},
     "build_with": "",
     "after_build": "",
     "wheelhouse": "",

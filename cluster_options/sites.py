@@ -279,6 +279,12 @@ def contradictions_of_containers(facts, broken):
             yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {image_rule(runtime)}"
         if container["wheelhouse"] and runtime != "venv":
             yield f"containers.{runtime}.wheelhouse: only a virtual environment is built from it; use containers.venv"
+        if container["torch"] and runtime != "venv":
+            yield f"containers.{runtime}.torch: only a virtual environment has a requirements.txt; use containers.venv"
+        elif container["torch"] and container["wheelhouse"]:
+            yield "containers.venv.torch: a wheelhouse has versions of its own; leave out one of both"
+        if container["unset"] and runtime != "apptainer":
+            yield f"containers.{runtime}.unset: only apptainer takes over the host's variables; use module_lines"
 
 
 def contradictions_of_notes(facts):

@@ -264,6 +264,7 @@ SPECIFIC = [
         "README.md",
         "srun --gpus=1 --time=01:00:00 bash slurm/build_container.sh",
     ),
+    ("isambard-ai", {}, "README.md", "\nssh PROJECT.aip2.isambard\n"),
     ("jean-zay", {"runtime": "apptainer"}, "README.md", "idrcontmgr cp container/*.sif"),
     ("jean-zay", {"runtime": "venv"}, "README.md", "On a login node, with the modules of `env.sh` loaded"),
     ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
@@ -355,6 +356,44 @@ def test_an_older_nccl_is_told_of_where_torch_has_its_own(runtime, tmp_path):
     modules = 'MODULES=("brics/default" "cray-python" "brics/nccl")'
     assert (modules in settings.splitlines()) is own, settings
     assert ("brics/apptainer-multi-node" in settings) is (runtime == "apptainer")
+
+
+TORCH = [  # a site, the version, and a word of the reason
+    ("leonardo", "2.13.0", "CUDA 12.6"),
+    ("isambard-ai", "2.11.0", "CUDA 12.6"),
+    ("deltaai", "2.9.1", "CUDA 12.9"),
+    ("karolina", "2.13.0", "CUDA 13.0"),
+    ("dardel", "2.13.0", ""),
+]
+
+
+@pytest.mark.parametrize(("site", "version", "reason"), TORCH)
+def test_requirements_name_the_torch_that_fits_the_driver(site, version, reason, tmp_path):
+    """One line for pip. The others are comments."""
+    text = (bake(tmp_path, site=site, account=account(site), runtime="venv") / "requirements.txt").read_text()
+    assert [line for line in text.splitlines() if line.startswith("torch")] == [f"torch=={version}"]
+    comments = " ".join(re.findall(r"^# (.*)", text, re.MULTILINE))
+    assert reason in comments and bool(comments) is bool(reason)
+    assert ("2.14" in comments) is ("12.6" in comments)  # until when an index for CUDA 12.6 has torch
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("site", ["fir", "narval", "nibi", "rorqual", "trillium"])
+@pytest.mark.parametrize("runtime", ["apptainer", "venv"])
+def test_packages_of_the_host_do_not_hide_those_of_an_image(site, runtime, tmp_path):
+    """PYTHONPATH is the work of a module that an environment needs, too: there it stays."""
+    project = bake(tmp_path, site=site, account=account(site), runtime=runtime)
+    for file in "launch/software.sh", "slurm/minimal.sbatch":
+        text = (project / file).read_text()
+        assert ("\n    unset PYTHONPATH #" in text or "\nunset PYTHONPATH #" in text) is (runtime == "apptainer"), file
+    assert ("; unset PYTHONPATH; salloc " in page(project, "cluster")) is (runtime == "apptainer")
+
+
+def test_caches_of_compilers_are_on_the_node_at_lumi(tmp_path):
+    project = bake(tmp_path, site="lumi", account=account("lumi"))
+    for file in "env.sh", "slurm/minimal.sbatch":
+        for name in "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR":
+            assert re.search(rf'export "{name}=/tmp/\w+-\$', (project / file).read_text()), (file, name)
 
 
 def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(tmp_path):

@@ -318,6 +318,21 @@ BROKEN_SITES = [
         "kind: slurm\ncontainers: {pyxis: {wheelhouse: wheels}}",
         ["containers.pyxis.wheelhouse: only a virtual environment is built from it; use containers.venv"],
     ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {none: {torch: {version: 2.9.1, why: x}}}",
+        ["containers.none.torch: only a virtual environment has a requirements.txt; use containers.venv"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {venv: {wheelhouse: wheels, torch: {version: 2.9.1, why: x}}}",
+        ["containers.venv.torch: a wheelhouse has versions of its own; leave out one of both"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {enroot: {unset: [{name: A, why: x}]}}",
+        ["containers.enroot.unset: only apptainer takes over the host's variables; use module_lines"],
+    ),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),
