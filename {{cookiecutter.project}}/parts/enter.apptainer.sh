@@ -13,7 +13,7 @@ enter_container() {
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     unset BASH_ENV            # the host's would take the place of the image's
     #? for variable in unset
-    unset {{ variable.name }} # {{ variable.why }}
+    unset "{{ variable.name }}" # {{ variable.why }}
     #? endfor
     CONTAINER_EXEC=("$program" exec)
     #? if gpu_option(cookiecutter)
