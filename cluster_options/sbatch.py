@@ -154,12 +154,12 @@ def one_node(answers, longest, queue, gpus):
 
 
 def usual_queue(answers, facts):
-    """Return where jobs go that name no queue, as far as that is known; '' for a queue that no job may name."""
+    """Return where jobs go that name no queue, as far as that is known and a job may name it."""
     found = {}
     for question, section in (("partition", "partitions"), ("qos", "qos")):
         name = chosen_queue(question, {**answers, question: ""}, facts)
-        if name:
-            found[question] = "" if facts[section].get(name, LIMIT_DEFAULTS)["unnamed"] else name
+        if name and not facts[section].get(name, LIMIT_DEFAULTS)["unnamed"]:
+            found[question] = name
     return found
 
 
