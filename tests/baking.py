@@ -25,6 +25,7 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 from cluster_options.extension import ClusterOptions  # noqa: E402
 from cluster_options.runtimes import IN_SRUN  # noqa: E402  (the package lies beside cookiecutter.json)
+from cluster_options.sbatch import node_facts  # noqa: E402
 from cluster_options.sites import site_facts, site_names  # noqa: E402
 
 TEMPLATE = REPOSITORY / "{{cookiecutter.project}}"
@@ -108,13 +109,15 @@ def account(site) -> str:
     return facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
 
 
-def gpu_counts(node: dict) -> list[str]:
-    """Return the numbers of GPUs per node that are worth a test: what a node has, and fewer."""
+def gpu_counts(site: str) -> list[str]:
+    """Return the numbers of GPUs per node that are worth a test: what a node of the suggested queue has, and fewer."""
+    suggested = site_facts(site)["defaults"]
+    node = node_facts({"site": site, **{name: suggested.get(name, "") for name in ("partition", "qos")}})
     if node["gpus"] == 0:
         return ["0"]
     if node["cpu_only"]:
         return ["1", "0"]
-    return [str(node["gpus"]), "1"]
+    return ["1"] if node["gpus"] == 1 else [str(node["gpus"]), "1"]
 
 
 def combinations() -> list[dict[str, str]]:
@@ -129,6 +132,6 @@ def combinations() -> list[dict[str, str]]:
         ]
         found += [
             {"site": site, "runtime": runtime, "launcher": launcher, "gpus_per_node": count, "account": account(site)}
-            for (runtime, launcher), count in product(both, gpu_counts(facts["node"]))
+            for (runtime, launcher), count in product(both, gpu_counts(site))
         ]
     return found

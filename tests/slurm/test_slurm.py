@@ -452,7 +452,9 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
 
 
 def test_checks_are_made_first_thing_in_a_job_too(cluster, project, tmp_path):
-    job = cluster.submit(project / "slurm/submit_multinode.sh", "pi/pi.py", cwd=tmp_path, env={"RUNTIME": "venv"})
+    job = cluster.submit(
+        project / "slurm/submit_multinode.sh", "pi/pi.py", cwd=tmp_path, env={"RUNTIME": "venv", "SNAPSHOT": "0"}
+    )
     assert (job.state, job.exit_code) == ("FAILED", 2)
     assert job.output.count("\n") == 1 and "no virtual environment" in job.output
     job = cluster.submit(

@@ -78,7 +78,7 @@ def usual(answers):
     The others, nine of ten, are left to the drills.
     """
     facts = site_facts(answers["site"])
-    suggested = facts["runtimes"][0], facts["launchers"][0], gpu_counts(facts["node"])[0]
+    suggested = facts["runtimes"][0], facts["launchers"][0], gpu_counts(answers["site"])[0]
     chosen = answers["runtime"], answers["launcher"], answers["gpus_per_node"]
     differences = sum(a != b for a, b in zip(chosen, suggested))
     return differences <= (1 if answers["site"] == "slurm" else 0)

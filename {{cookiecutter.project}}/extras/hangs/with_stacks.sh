@@ -10,6 +10,6 @@ export PYTHONPATH="$here/python${PYTHONPATH:+:$PYTHONPATH}"
 export TIMEOUT_FILE=$RUN_DIR/timeout # a rank creates it when its collective has timed out
 #? endif
 #? if kind == "slurm"
-export HEARTBEAT_FILE=$RUN_DIR/heartbeat # for programs that print little, see README.md
+export HEARTBEAT_FILE=$RUN_DIR/heartbeat # for programs that print little, see extras/hangs/README.md
 #? endif
 exec "$@"
