@@ -354,7 +354,7 @@ def test_run_json_of_a_job_without_a_snapshot(cluster, launcher, project, tmp_pa
     assert run["modules"] == ["gcc/13", "cuda/12.6"] and run["environment"]["NCCL_DEBUG"] == "WARN"
     changed = {"PYTHON": sys.executable, "LAUNCHER": launcher, "SNAPSHOT": "0", "ALLOW_CPU": "1"}
     changed |= {"NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1"}
-    of_the_job = {"SPARES", "MIN_NODES", "BAD_NODE_DAYS"}  # slurm/lib.sh exports them for each job
+    of_the_job = {"SPARES", "MIN_NODES"}  # the extra spares exports them for each job
     assert {name: value for name, value in run["changed_settings"].items() if name not in of_the_job} == changed
     code = run["code"]
     assert (code["git"]["commit"], code["git"]["clean"], code["snapshots"]) == (before, False, [])

@@ -117,7 +117,7 @@ def test_bad_nodes_are_avoided(submit, remember):
     lines = said.splitlines()
     assert re.fullmatch(r"without node2: its clock is off \(found by job 7, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)", lines[0])
     assert lines[1].startswith(
-        "to use a node again: bash slurm/bad_nodes.sh forget node2. To use every node in one job: "
+        "to use a node again: bash extras/spares/bad_nodes.sh forget node2. To use every node in one job: "
     )
     assert lines[2].startswith("Submitted batch job ") and len(lines) == 3
     assert asked(submit("--nodes=1", BAD_NODE_DAYS="0")[1], "ExcNodeList") == "(null)"
@@ -153,16 +153,16 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
     remember()
 
     def call(*words):
-        done = cluster.run("bash", project / "slurm/bad_nodes.sh", *words, check=False)
+        done = cluster.run("bash", project / "extras/spares/bad_nodes.sh", *words, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    assert call() == (0, "no node was added in the last 2 day(s) (BAD_NODE_DAYS in env.sh)\n")
+    assert call() == (0, "no node was added in the last 2 day(s) (BAD_NODE_DAYS in extras/spares/settings.sh)\n")
     code, said = call("add", "node[1-2]", "slow", "by", "half")
     assert code == 0 and [line.split(maxsplit=3)[::3] for line in said.splitlines()] == [
         ["node1", "slow by half"],
         ["node2", "slow by half"],
     ]
-    refused = f"slurm/bad_nodes.sh: forget: node3 is not in {project}/logs/bad_nodes\n"
+    refused = f"extras/spares/bad_nodes.sh: forget: node3 is not in {project}/logs/bad_nodes\n"
     assert call("forget", "node[2-3]") == (2, refused) and len(call()[1].splitlines()) == 2  # nothing was forgotten
     code, said = call("forget", "node1")
     assert code == 0 and said.startswith("node2 ") and len(said.splitlines()) == 1
@@ -179,8 +179,8 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
         (["add", ",", "slow"], "add: ',' is no list of nodes; expected node7 or 'node[3-5]'"),
         (["list"], "'list' is not known: expected add, forget, or nothing to list the nodes"),
     ):
-        assert call(*words) == (2, f"slurm/bad_nodes.sh: {refused}\n")
+        assert call(*words) == (2, f"extras/spares/bad_nodes.sh: {refused}\n")
     assert len(call()[1].splitlines()) == 1  # what was refused has changed nothing
-    assert cluster.run("bash", project / "slurm/bad_nodes.sh", env={"BAD_NODE_DAYS": "0"}).stdout == (
-        "no node is avoided: BAD_NODE_DAYS=0 (env.sh)\n"
+    assert cluster.run("bash", project / "extras/spares/bad_nodes.sh", env={"BAD_NODE_DAYS": "0"}).stdout == (
+        "no node is avoided: BAD_NODE_DAYS=0 (extras/spares/settings.sh)\n"
     )

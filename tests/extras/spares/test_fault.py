@@ -1,4 +1,4 @@
-"""slurm/fault.py: whether another start of a failed run may succeed, for slurm/nodes.sh."""
+"""extras/spares/fault.py: whether another start of a failed run may succeed, for extras/spares/hooks.sh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from doctor_cases import (
     traceback,
 )
 
-spec = importlib.util.spec_from_file_location("fault", TEMPLATE / "slurm/fault.py")
+spec = importlib.util.spec_from_file_location("fault", TEMPLATE / "extras/spares/fault.py")
 FAULT = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(FAULT)
 
@@ -81,8 +81,8 @@ def test_the_node_at_fault_is_that_of_the_log(doctor, project):
 
 
 def call(answer):
-    """Return exit code, standard output and standard error of slurm/fault.py on an answer of the doctor."""
-    command = [sys.executable, TEMPLATE / "slurm/fault.py"]
+    """Return exit code, standard output and standard error of extras/spares/fault.py on an answer of the doctor."""
+    command = [sys.executable, TEMPLATE / "extras/spares/fault.py"]
     done = subprocess.run(command, input=answer, capture_output=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -93,6 +93,6 @@ def test_a_node_whose_name_is_not_known_is_not_blamed():
 
 
 def test_without_an_answer():
-    expected = b"slurm/fault.py: expected the answer of slurm/doctor.py --json on standard input\n"
+    expected = b"extras/spares/fault.py: expected the answer of slurm/doctor.py --json on standard input\n"
     for text in (b"", b"no cause known\n"):
         assert call(text) == (2, b"", expected)

@@ -19,11 +19,12 @@ from pathlib import Path
 import drills
 import pytest
 from baking import bake
-from drills import BUSY, Drill, project
+from drills import BUSY, Drill
 from launching import RUNTIMES, build_image, everywhere, surroundings
 from needs import cluster_of, needs_namespaces
 from slurm_cluster import PATH, Cluster, Nodes
 from submitting import apptainer_project
+from two_nodes import ANSWERS
 from waiting import wait_for
 
 from cluster_options.runtimes import LAUNCHERS
@@ -33,6 +34,12 @@ pytestmark = pytest.mark.drill
 cluster, reference = drills.cluster, drills.reference  # both use `breakable`, and `cluster` mends it after each test
 # What slurm/submit_multinode.sh passes to sbatch with SPARES=1 and --nodes=2 (test_bad_nodes.py).
 ONE_SPARE = ("--nodes=3", "--no-kill")
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """The extra alone, but for that of two launchers."""
+    return bake(tmp_path_factory.mktemp("a b") / "spares", **ANSWERS, extras="mpi,spares")
 
 
 @pytest.fixture(scope="session")
@@ -401,7 +408,7 @@ def test_a_bug_that_ends_a_rank_without_a_word(drill):
     drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", ABORT_AT="10")
     drill.start_clock()
     job, seconds = drill.await_failure(within=60)
-    said = re.search("two attempts have failed without a newer checkpoint, and no node is at fault", job.output)[0]
+    said = re.search("two attempts have failed within ten minutes each, and no node is at fault", job.output)[0]
     assert drill.attempts == 2 and remembered(drill) == [], job.output
     drill.row("a rank aborts at step 10 of each attempt", job, seconds, message=said, lost=drill.resume())
 
@@ -437,7 +444,7 @@ ON_NODE2, ON_THE_SECOND = "os.uname().nodename == 'node2'", "os.environ['RANK'] 
     ids=["of a node", "unknown", "of the program"],
 )
 def test_whose_fault_an_error_is(drill, cluster, where, error, nodes, bad):
-    """slurm/fault.py decides it from what the doctor says."""
+    """extras/spares/fault.py decides it from what the doctor says."""
     (drill.folder / "own.py").write_text(FAILS_ON_A_NODE.format(where=where, error=error))
     drill.submit(*ONE_SPARE, program="own.py", SPARES="1", LAUNCHER="spawn")
     job = cluster.wait(drill.job)
