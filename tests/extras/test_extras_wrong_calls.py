@@ -127,7 +127,12 @@ FEW = [
     ("extras/scaling/scaling.sh", "0"),
 ]
 FEW += [("extras/snapshot/repeat.py", "4711"), ("extras/snapshot/clean.sh", "")]
-FEW += [("extras/spares/bad_nodes.sh", ""), ("extras/stage/clean.sh", ""), ("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
+FEW += [
+    ("extras/spares/bad_nodes.sh", ""),
+    ("extras/stage/clean.sh", ""),
+    ("extras/sweep/sweep.sh", LINES),
+    ("extras/sweep/table.py", "."),
+]
 WITH_HELP = [
     "extras/hangs/stacks.sh",
     "extras/notebook/notebook.sh",

@@ -6,16 +6,18 @@ The drills of test_spares.py show what becomes of such jobs.
 from __future__ import annotations
 
 import re
+import shutil
 from datetime import datetime, timedelta
 
 import pytest
 from baking import bake
+from slurm_cluster import PATH
 from submitting import ANSWERS, cluster, python_environment
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("bad nodes"), **ANSWERS)
+    return bake(tmp_path_factory.mktemp("bad nodes"), **ANSWERS, extras="spares")
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def test_settings_are_refused(submit, settings, says):
 def test_a_range_of_nodes_is_refused(submit):
     said, refused = submit("--nodes=1-2", check=False, SPARES="1")
     wanted = "--nodes=1-2: expected one whole number, to which SPARES=1 is added"
-    assert said == "" and refused == f"slurm/submit_multinode.sh: {wanted}\n"
+    assert said == "" and refused.startswith(f"slurm/submit_multinode.sh: {wanted}\n")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_what_the_user_says_of_nodes_counts(submit, remember, project):
     (project / "to avoid").write_text("node1\n")
     assert asked(submit("--nodes=1", f"--exclude={project}/to avoid")[1], "ExcNodeList") == "node[1-2]"
     refused = submit("--nodes=1", "--exclude=no/file", check=False)[1]
-    assert refused.endswith(": --exclude=no/file: cannot read this file; expected nodes, or a file of them\n"), refused
+    assert ": --exclude=no/file: cannot read this file; expected nodes, or a file of them\n" in refused, refused
     said, shown = submit("--nodes=1", "--nodelist=node2")
     assert (asked(shown, "ExcNodeList"), asked(shown, "ReqNodeList")) == ("(null)", "node2") and "without" not in said
 
@@ -184,3 +186,30 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
     assert cluster.run("bash", project / "extras/spares/bad_nodes.sh", env={"BAD_NODE_DAYS": "0"}).stdout == (
         "no node is avoided: BAD_NODE_DAYS=0 (extras/spares/settings.sh)\n"
     )
+
+
+# ---- the folder extras/spares ----------------------------------------------------------------------------------------
+
+
+def test_deleted(cluster, project, submit, remember, tmp_path):
+    """A job with an unfit node ends, names it, and remembers nothing. The extra's settings are refused."""
+    remember()
+    own = tmp_path / "own"
+    shutil.copytree(project, own, symlinks=True)
+    shutil.rmtree(own / "extras/spares")
+    (own / "logs").mkdir(exist_ok=True)
+    (own / "logs/bad_nodes").write_text(f"node1\t{datetime.now():%FT%T}\t7\tslow\n")
+    (own / "date").write_text('#!/bin/sh\n[ $(uname -n) != node2 ] || set -- --date="60 seconds ago" "$@"\n')
+    with (own / "date").open("a") as script:
+        script.write('exec /bin/date "$@"\n')
+    (own / "date").chmod(0o755)
+    command = ["bash", own / "slurm/submit_multinode.sh", "--nodes=2", "--", "check/ranks.py"]
+    environment = {**python_environment(), "PATH": f"{own}:{PATH}"}
+    done = cluster.run(*command, cwd=own, env=environment)
+    job = cluster.wait(int(re.search(r"Submitted batch job (\d+)", done.stdout)[1]))
+    assert (job.state, job.exit_code) == ("FAILED", 1), job.output
+    assert "Restarts=0" in cluster.run("scontrol", "show", "job", str(job.id)).stdout
+    assert re.search(r"preflight: node2: its clock is off by -\d+ s. Without it: sbatch --exclude=node2\n", job.output)
+    assert "node2" not in (own / "logs/bad_nodes").read_text()
+    done = cluster.run(*command, cwd=own, env={**environment, "SPARES": "1"}, check=False)
+    assert done.returncode == 2 and "SPARES: extras/spares is not in this project" in done.stderr, done.stderr

@@ -93,6 +93,6 @@ def test_a_node_whose_name_is_not_known_is_not_blamed():
 
 
 def test_without_an_answer():
-    expected = b"extras/spares/fault.py: expected the answer of slurm/doctor.py --json on standard input\n"
+    expected = b"extras/spares/fault.py: expected the output of slurm/doctor.py --json as its input\n"
     for text in (b"", b"no cause known\n"):
         assert call(text) == (2, b"", expected)

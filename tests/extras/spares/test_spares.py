@@ -7,6 +7,7 @@ in each step of the first SLOW_ATTEMPTS attempts (1), so that there is time to b
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -216,6 +217,28 @@ def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tm
     went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
 
 
+def test_with_all_other_extras(drill, cluster, tmp_path_factory):
+    """The job runs a copy of the sources, and its data from the nodes' disks. The first node dies."""
+    drill.project = bake(tmp_path_factory.mktemp("a b") / "all", **ANSWERS)
+    (drill.folder / "data").write_text("some data")
+    settings = {"SPARES": "1", "LAUNCHER": "srun", "MEASURE_EVERY": "1", "STALL_TIMEOUT": "600"}
+    settings |= {"STAGE_DATA": "data", "STAGE_DIR": "/dev/shm", **drills.ONE_THREAD}
+    words = ["bash", drill.project / "slurm/submit_multinode.sh", "--nodes=2", "--", "slowly.py"]
+    submitted = cluster.run(*words, *drills.RUN.split(), "--out", drill.out, cwd=drill.folder, env=settings)
+    drill.jobs.append(int(re.search(r"Submitted batch job (\d+)", submitted.stdout)[1]))
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node1")
+    name = "power failure of the first node, all extras, a spare"
+    job = went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
+    for attempt in range(2):
+        logs = drill.project / f"logs/{job.id}.{attempt}"
+        assert (logs / "run.json").exists() and (logs / "staged.txt").exists(), list(logs.iterdir())
+        run = json.loads((logs / "run.json").read_text())
+        assert run["code"]["snapshots"] and run["attempt"] == attempt, run
+    assert len(run["nodes"]) == 2 and (logs / "use.txt").exists(), run
+
+
 def test_an_array(drill, cluster):
     """Of the array's two jobs the second waits, and keeps the array's own number, which scontrol takes for both."""
     array = drill.submit(*ONE_SPARE, "--array=7-8%1", SPARES="1", LAUNCHER="srun")
@@ -257,6 +280,33 @@ def test_the_program_fails_after_the_first_node_has_died(drill, cluster):
     said = re.search(r"the run has ended with exit code (\d+)", job.output)
     assert job.state == "FAILED" and job.exit_code == int(said[1]) > 0, job.output
     assert "KeyError: 'a bug'" in job.output and "takes over" in job.output, job.output
+
+
+def test_scancel_after_the_first_node_has_died(drill, cluster):
+    """It reaches the script on the node that has taken over, and the ranks."""
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", SLOW_ATTEMPTS="2")
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node1")
+    drill.await_new_step()
+    cluster.run("scancel", str(drill.job))
+    job, _ = drill.await_end()
+    assert job.state == "CANCELLED" and drill.attempts == 2, job.output
+    drill.await_no_process()
+    assert "Restarts=0 " in cluster.run("scontrol", "show", "job", str(job.id)).stdout
+
+
+def test_the_walltime_is_over_after_the_first_node_has_died(drill, cluster):
+    """Slurm warns nobody. The program is asked to save all the same, and the job goes back into the queue."""
+    (drill.folder / "own.py").write_text(drills.OWN_PROGRAM)
+    options = [*ONE_SPARE, "--time=0:05:00"]
+    drill.submit(*options, program="own.py", SPARES="1", LAUNCHER="srun", NPROC_PER_NODE="1", LAST="2500")
+    wait_for(lambda: "starts at" in drill.output, "the ranks")
+    cluster.crash("node1")
+    wait_for(lambda: "stops at" in drill.output, "the save", drills.BUSY * 60)
+    job, _ = drill.await_end(within=120)
+    assert (job.state, job.exit_code, len(starts(job.output))) == ("COMPLETED", 0, 3), job.output
+    assert "warned: the program is asked to save and to end" in job.output, job.output
 
 
 def test_a_slurmd_is_killed(drill):

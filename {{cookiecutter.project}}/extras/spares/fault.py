@@ -60,7 +60,7 @@ def main():
     try:
         answer = json.loads(sys.stdin.read())
     except ValueError:
-        print("extras/spares/fault.py: expected the answer of slurm/doctor.py --json on standard input", file=sys.stderr)
+        print("extras/spares/fault.py: expected the output of slurm/doctor.py --json as its input", file=sys.stderr)
         sys.exit(2)
     print(fault_of(answer))
 
