@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from datetime import datetime, timedelta
 
 import pytest
@@ -186,6 +187,39 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
     assert cluster.run("bash", project / "extras/spares/bad_nodes.sh", env={"BAD_NODE_DAYS": "0"}).stdout == (
         "no node is avoided: BAD_NODE_DAYS=0 (extras/spares/settings.sh)\n"
     )
+
+
+# ---- whose fault it is that the preflight finds ----------------------------------------------------------------------
+
+NOTE = """\
+PROJECT_DIR='{project}' RUN_DIR='{folder}' cancelled='' SLURM_RESTART_COUNT={restarts} hosts=({hosts})
+source "$PROJECT_DIR/slurm/lib.sh" x
+source "$PROJECT_DIR/extras/spares/hooks.sh"
+spares_remember() {{ :; }}
+spares_note_unfit_nodes
+echo "$? ${{!spares_unfit[*]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "faults", "restarts", "noted"),
+    [
+        ("node1 node2", {"node2": "no /data"}, 0, "0 node2"),
+        ("node1 node2", {"node1": "no /data", "node2": "a wrong clock"}, 0, "0 node2 node1"),
+        # The project is at fault, or the other job on the first node.
+        ("node1 node2", {"node1": "no /data", "node2": "no /data"}, 0, "1 "),
+        ("node1", {"node1": "no /data"}, 0, "1 "),
+        ("node1", {"node1": "no /data"}, 1, "0 node1"),
+        ("node1 node2", {"node1": "the master's port 29500 is in use"}, 0, "1 "),
+        ("node1 node2", {}, 0, "1 "),
+    ],
+)
+def test_faults_of_nodes_and_of_the_project(project, tmp_path, hosts, faults, restarts, noted):
+    if faults:
+        (tmp_path / "unfit").write_text("".join(f"{node}\t{fault}\n" for node, fault in faults.items()))
+    code = NOTE.format(project=project, folder=tmp_path, hosts=hosts, restarts=restarts)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+    assert (sorted(done.stdout.split()), done.stderr) == (sorted(noted.split()), ""), done
 
 
 # ---- the folder extras/spares ----------------------------------------------------------------------------------------

@@ -10,14 +10,14 @@
 # dies. For BAD_NODE_DAYS days (settings.sh) slurm/submit_multinode.sh excludes the node from new jobs
 # (--exclude). The list is the file logs/bad_nodes. sbatch alone does not read it.
 
-# shellcheck disable=SC2154 # hooks.sh sets spares_file
+# shellcheck disable=SC2154 # list.sh sets spares_file
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/lib.sh" extras/spares/bad_nodes.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/extras/spares/settings.sh"
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/extras/spares/hooks.sh"
+source "$PROJECT_DIR/extras/spares/list.sh"
 
 list() {
     local lines
