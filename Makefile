@@ -75,6 +75,7 @@ perf: .venv/ready packages ## ratios against other ways to do the same; for a qu
 	$(BIN)/python perf/spares.py
 	$(BIN)/python perf/watch.py
 	$(BIN)/python perf/stage.py
+	$(BIN)/python perf/snapshot.py
 
 sites: .venv/ready ## write the table of docs/sites.md and the list of README.md from sites/
 	@mkdir -p build

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .commands import image_source
 from .extras import chosen_extras, is_adding
-from .runtimes import IN_SRUN, KINDS, MPI
+from .runtimes import IN_SRUN, KINDS
 from .sites import site_facts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,6 @@ def needed(answers) -> dict[str, bool]:
         "requirements.txt": not runai,
         "launch/rank.sh": slurm,
         "launch/spawn.py": slurm,
-        "slurm/doctor/causes_mpirun.py": bool(MPI & set(facts["launchers"])),
         "slurm/doctor/causes_pyxis.py": runtime in IN_SRUN,
         "slurm/doctor/causes_enroot.py": runtime == "enroot",
         "slurm/doctor/causes_apptainer.py": runtime == "apptainer",

@@ -9,8 +9,8 @@ rounds of the time of bare by that of the other.
 
 Then the CPU time of the loop in extras/hangs/hooks.sh that waits for a rank to time out, in percent of a core.
 
-Last, extras/hangs/stacks.sh on a real Slurm of four nodes, with 4, 64 and 256 ranks: from the call to its last line. A program
-that sleeps, without torch, stands for the ranks. All nodes are this one machine, and share its cores.
+Last, extras/hangs/stacks.sh on a real Slurm of four nodes, with 4, 64 and 256 ranks: from the call to its last line. A
+program that sleeps, without torch, stands for the ranks. All nodes are this one machine, and share its cores.
 """
 
 from __future__ import annotations
@@ -112,9 +112,8 @@ def start(folder: Path, number: int, variables: dict[str, str]) -> list[subproce
 def cost_of_waiting(seconds: int = 30) -> None:
     """Print the CPU time of a loop as that of hangs_beside_launch in extras/hangs/hooks.sh."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    loop = (
-        f"for ((i = 0; i < {seconds}; i += 3)); do sleep 3; [[ ! -e timeout ]] || break; compgen -G 'x-*'; done; true"
-    )
+    look = "[[ ! -e timeout ]] || break; compgen -G 'nccl-rank-*'"
+    loop = f"for ((i = 0; i < {seconds}; i += 3)); do sleep 3; {look}; done; true"
     subprocess.run(["bash", "-c", loop], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

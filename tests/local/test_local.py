@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from baking import bake
-from waiting import FOREVER, PATIENCE, wait_for
+from waiting import FOREVER, PATIENCE
 
 SHOW = """\
 import os, sys
@@ -140,45 +140,6 @@ def test_wrong_use(run, arguments, environment, expected):
     done = run(*arguments, **environment)
     assert done.returncode == 2
     assert expected in done.stderr
-
-
-WAITS = """\
-import os, time
-def reads():
-    time.sleep(100_000)
-def waits():
-    time.sleep(100_000)
-reads() if os.environ["RANK"] == "1" else waits()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux alone has files in memory")
-def test_where_each_rank_is(run, project, tmp_path):
-    (tmp_path / "waits.py").write_text(WAITS)
-    (project / "logs/snapshots").mkdir(parents=True, exist_ok=True)  # no run, but the last of the names
-    process = run("waits.py", wait=False, NNODES="2", NPROC_PER_NODE="2")
-
-    def stacks(*words):
-        command = ["bash", project / "extras/hangs/stacks.sh", *words]
-        environment = {"PATH": os.environ["PATH"]}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    expected = re.compile(r"ranks 0,2-3 on \S+: waits.py:5 in waits\(\)\nrank 1 on \S+: waits.py:3 in reads\(\)\n")
-    try:
-        wait_for(lambda: expected.fullmatch(stacks().stdout), lambda: stacks().stdout + stacks().stderr)
-        newest = max((project / "logs").iterdir(), key=lambda path: path.stat().st_mtime)
-        assert expected.fullmatch(stacks(newest).stdout)
-    finally:
-        process.terminate()
-        ended(process)
-    assert process.returncode == 143
-    done = stacks(newest)
-    assert done.returncode == 1 and "no rank was found" in done.stderr
-    done = stacks("logs/none")
-    assert (
-        done.returncode == 2
-        and "'logs/none': expected the folder of a run, as in bash extras/hangs/stacks.sh" in done.stderr
-    )
 
 
 # ---- extras, and a command before each "node" ------------------------------------------------------------------------

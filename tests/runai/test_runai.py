@@ -565,28 +565,6 @@ def test_waiting_pods_are_entered_used_and_deleted(generation, tmp_path):
         assert site.cluster.wait(name).state == "Deleted"
 
 
-@pytest.mark.parametrize("generation", [pytest.param("v1", marks=pytest.mark.drill), "v2"])
-def test_where_each_rank_is(generation, tmp_path):
-    """In a job that is stuck."""
-    with Site(tmp_path, generation) as site:
-        program = "import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(99999)\ntime.sleep(99999)\n"
-        (site.project / "waits.py").write_text(program)
-        site.own()
-        name = site.submit("waits.py", NNODES="2")
-
-        def said(*words, **environment):
-            done = site.script(*words, name="../extras/hangs/stacks.sh", NNODES="2", **environment)
-            return done.stdout + done.stderr
-
-        expected = re.compile(r"rank 0 on \S+: \S+/waits.py:4 in <module>\nrank 1 on \S+: \S+/waits.py:3 in <module>\n")
-        wait_for(lambda: expected.fullmatch(said(name)), lambda: said(name))
-        done = site.script(name="../extras/hangs/stacks.sh")
-        assert done.returncode == 2 and "'': expected the name of a job" in done.stderr
-        assert site.script("--delete", name, name="interactive.sh").returncode == 0
-        site.cluster.wait(name)
-        assert f"extras/hangs/stacks.sh: {name}-worker-0 does not answer, see above" in said(name)
-
-
 def test_waiting_pods_end_by_themselves(site):
     done = site.script("00:00:02", name="interactive.sh", NNODES="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -334,7 +334,8 @@ def test_fixes_name_files_of_the_project(tmp_path, site, runtime):
     for examples in ("yes", "no"):
         answers = {"site": site, "runtime": runtime, "account": account(site), "examples": examples}
         project = bake(tmp_path / examples, **answers)
-        rows = "".join(path.read_text() for path in (project / "slurm/doctor").glob("causes*.py"))
+        files = [*(project / "slurm/doctor").glob("causes*.py"), *project.glob("extras/*/causes.py")]
+        rows = "".join(path.read_text() for path in files)
         fixes = re.findall(r"(?s)fix=(.*?)\n        source=", rows)
         assert len(fixes) > 40
         named = re.findall(r"[\w/-]+\.(?:sh|py|md|sbatch)\b", "".join(fixes))
@@ -343,9 +344,9 @@ def test_fixes_name_files_of_the_project(tmp_path, site, runtime):
 
 
 FILES = {  # of rows, by site and runtime
-    ("slurm", "venv"): {"causes", "causes_mpirun"},
-    ("slurm", "pyxis"): {"causes", "causes_mpirun", "causes_pyxis"},
-    ("slurm", "enroot"): {"causes", "causes_enroot", "causes_mpirun"},
+    ("slurm", "venv"): {"causes"},
+    ("slurm", "pyxis"): {"causes", "causes_pyxis"},
+    ("slurm", "enroot"): {"causes", "causes_enroot"},
     ("lumi", "apptainer"): {"causes", "causes_apptainer"},
     ("clariden", "edf"): {"causes", "causes_pyxis"},
 }

@@ -150,8 +150,8 @@ def runs():
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory):
-    """The project whose jobs fail."""
-    project = bake(tmp_path_factory.mktemp("a b") / "failures", **ANSWERS)
+    """The project whose jobs fail: without extras, as one that tells the doctor more has tests of its own."""
+    project = bake(tmp_path_factory.mktemp("a b") / "failures", **ANSWERS, extras="none")
     if KEPT:
         (project / "slurm/doctor.py").write_text("")  # so that the output has nothing of its report
     return project

@@ -440,6 +440,14 @@ def test_spawned_ranks_draw_different_numbers(tmp_path):
     assert len(numbers) == len(set(numbers)) == 4, done.stdout + done.stderr
 
 
+def test_spawned_ranks_customize_their_site(tmp_path):
+    """As a Python does that starts with RANK set; the launcher has done so before, without."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nSEEN = os.environ.get('RANK')\n")
+    (tmp_path / "x.py").write_text("import os, sitecustomize\nprint('saw', sitecustomize.SEEN, os.environ['RANK'])\n")
+    done = spawn({"NPROC_PER_NODE": "2", "PYTHONPATH": str(tmp_path)}, "x.py", cwd=tmp_path)
+    assert sorted(re.findall("saw .*", done.stdout)) == ["saw 0 0", "saw 1 1"], done.stdout + done.stderr
+
+
 def test_a_spawned_rank_that_cannot_write_its_output(tmp_path):
     """Where the folder of rank 1 should be is a file."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -1,4 +1,4 @@
-"""Small folders and git repositories, for tests of SNAPSHOT=1 and run.json."""
+"""Small folders and git repositories, for the extra snapshot."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@
 # (slurm/lib.sh). A "-" in the launcher's name is a "_" in the function's.
 #? elif kind == "runai"
 #   check_settings   after env.sh, where you submit and in each pod; refuses what cannot work
-#   before_submit    where you submit; may change program, pod_variables, RUNAI_OPTIONS
+#   before_submit    where you submit; may change program, pod_variables, RUNAI_OPTIONS, job_script
 #   job_start        first in each pod, before env.sh; may change arguments
 #   before_launch    in each pod, before the ranks start; may add to rank_prefix, and export
 #                    variables

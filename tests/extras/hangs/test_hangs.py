@@ -7,6 +7,7 @@ each launcher. Most of this are drills, and make the table of docs.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from baking import bake
 from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
 from needs import needs_namespaces
 from submitting import apptainer_project, cluster, project
-from two_nodes import ENVIRONMENT
+from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import wait_for
 
 PROGRAMS = [Path(__file__).with_name(name) for name in ("hanging.py", "stuck.py")]
@@ -171,20 +172,41 @@ time.sleep(100_000)
 @pytest.mark.drill
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_what_nccl_writes_after_a_timeout(cluster, project, tmp_path, is_asked):
-    """All ranks are asked as soon as the files are there. If they have not answered, the doctor reads the files."""
+    """All ranks are asked as soon as the files are there. If a node does not answer, the files tell what is known."""
+    if not is_asked:
+        project = bake(tmp_path / "own", **ANSWERS)
+        (project / "extras/hangs/collect.sh").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "nccl.py").write_text(NCCL)
     words = [project / "slurm/submit_multinode.sh", "nccl.py"]
     job = cluster.wait(cluster.sbatch("--nodes=2", *words, cwd=tmp_path, env={**SETTINGS, "LAUNCHER": "srun"}))
-    stacks = project / f"logs/{job.id}.0/stacks.txt"
-    place = "ranks 0-3 on 2 nodes: nccl.py:10 in is_elsewhere()\n"
-    assert place in stacks.read_text(), job.output
+    late = "rank 1 has not entered all_reduce number 2, in which ranks 0,2-3 have waited since "
+    places = ["ranks 0-3 on 2 nodes: nccl.py:10 in is_elsewhere()", late, ""]
     if not is_asked:
-        stacks.write_text("")
-        place = "rank 1 on node1: last seen in all_reduce number 1\n"
+        places = ["ranks 0,2-3: waited in all_reduce number 2", "rank 1: last seen in all_reduce number 1", late]
+    lines = (project / f"logs/{job.id}.0/stacks.txt").read_text().splitlines()
+    assert [line.startswith(place) for line, place in zip(lines, places)] == [True] * 3, lines
+    place = "ranks 0-3 on 2 nodes: " if is_asked else "rank 1 on node1: last seen in "
     doctor = cluster.run("python3", project / "slurm/doctor.py", str(job.id), cwd=tmp_path, check=False).stdout
     late = r"cause: rank 1 on node1 has not entered all_reduce number 2, in which ranks 0,2-3 have waited since "
     assert re.match(late, doctor), doctor
-    assert f"{place}a rank that waited in vain: rank " in doctor, doctor
+    assert re.search(f"\n{place}.*\na rank that waited in vain: rank ", doctor), doctor
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "spawn", "mpirun"])
+def test_alone_and_deleted(cluster, tmp_path, launcher):
+    """In a project without other extras. Without its folder nobody asks the ranks, and its setting is refused."""
+    own = bake(tmp_path / "own", **ANSWERS, launcher=launcher, extras="hangs")
+    way = WAYS["skips_a_collective"]
+    job = cluster.wait(submitted(cluster, own, tmp_path, "skips_a_collective", 15))
+    assert_doctor_names_it(cluster, own, job, tmp_path, way.verdict, way.at_timeout, way.line)
+    shutil.rmtree(own / "extras/hangs")
+    job = cluster.wait(submitted(cluster, own, tmp_path, "skips_a_collective", 15))
+    assert job.state == "FAILED" and "where each" not in job.output, job.output
+    assert re.search(r"^cause: (?:ranks waited in vain|a rank lost another one)", job.output, re.MULTILINE), job.output
+    assert not list((own / f"logs/{job.id}.0").glob("*-rank-*")), job.output
+    job = cluster.wait(submitted(cluster, own, tmp_path, "skips_a_collective", 15, STALL_TIMEOUT="10"))
+    assert "STALL_TIMEOUT: extras/hangs is not in this project" in job.output, job.output
 
 
 @pytest.mark.drill

@@ -90,6 +90,49 @@ def test_each_rank_is_found_in_apptainer(containers, sif, tmp_path, tmp_path_fac
     assert_each_rank_is_found(containers, project, tmp_path, LAUNCHER=launcher)
 
 
+# A Python that starts each rank in another way. An own sitecustomize.py may hide that of the extra, or be hidden by it.
+WAYS_TO_START = """\
+#!/bin/bash
+case ${{RANK:-}} in
+    0) PYTHONSAFEPATH=1 PYTHONPATH=$PYTHONPATH:{own} exec {python} "$@" ;;
+    1) exec {python} -I "$@" ;;
+    2) exec {python} -S "$@" ;;
+    3) PYTHONPATH={own}:$PYTHONPATH exec {python} "$@" ;;
+esac
+exec {python} "$@"
+"""
+
+
+def test_ranks_that_it_cannot_see_run_as_before_and_are_named(cluster, project, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("TEXT = 'of the user'\n")
+    (tmp_path / "tells.py").write_text(
+        "import os, sys, time\n"
+        "text = getattr(sys.modules.get('sitecustomize'), 'TEXT', '')\n"
+        "print('RANK', os.environ['RANK'], sys.flags.isolated, sys.flags.no_site, text, flush=True)\n"
+        "time.sleep(100_000)\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(WAYS_TO_START.format(own=own, python=sys.executable))
+    python.chmod(0o755)
+    environment = {**SETTINGS, "NPROC_PER_NODE": "2", "LAUNCHER": "srun", "PYTHON": python}
+    job = cluster.sbatch(project / "slurm/submit_multinode.sh", "tells.py", cwd=tmp_path, env=environment)
+    lines = ["0 0 0 of the user", "1 1 0 ", "2 0 1 ", "3 0 0 of the user"]
+    said = r"rank 0 on node1: tells.py:4 in <module>\n"
+    unseen = r"ranks 1-3 on 2 nodes: no answer: sleeping \(state S.*\)\n"
+    tees = "other process of ranks 1-3 .*\n"  # of launch/rank.sh
+    try:
+        wait_for(
+            lambda: re.fullmatch(unseen + said + tees, stacks(cluster, project, job, tmp_path, check=False).stdout),
+            lambda: stacks(cluster, project, job, tmp_path, check=False).stdout,
+        )
+    finally:
+        cluster.run("scancel", "--signal=KILL", "--full", str(job))
+    output = cluster.wait(job).output
+    assert sorted(re.findall(r"RANK (.*)", output)) == lines, output
+
+
 def test_wrong_use_is_refused(cluster, project, tmp_path):
     def refused(*words):
         done = cluster.run("bash", project / "extras/hangs/stacks.sh", *words, cwd=tmp_path, check=False)
@@ -213,6 +256,22 @@ def test_a_silent_job_that_is_healthy_goes_on(cluster, project, tmp_path, way):
     stall = {"LAUNCHER": "srun", "STALL_TIMEOUT": "10"}
     job = cluster.submit(project / "slurm/submit_multinode.sh", "own.py", cwd=tmp_path, env={**ENVIRONMENT, **stall})
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("way", ["adds up", "slows down"])
+def test_a_healthy_job_beside_busy_processes_goes_on(cluster, project, tmp_path, way):
+    (tmp_path / "own.py").write_text(HEALTHY[way])
+    words = [project / "slurm/submit_multinode.sh", "own.py"]
+    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(8)]
+    try:
+        stall = {"LAUNCHER": "srun", "STALL_TIMEOUT": "10"}
+        job = cluster.submit(*words, cwd=tmp_path, env={**ENVIRONMENT, **stall})
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert (job.state, job.exit_code) == ("COMPLETED", 0) and "stuck" not in job.output, job.output
 
 
 def test_wrong_settings_are_refused(cluster, project, tmp_path):

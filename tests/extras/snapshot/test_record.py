@@ -76,6 +76,7 @@ def test_the_settings_of_this_run_alone(record, project):
     given = {"TORCHRUN_OPTIONS": "--a 'b c'\n\"d\"", "MEASURE_EVERY": "5", "NPROC_PER_NODE": "2"}
     assert record("--", UNKNOWN="x", **given)["changed_settings"] == given
     assert record("--", LAUNCHER="srun")["changed_settings"] == {"LAUNCHER": "srun"}
+    assert record("--", LAUNCHER="torchrun")["changed_settings"] == {}
 
 
 KEYS = {

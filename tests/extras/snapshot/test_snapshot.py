@@ -218,28 +218,36 @@ def editable_environment(folder, *packages):
     return site_packages
 
 
+# Packages that setuptools installs in different ways: by a finder, by a line in a .pth file (deep), with a folder of
+# another name (odd), without __init__.py above it (space.part), and as one file (single). Lines of pyproject.toml that
+# describe a package, and its file.
+EDITABLE = {
+    "flat": ("", "flat/__init__.py"),
+    "deep": ("", "src/deep/__init__.py"),
+    "odd": ('packages = ["odd"]\npackage-dir = {odd = "python"}\n', "python/__init__.py"),
+    "space.part": ('packages = ["space.part"]\n', "space/part/__init__.py"),
+    "single": ('py-modules = ["single"]\n', "single.py"),
+}
+BUILD = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n[project]\nversion = "1"\n'
+
+
 def test_packages_that_were_installed_editable(jobs_of_drills, project):
-    """setuptools gives one package a finder, as one whose folder has another name, and one in src/ a line in a file."""
-    build = (
-        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n[project]\nversion = "1"\n'
-    )
-    flat, deep = project / "libraries/flat", project / "libraries/deep"
-    write(
-        flat, {"pyproject.toml": build + 'name = "flat"\n', "flat/__init__.py": "TEXT = 'first'\n", "flat/sub.py": ""}
-    )
-    write(deep, {"pyproject.toml": build + 'name = "deep"\n', "src/deep/__init__.py": "TEXT = 'first'\n"})
-    odd, mapping = project / "libraries/odd", '[tool.setuptools]\npackages = ["odd"]\npackage-dir = {odd = "python"}\n'
-    write(odd, {"pyproject.toml": build + 'name = "odd"\n' + mapping, "python/__init__.py": "TEXT = 'first'\n"})
-    site_packages = editable_environment(project / ".venv", flat, deep, odd)
-    assert list(site_packages.glob("__editable___flat*_finder.py")), "this pip installs otherwise"
-    text = "import deep, flat.sub, odd\nprint('RESULT', flat.TEXT, deep.TEXT, odd.TEXT, flat.sub.__file__)\n"
+    folders = {name: project / "libraries" / name for name in EDITABLE}
+    for name, (lines, file) in EDITABLE.items():
+        about = f'{BUILD}name = "{name}"\n[tool.setuptools]\n{lines}'
+        write(folders[name], {"pyproject.toml": about, file: "TEXT = 'first'\n"})
+    write(folders["flat"], {"flat/sub.py": ""})
+    site_packages = editable_environment(project / ".venv", *folders.values())
+    assert len(list(site_packages.glob("__editable__*_finder.py"))) == 4, "this pip installs otherwise"
+    words = ", ".join(f"{name}.TEXT" for name in EDITABLE)
+    text = f"import flat.sub, {', '.join(EDITABLE)}\nprint('RESULT', {words}, flat.sub.__file__)\n"
     write(project, {"jobs/prog.py": text + LONGER})
     settings = {"RUNTIME": "venv", "PYTHON": "python"}
     number = jobs_of_drills.hold(project, "jobs/prog.py", **settings)
-    edit(flat / "flat/__init__.py", deep / "src/deep/__init__.py", odd / "python/__init__.py")
+    edit(*(folders[name] / file for name, (_, file) in EDITABLE.items()))
     (copy,) = snapshots(project)
     job = jobs_of_drills.release(number)
-    assert results(job.output) == [f"first first first {copy}/demo/libraries/flat/flat/sub.py"], job.output
+    assert results(job.output) == [f"{'first ' * 5}{copy}/demo/libraries/flat/flat/sub.py"], job.output
     assert packages_of(project, number)[0].endswith(f"{project}/.venv/bin/python")
 
 
@@ -352,10 +360,9 @@ def test_run_json_of_a_job_without_a_snapshot(cluster, launcher, project, tmp_pa
 
     assert f"pytest=={version('pytest')}" in packages
     assert run["modules"] == ["gcc/13", "cuda/12.6"] and run["environment"]["NCCL_DEBUG"] == "WARN"
-    changed = {"PYTHON": sys.executable, "LAUNCHER": launcher, "SNAPSHOT": "0", "ALLOW_CPU": "1"}
-    changed |= {"NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1"}
-    of_the_job = {"SPARES", "MIN_NODES"}  # the extra spares exports them for each job
-    assert {name: value for name, value in run["changed_settings"].items() if name not in of_the_job} == changed
+    changed = {"PYTHON": sys.executable, "SNAPSHOT": "0", "ALLOW_CPU": "1", "NPROC_PER_NODE": "1"}
+    changed |= {"OMP_NUM_THREADS": "1", **({} if launcher == "torchrun" else {"LAUNCHER": launcher})}
+    assert run["changed_settings"] == changed
     code = run["code"]
     assert (code["git"]["commit"], code["git"]["clean"], code["snapshots"]) == (before, False, [])
     again = apply_changes(project, before, project / f"logs/{number}.0/changes.diff", tmp_path / "again")

@@ -24,10 +24,6 @@
 #? endif
 # shellcheck disable=SC2034,SC2154 # the scripts that read this file share its variables
 
-#? if kind == "slurm"
-HANGS_STUCK_CODE=124 # as that of the command timeout
-
-#? endif
 hangs_check_settings() {
     #? if kind == "slurm"
     [[ $STALL_TIMEOUT == 0 || $STALL_TIMEOUT =~ ^[1-9][0-9]+$ ]] ||
@@ -64,7 +60,7 @@ hangs_after_launch() {
     ((code)) || return 0
     hangs_add_records
     [[ -e $RUN_DIR/stuck ]] || return 0
-    code=$HANGS_STUCK_CODE
+    code=124 # as that of the command timeout
     [[ -n $outcome || -n $cancelled ]] || outcome=$STALL_ACTION
     #? elif kind == "local"
     ((code == 0)) || hangs_add_records
@@ -124,8 +120,8 @@ hangs_group() {
     interpreter=$(type -P python3) || interpreter=$PYTHON
     "$interpreter" -B "$PROJECT_DIR/extras/hangs/group.py" "$@"
 }
-
 #? if kind == "slurm"
+
 # ---- a job that is stuck -------------------------------------------------------------------------
 
 # Whether to look if the job is stuck: in a batch job, until the program is asked to save or to end,

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
-python=${PYTHON:-python3} copies=()
+copies=()
 while (($#)) && [[ $1 != -- ]]; do
     copies+=("$1")
     shift
@@ -20,19 +20,23 @@ if (($# < 2)) || [[ -z ${RUN_DIR:-} ]]; then
 fi
 shift
 
+# What follows is no rank, and must not look like one: pods have a RANK before their launcher starts.
+python=(env -u RANK "${PYTHON:-python3}" -B)
+
 # The first process that can make the new file has the packages listed. packages.py is no child of
 # COMMAND, which could wait for it.
 file=$RUN_DIR/packages.txt
 if [[ ! -e $file ]] && (set -o noclobber && : >"$file.new") 2>/dev/null; then
-    ("$python" -B "$here/packages.py" "$file" </dev/null &>/dev/null &)
+    ("${python[@]}" "$here/packages.py" "$file" </dev/null &>/dev/null &)
 fi
 if ((${#copies[@]})); then
-    path=$("$python" -B "$here/imports.py" "${copies[@]}") || {
+    path=$("${python[@]}" "$here/imports.py" "${copies[@]}") || {
         echo "extras/snapshot/enter.sh on ${SLURMD_NODENAME:-$HOSTNAME}: Python did not say which" \
             "folders it imports from, see above; without that it would run other code than was" \
             "submitted. To run without a copy: SNAPSHOT=0" >&2
         exit 2
     }
-    export PYTHONPATH=${path##*$'\n'} # the last line: a .pth file may print, too
+    path=${path##*$'\n'} # the last line: a .pth file may print, too
+    [[ -z $path ]] || export PYTHONPATH=$path
 fi
 exec "$@"

@@ -24,13 +24,14 @@ snapshot_check_settings() {
 }
 
 #? if kind == "slurm"
-# On a login node: makes the copy, and has sbatch submit the script of the copy. Who submits from a
-# copy, as repeat.py does, runs that copy again. Exports SNAPSHOT_SUBMITTED, the command, for run.json.
+# On a login node: makes the copy, and has sbatch submit the script of the copy. The script of a copy,
+# whose command repeat.py prints, submits that copy again. Exports SNAPSHOT_SUBMITTED, the command, for
+# run.json.
 snapshot_before_submit() {
     local copy
-    snapshot_find_copies "${typed[@]}"
+    snapshot_find_copies "${typed[@]}" || return
     if ((${#snapshot_copies[@]})); then
-        touch "${snapshot_copies[@]}" # clean.sh looks at the time
+        touch "${snapshot_copies[@]}" 2>/dev/null || true # clean.sh looks at the time of one's own
     elif [[ $SNAPSHOT == 1 ]]; then
         snapshot_take "${typed[0]+$program}" "$PWD" "${typed[@]:1}" || return
         typed=("${snapshot_words[@]}")
@@ -45,7 +46,7 @@ snapshot_before_submit() {
 # folder stands for PROJECT_DIR in the file that describes the container: the copy lies in there, too.
 snapshot_job_start() {
     local folder
-    snapshot_find_copies ${words[0]+"$program"} "${words[@]:1}"
+    snapshot_find_copies ${words[0]+"$program"} "${words[@]:1}" || return
     for folder in "${snapshot_copies[@]}"; do
         container_folders+=("$(realpath "$folder/original")" "$(realpath "$folder")")
     done
@@ -53,6 +54,14 @@ snapshot_job_start() {
         say "sbatch alone has submitted this job, so it runs the files as they are now, without a" \
             "copy (SNAPSHOT)"
     fi
+}
+
+# Prints words so that a shell, or Python's shlex, reads them as they are.
+snapshot_quoted() {
+    local quote=\' word
+    for word in "$@"; do
+        printf "'%s' " "${word//$quote/$quote\\$quote$quote}"
+    done
 }
 
 #? else
@@ -74,7 +83,7 @@ snapshot_before_submit() {
 
 # The program's working directory is the project's folder, also if its scripts are those of a copy.
 snapshot_job_start() {
-    snapshot_find_copies "${arguments[@]}"
+    snapshot_find_copies "${arguments[@]}" || return
     cd "$snapshot_original" || return
 }
 
@@ -173,13 +182,3 @@ snapshot_record() {
     snapshot_recorder=$!
     disown "$snapshot_recorder" # or bash would tell of its end
 }
-
-#? if kind == "slurm"
-# Prints words so that a shell, or Python's shlex, reads them as they are.
-snapshot_quoted() {
-    local quote=\' word
-    for word in "$@"; do
-        printf "'%s' " "${word//$quote/$quote\\$quote$quote}"
-    done
-}
-#? endif

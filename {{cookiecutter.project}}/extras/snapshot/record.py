@@ -34,10 +34,10 @@ ALLOCATION = {
     "account": "SLURM_JOB_ACCOUNT",
     "qos": "SLURM_JOB_QOS",
 }
-# A setting with a default, NAME="${NAME:-default}": the environment of the submission may have replaced it.
-SETTING = re.compile(r'^(?:export )?"?([A-Z][A-Z0-9_]*)="?\$\{\1:?-', re.MULTILINE)
-# Variables that one may set beside the settings, and that change what a job does.
-FURTHER = {"NPROC_PER_NODE", "OMP_NUM_THREADS", "ALLOW_CPU"}
+# A setting with a default, NAME="${NAME:-default}": the environment of the submission may have another value.
+SETTING = re.compile(r'^(?:export )?"?([A-Z][A-Z0-9_]*)="?\$\{\1:?-(.*?)\}', re.MULTILINE)
+# Variables that one may set beside the settings, and that change what a job does. They have no default.
+FURTHER = {"NPROC_PER_NODE": None, "OMP_NUM_THREADS": None, "ALLOW_CPU": None}
 # The end of a variable's or an option's name whose value is a key: WANDB_API_KEY, --hub-token; not --max-tokens.
 KEY = r"((?:^|[-_.,=:\s])(?:api-?key|key|token|secret|password|passwd|passphrase|credentials?))"
 IS_KEY = re.compile(KEY + "$", re.IGNORECASE)
@@ -147,14 +147,14 @@ def changed_settings(process):
 
     Keys are left out: another run finds them where this one did.
     """
-    names = set(FURTHER)
+    defaults = dict(FURTHER)
     for path in [os.path.join(OWN_PROJECT, "env.sh"), *glob.glob(os.path.join(OWN_PROJECT, "extras/*/settings.sh"))]:
         with open(path, encoding="utf-8", errors="replace") as lines:
-            names.update(SETTING.findall(lines.read()))
+            defaults.update(SETTING.findall(lines.read()))
     with open(f"/proc/{process}/environ", "rb") as file:
         pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0")]
-    given = {name: value for name, _, value in pairs}
-    return masked({name: given[name] for name in sorted(names & set(given)) if not IS_KEY.search(name)})
+    given = {name: value for name, _, value in pairs if name in defaults and value != defaults[name]}
+    return masked({name: given[name] for name in sorted(given) if not IS_KEY.search(name)})
 
 
 def facts_of_slurm(args):

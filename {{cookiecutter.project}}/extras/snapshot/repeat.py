@@ -24,11 +24,6 @@ import shutil
 import subprocess
 import sys
 
-sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
-
-from git_state import GitError, state_of  # noqa: E402
-
 MODULE = "/extras/snapshot/run_module.py"
 MASK = "***"  # in place of what looked like a key
 PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
@@ -166,9 +161,13 @@ def worktree(git, tree, changes):
 
 def is_unchanged(run, git, changes):
     """Return whether the project's sources are now what they were when the job started."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
+    import git_state
+
     try:
-        now, diff = state_of(run["project"])
-    except (GitError, OSError):
+        now, diff = git_state.state_of(run["project"])
+    except (git_state.GitError, OSError):
         return False
     before = b""
     if os.path.exists(changes):

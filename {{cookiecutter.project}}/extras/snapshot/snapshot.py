@@ -31,7 +31,15 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH=1 leaves this folder out
 
-from git_state import LARGEST_NEW_FILE, GitError, git, names, private, repository_of, state_of
+from git_state import (
+    LARGEST_NEW_FILE,
+    GitError,
+    git,
+    names,
+    private,
+    repository_of,
+    state_of,
+)
 
 # Without git: what counts as a source. Files without a suffix count if they can be executed.
 SOURCES = {

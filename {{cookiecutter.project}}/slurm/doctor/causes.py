@@ -4,8 +4,8 @@ To add one, add a row here. In the template, add an example to doctor_examples.p
 A pattern is searched in one line, without its label: in "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
 Of two rows that match the same message, the one that stands first counts.
 
-A cause that needs a runtime, a launcher or an optional part of the project stands in a file of its own,
-causes_NAME.py beside this one. A project without that part does not have the file.
+A cause that needs a container runtime stands in a file of its own, causes_NAME.py beside this one. One that only an
+extra can have stands in extras/NAME/causes.py. A project without that part does not have the file.
 """
 
 from typing import NamedTuple
@@ -52,14 +52,6 @@ BY_SLURM = (
         says="the walltime was over",
         fix="Ask for more --time, or go on from what was saved. If the output stops long before, a rank hung.",
         source="Slurm",
-    ),
-    Cause(
-        name="stuck",  # the job ended itself, as Slurm would
-        patterns=(r"stuck: nothing was printed for \d+ s",),
-        says="the ranks waited for something that never came",
-        fix="Look at where each rank was, below: one that stands alone kept the others waiting.",
-        source="this project",
-        way="waited",
     ),
     Cause(
         name="requeued",
@@ -353,6 +345,14 @@ BY_RANK = (
         fix="Use a smaller num_workers of DataLoader (0 shows the error), or put ulimit -n 65536 into env.sh.",
         source="torch",
         signals=(7,),
+    ),
+    Cause(
+        name="MPI without PMI",
+        patterns=(r"OMPI was not built with SLURM's PMI support",),
+        says="the program calls MPI itself, as with mpi4py, and mpirun did not start it",
+        fix="Ask your site how its MPI starts: srun --mpi=list shows what Slurm has. Where the site has mpirun,"
+        " LAUNCHER=mpirun-ranks starts such a program.",
+        source="Open MPI",
     ),
     Cause(
         name="library",

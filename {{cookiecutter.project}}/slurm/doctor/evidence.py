@@ -149,11 +149,12 @@ def script_that_failed(run):
 
 # For these causes the verdict on a collective, if there is one, replaces what the row says: it also names the rank that
 # the others waited for.
-OF_WAITING = ("waited in vain", "lost another rank", "returned early", "process group", "stuck")
+OF_WAITING = ("waited in vain", "lost another rank", "returned early", "process group")
 
 
 def with_verdict(cause, verdicts):
     """Return a cause with what is known of the collective in which the ranks waited."""
     if verdicts and verdicts[0].startswith("ranks disagree"):
         return proven_by(cause.line, row_named("different tensors"))._replace(says=verdicts[0])
-    return cause._replace(says=verdicts[0]) if verdicts and cause.name in OF_WAITING else cause
+    waited = cause.row.way == "waited" or cause.name in OF_WAITING
+    return cause._replace(says=verdicts[0]) if verdicts and waited else cause

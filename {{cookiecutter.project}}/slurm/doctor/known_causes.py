@@ -1,11 +1,12 @@
-"""Searches lines for the causes of causes.py, and of each causes_NAME.py that stands beside it."""
+"""Searches lines for the causes of causes.py, of each causes_NAME.py beside it, and of each extras/NAME/causes.py."""
 
 import glob
-import importlib
+import importlib.util
 import os
 import re
 from typing import NamedTuple
 
+import causes
 from causes import Cause
 from errors import HARMLESS, OF_COMMUNICATION, WORDS, way_of
 from logs import Line
@@ -13,12 +14,32 @@ from logs import Line
 PROOF_WIDTH = 300
 
 
+def modules():
+    """Return the modules with rows, those of optional parts first: the first row that fits counts."""
+    project = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [path for pattern in ("slurm/doctor/causes_*.py", "extras/*/causes.py") for path in found(project, pattern)]
+    return [loaded(os.path.relpath(path, project), path) for path in paths] + [causes]
+
+
+def found(folder, pattern):
+    """Return the files of a folder that fit a pattern."""
+    return sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
+
+
+def loaded(name, path):
+    """Return the module in a file. Several files have the name causes.py."""
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+MODULES = modules()
+
+
 def rows(table):
-    """Return the rows of all tables of this name, those of optional parts first: the first row that fits counts."""
-    paths = sorted(glob.glob(glob.escape(os.path.dirname(os.path.abspath(__file__))) + "/causes_*.py"))
-    names = [os.path.basename(path)[: -len(".py")] for path in paths]
-    modules = [importlib.import_module(name) for name in [*names, "causes"]]
-    return [row for module in modules for row in getattr(module, table, ())]
+    """Return the rows of all tables of this name."""
+    return [row for module in MODULES for row in getattr(module, table, ())]
 
 
 BY_SLURM, BY_STARTER, BY_RANK, BY_WAITING = map(rows, ("BY_SLURM", "BY_STARTER", "BY_RANK", "BY_WAITING"))

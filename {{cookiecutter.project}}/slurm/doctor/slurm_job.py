@@ -123,10 +123,11 @@ def find_output(record, numbers):
 
 def find_newest_run(record, job_id):
     """Return the folder of the job's newest attempt, which has the number of its restarts if Slurm still knows that."""
+    logs = os.path.realpath(f"{PROJECT}/logs")  # it may be a link
     restarts = re.search(r"\bRestarts=(\d+)", record)
     if restarts:
-        return f"{PROJECT}/logs/{job_id}.{restarts.group(1)}"
-    return max(glob.glob(f"{glob.escape(PROJECT)}/logs/{job_id}.*"), key=attempt_of, default="")
+        return f"{logs}/{job_id}.{restarts.group(1)}"
+    return max(glob.glob(f"{glob.escape(logs)}/{job_id}.*"), key=attempt_of, default="")
 
 
 def attempt_of(run):

@@ -1,4 +1,4 @@
-"""The causes that have to do with mpirun: LAUNCHER=mpirun and LAUNCHER=mpirun-ranks."""
+"""Rows for slurm/doctor.py: causes that only LAUNCHER=mpirun and LAUNCHER=mpirun-ranks have."""
 
 from causes import Cause
 
@@ -33,16 +33,6 @@ BY_STARTER = (
         says="mpirun lost a node: the node died, its network failed, or mpirun's process there was killed",
         fix="The output names the node a few lines after the proof (Remote daemon). Submit again with --exclude=NODE,"
         " and tell your site.",
-        source="Open MPI",
-    ),
-)
-
-BY_RANK = (
-    Cause(
-        name="MPI without PMI",
-        patterns=(r"OMPI was not built with SLURM's PMI support",),
-        says="the program calls MPI itself, as with mpi4py, and mpirun did not start it",
-        fix="Ask your site how its MPI starts: srun --mpi=list shows what Slurm has. Or use LAUNCHER=mpirun-ranks.",
         source="Open MPI",
     ),
 )
