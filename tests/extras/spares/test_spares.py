@@ -222,7 +222,7 @@ def test_with_all_other_extras(drill, cluster, tmp_path_factory):
     drill.project = bake(tmp_path_factory.mktemp("a b") / "all", **ANSWERS)
     (drill.folder / "data").write_text("some data")
     settings = {"SPARES": "1", "LAUNCHER": "srun", "MEASURE_EVERY": "1", "STALL_TIMEOUT": "600"}
-    settings |= {"STAGE_DATA": "data", "STAGE_DIR": "/dev/shm", **drills.ONE_THREAD}
+    settings = {**drills.ONE_THREAD, **settings, "STAGE_DATA": "data", "STAGE_DIR": "/dev/shm", "SNAPSHOT": "1"}
     words = ["bash", drill.project / "slurm/submit_multinode.sh", "--nodes=2", "--", "slowly.py"]
     submitted = cluster.run(*words, *drills.RUN.split(), "--out", drill.out, cwd=drill.folder, env=settings)
     drill.jobs.append(int(re.search(r"Submitted batch job (\d+)", submitted.stdout)[1]))

@@ -18,6 +18,7 @@ spares_in_vain=0            # attempts in a row that failed soon, while no node 
 spares_launched=0           # when this attempt began, as SECONDS
 spares_dead=''              # the first node, if this script has taken over from it
 spares_stands_by=''         # not empty: another node stands by
+spares_outputs=()           # the files to which this script writes output and errors
 
 # Refuses settings that cannot work.
 spares_check_settings() {
@@ -66,6 +67,8 @@ spares_before_launch() {
     export SLURM_OVERLAP=1
     [[ -n $batch && -z $spares_stands_by ]] && ((${#nodes[@]} > 1)) || return 0
     spares_stands_by=yes
+    # Read here: while the script calls a function with a redirection, its descriptors lead elsewhere.
+    spares_outputs=("$(readlink "/proc/$$/fd/1")" "$(readlink "/proc/$$/fd/2")")
     spares_keep_a_node_standing_by &
     disown $! # or bash would tell of its end
 }
@@ -352,9 +355,8 @@ spares_keep_a_node_standing_by() {
             node=${others[turn++ % ${#others[@]}]}
             srun --overlap --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
                 --nodelist="$node" --input=none --output=none \
-                "$PROJECT_DIR/extras/spares/stand_by.sh" "$SLURMD_NODENAME" \
-                "$(readlink "/proc/$$/fd/1")" "$(readlink "/proc/$$/fd/2")" "${words[@]}" \
-                &>>"$RUN_DIR/stand_by.log" || true
+                "$PROJECT_DIR/extras/spares/stand_by.sh" "$SLURMD_NODENAME" "${spares_outputs[@]}" \
+                "${words[@]}" &>>"$RUN_DIR/stand_by.log" || true
         fi
         sleep 30 &>/dev/null || return 0
     done
