@@ -17,8 +17,7 @@ declare -gA spares_unfit=() # spares_unfit[NODE]: why the ranks do not run there
 spares_in_vain=0            # attempts in a row that failed soon, while no node was at fault
 spares_launched=0           # when this attempt began, as SECONDS
 spares_dead=''              # the first node, if this script has taken over from it
-spares_stands_by=''         # not empty: another node stands by
-spares_outputs=()           # the files to which this script writes output and errors
+spares_outputs=()           # the job's files for output and errors, if another node stands by
 
 # Refuses settings that cannot work.
 spares_check_settings() {
@@ -65,8 +64,7 @@ spares_before_launch() {
     spares_launched=$SECONDS
     spares_stays_in_allocation || return 0
     export SLURM_OVERLAP=1
-    [[ -n $batch && -z $spares_stands_by ]] && ((${#nodes[@]} > 1)) || return 0
-    spares_stands_by=yes
+    [[ -n $batch ]] && ((${#spares_outputs[@]} == 0 && ${#nodes[@]} > 1)) || return 0
     # Read here: while the script calls a function with a redirection, its descriptors lead elsewhere.
     spares_outputs=("$(readlink "/proc/$$/fd/1")" "$(readlink "/proc/$$/fd/2")")
     spares_keep_a_node_standing_by &
