@@ -14,7 +14,7 @@
 source "$PROJECT_DIR/extras/spares/list.sh" # spares_remember, spares_remembered, spares_avoid_bad_nodes
 
 declare -gA spares_unfit=() # spares_unfit[NODE]: why the ranks do not run there, in this job
-spares_in_vain=0            # attempts in a row that failed soon, while no node was at fault
+spares_in_vain=0            # attempts in a row that failed within ten minutes, no node being at fault
 spares_launched=0           # when this attempt began, as SECONDS
 spares_dead=''              # the first node, if this script has taken over from it
 spares_outputs=()           # the job's files for output and errors, if another node stands by
@@ -302,8 +302,8 @@ spares_a_node_is_at_fault() {
 }
 
 # Whether another start may succeed, though slurm/preflight.sh finds no fault: fault.py blames a node,
-# or does not know whose fault it is. In the second case, two failed attempts in a row end the job,
-# unless the ranks ran for ten minutes. Prints why the ranks failed, if they are to start again.
+# or does not know whose fault it is. In the second case, two attempts in a row that failed within ten
+# minutes end the job. Prints why the ranks failed, if they are to start again.
 spares_another_start_may_help() {
     local fault='' node=''
     type -P python3 >/dev/null || return 1
@@ -315,8 +315,10 @@ spares_another_start_may_help() {
         explain_failure "$code"
         return 0
     fi
-    ((SECONDS < spares_launched + 600)) || spares_in_vain=0
     spares_in_vain=$((spares_in_vain + 1))
+    if ((SECONDS >= spares_launched + 600)); then
+        spares_in_vain=0
+    fi
     if ((spares_in_vain >= 2)); then
         say "two attempts have failed within ten minutes each, and no node is at fault"
         return 1
