@@ -14,7 +14,7 @@
 source "$PROJECT_DIR/extras/spares/list.sh" # spares_remember, spares_remembered, spares_avoid_bad_nodes
 
 declare -gA spares_unfit=() # spares_unfit[NODE]: why the ranks do not run there, in this job
-spares_in_vain=0            # attempts in a row that failed within ten minutes, no node being at fault
+spares_failed_soon=0        # attempts in a row that failed within ten minutes, no node being at fault
 spares_launched=0           # when this attempt began, as SECONDS
 spares_dead=''              # the first node, if this script has taken over from it
 spares_outputs=()           # the job's files for output and errors, if another node stands by
@@ -87,7 +87,7 @@ spares_after_launch() {
     ((code != 0)) && [[ -z $outcome && -z $cancelled ]] && spares_stays_in_allocation || return 0
     [[ ! -e $STOP_FILE && ! -e $REQUEUE_FILE ]] || return 0
     if spares_a_node_is_at_fault; then
-        spares_in_vain=0
+        spares_failed_soon=0
     else
         spares_another_start_may_help || return 0
     fi
@@ -315,11 +315,11 @@ spares_another_start_may_help() {
         explain_failure "$code"
         return 0
     fi
-    spares_in_vain=$((spares_in_vain + 1))
+    spares_failed_soon=$((spares_failed_soon + 1))
     if ((SECONDS >= spares_launched + 600)); then
-        spares_in_vain=0
+        spares_failed_soon=0
     fi
-    if ((spares_in_vain >= 2)); then
+    if ((spares_failed_soon >= 2)); then
         say "two attempts have failed within ten minutes each, and no node is at fault"
         return 1
     fi
