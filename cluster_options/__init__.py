@@ -14,6 +14,7 @@ The modules. Each imports only those above it:
     answers      defaults and faults of a set of answers; asks again
     sbatch       options of sbatch that follow from the answers, and their reasons
     commands     other text for scripts and documents
+    first_job    the steps to the first job, with their minutes, and the table of sites that shows them
     files        which files of the template a project keeps
     provenance   where a project comes from: version, commit, the commands that write it again and link it
     extension    the Jinja extension, and the list of functions that templates can call

@@ -69,7 +69,7 @@ def check(files):
 
 def table():
     """Print the table of sites."""
-    from cluster_options.sites import table
+    from cluster_options.first_job import table
 
     print(table(), end="")
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 
 from .runtimes import IN_SRUN, RUNTIMES
 from .sbatch import interactive_answers, jobs_of, node_facts, resources
 from .schema import CONTAINER_DEFAULTS
 from .sites import site_facts
+
+# What pip takes. pip's metadata of 2.11.0 to 2.13.0, for x86-64 and Arm (2026-11-26); pytorch/pytorch issues 178665,
+# 190355 and 190385 for the CUDA of each version (2026-03-27 and 2026-07-17).
+TORCH = "2.13.0"
+TORCH_OF_PYPI = (
+    "torch 2.11 to 2.13 of PyPI, for x86-64 and Arm, is for CUDA 13.0 and needs a driver of 580 or newer; for an older "
+    "driver, set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126, which has torch up to 2.14"
+)
 
 
 def modules_of(answers) -> dict:
@@ -31,6 +40,14 @@ def packages_from(answers) -> str:
     if facts["containers"].get("venv", CONTAINER_DEFAULTS)["wheelhouse"]:
         return "wheelhouse"
     return "folder" if facts["internet"] is False else "index"
+
+
+def torch_pin(answers) -> list[str]:
+    """Return the lines of requirements.txt that choose torch: the reason, and the site's version or PyPI's."""
+    facts = site_facts(answers["site"])
+    of_pypi = {"version": TORCH, "why": TORCH_OF_PYPI if facts["node"]["gpu_vendor"] == "nvidia" else ""}
+    pin = facts["containers"].get("venv", CONTAINER_DEFAULTS)["torch"] or of_pypi
+    return [f"# {line}" for line in textwrap.wrap(pin["why"], 98)] + [f"torch=={pin['version']}"]
 
 
 def add_package(answers, package, container_page) -> str:
@@ -77,6 +94,7 @@ def interactive_line(answers) -> str:
     load = [*lines["before"], f"module load {modules}", *lines["after"]] if modules else []
     before = "; ".join([*load, f"export PROJECT_DIR={here}"])
     before += " ENROOT_LOGIN_SHELL=no" * (runtime == "pyxis")
+    before += "".join(f"; unset {variable['name']}" for variable in container["unset"])
     options = [shlex.quote(option) for option, _ in resources(job)]
     srun = [option["option"] for option in facts["srun"] if option["tasks"] != "rank"]
     shell = "bash" if enter else "bash --rcfile slurm/interactive.rc"
@@ -205,7 +223,13 @@ def project_folder(facts):
 def ssh_command(facts) -> str:
     """Return the command that logs in, with words in capitals for what is not known."""
     login = facts["login"]
-    return " ".join(filter(None, ["ssh", login.get("options"), "USER@" + login.get("host", "HOST")]))
+    return " ".join(filter(None, ["ssh", login.get("options"), login_name(facts)]))
+
+
+def login_name(facts) -> str:
+    """Return what ssh and rsync call the login node: USER@HOST, or HOST where ssh's configuration has the name."""
+    user, host = facts["login"].get("user", "USER"), facts["login"].get("host", "HOST")
+    return f"{user}@{host}" if user else host
 
 
 def rsync_command(facts, words: str) -> str:
@@ -214,7 +238,7 @@ def rsync_command(facts, words: str) -> str:
     if facts["transfer_host"]:
         return f"rsync {words} USER@{facts['transfer_host']}"
     shell = f'-e "ssh {login["options"]}" ' if "options" in login else ""
-    return f"rsync {shell}{words} USER@{login.get('host', 'HOST')}"
+    return f"rsync {shell}{words} {login_name(facts)}"
 
 
 def placeholders(facts) -> str:

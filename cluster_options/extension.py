@@ -11,7 +11,7 @@ from types import ModuleType
 import jinja2
 from jinja2.ext import Extension
 
-from . import answers, commands, detect, extras, files, provenance, runtimes, sbatch, sites
+from . import answers, commands, detect, extras, files, first_job, provenance, runtimes, sbatch, sites
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -43,6 +43,7 @@ GLOBALS = [
     sbatch.node_facts,
     sbatch.own_resources,
     sbatch.pad,
+    sbatch.real_size,
     sbatch.requeue_option,
     sbatch.resources,
     sbatch.test_queue,
@@ -72,6 +73,7 @@ GLOBALS = [
     commands.rsync_command,
     commands.ssh_command,
     commands.told,
+    commands.torch_pin,
     commands.unless_told,
     extras.brought_extras,
     extras.chosen_extras,
@@ -85,6 +87,7 @@ GLOBALS = [
     files.scripts,
     files.template_files,
     files.unneeded,
+    first_job.software_minutes,
     provenance.add_command,
     provenance.bake_command,
     provenance.link_command,

@@ -28,9 +28,13 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
     about_partition = queue_reason(facts["partitions"].get(partition, LIMIT_DEFAULTS), "which nodes")
     about_qos = queue_reason(facts["qos"].get(qos, LIMIT_DEFAULTS), "which limits and priority")
     share = "all cores of a node, as Slurm counts" if cores == node["cores"] else "the cores that come with these GPUs"
+    if node["cores"] is None and gpus:
+        share = f"{node['cores_per_gpu']} cores with each GPU; raise it if your nodes have more"
+    elif node["cores"] is None:
+        share = "cores of each node; raise it if your nodes have more"
     options = [
         (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus),
-        (f"--cpus-per-task={cores}", f"{share}; without it, one", cores),
+        (f"--cpus-per-task={cores}", share if node["cores"] is None else f"{share}; without it, one", cores),
         (f"--mem={memory}", "of each node" + "; 0 means all" * (memory == "0"), memory),
         (f"--segment={segment_of(answers)}", "nodes that lie in one block of the network", segment_of(answers)),
         *((one["option"], one["why"], not shared or one["option"] != "--exclusive") for one in facts["directives"]),
@@ -69,8 +73,10 @@ def job_limit(answers) -> dict:
 
 def cores_per_node(answers) -> int | None:
     """Return the cores a job asks for on each node: all of a whole node, else the GPUs' share; None if unknown."""
-    node = node_facts(answers)
-    return node["cores"] and share_of(node["cores"], node, int(answers["gpus_per_node"]))
+    node, gpus = node_facts(answers), int(answers["gpus_per_node"])
+    if node["cores"] is None and node["cores_per_gpu"]:
+        return node["cores_per_gpu"] * max(gpus, 1)
+    return node["cores"] and share_of(node["cores"], node, gpus)
 
 
 def segment_of(answers) -> int | None:
@@ -148,9 +154,13 @@ def one_node(answers, longest, queue, gpus):
 
 
 def usual_queue(answers, facts):
-    """Return where jobs go that name no queue, as far as that is known."""
-    found = {question: chosen_queue(question, {**answers, question: ""}, facts) for question in ("partition", "qos")}
-    return {question: name for question, name in found.items() if name}
+    """Return where jobs go that name no queue, as far as that is known and a job may name it."""
+    found = {}
+    for question, section in (("partition", "partitions"), ("qos", "qos")):
+        name = chosen_queue(question, {**answers, question: ""}, facts)
+        if name and not facts[section].get(name, LIMIT_DEFAULTS)["unnamed"]:
+            found[question] = name
+    return found
 
 
 def has_whole_nodes(facts) -> bool:
@@ -174,8 +184,14 @@ def test_queue(facts, answers) -> dict[str, str]:
     for question, key in (("partition", "partitions"), ("qos", "qos")):
         name = chosen_queue(question, answers, facts)
         if name in facts[key] and is_for_tests(name, facts[key][name]):
-            others = [other for other, limits in facts[key].items() if not is_for_tests(other, limits)]
-            longer = f"--{question}={others[0] if len(others) == 1 else 'NAME'}"
+            others = [
+                other
+                for other, limits in facts[key].items()
+                if not is_for_tests(other, limits) and not limits["unnamed"]
+            ]
+            usual = {**usual_queue(answers, facts), **facts["production"]}.get(question)
+            known = usual if usual in others else others[0] if len(others) == 1 else "NAME"
+            longer = f"--{question}={known}"
             word = "QoS" if question == "qos" else question
             return {"name": f"{word} `{name}`", "limits": facts[key][name], "longer": longer}
     return {}
@@ -197,6 +213,47 @@ def own_resources(job, own_queue: bool, builds=False) -> list[tuple[str, str]]:
     """Return resources(job) without what a script takes from the submit script: the account, mostly the queue."""
     shared = ("--account=",) if own_queue else ("--account=", "--partition=", "--qos=")
     return [(option, why) for option, why in resources(job, builds) if not option.startswith(shared)]
+
+
+def real_size(answers) -> list[str]:
+    """Return the options of sbatch that make of the project's job one of real size: whole nodes, for hours.
+
+    Options replace #SBATCH lines one by one. So GPUs, cores and memory stand together, where they differ. A queue for
+    tests is left. Which queue has the longer jobs may be the user's to say: NAME then stands for it.
+    """
+    facts = site_facts(answers["site"])
+    header = resources(answers)
+    for queue in real_queues(answers, facts):
+        job = {**answers, **queue}
+        gpus = node_facts(job)["gpus"]
+        job["gpus_per_node"] = str(max(4, int(answers["gpus_per_node"])) if gpus is None else gpus)
+        if answers["gpus_per_node"] == "0":
+            job["gpus_per_node"] = "0"
+        for nodes in ("4", "2", "1"):
+            job["nodes"] = nodes
+            job["time_limit"] = within_limits(job, facts, "08:00:00")
+            if not list(all_faults(job)):
+                changed = [option for option, why in resources(job) if (option, why) not in header]
+                changed = [option for option in changed if option not in dict(header)]
+                placeholder = test_queue(facts, answers).get("longer", "") if for_tests(facts, answers) else ""
+                if placeholder.endswith("=NAME"):
+                    name = placeholder.partition("=")[0]
+                    changed = [placeholder if option.startswith(f"{name}=") else option for option in changed]
+                return [f"--nodes={nodes}", *changed]
+    return ["--nodes=4", "--time=08:00:00"]
+
+
+def real_queues(answers, facts):
+    """Yield partition and QoS for a job that is no test: the answered ones, the usual ones, then each other."""
+    if not for_tests(facts, answers):
+        yield {}
+    usual = {**usual_queue(answers, facts), **facts["production"]}
+    if usual and not for_tests(facts, {**answers, **usual}):
+        yield usual
+    for question, key in (("partition", "partitions"), ("qos", "qos")):
+        for name, limits in facts[key].items():
+            if not limits["unnamed"] and not for_tests(facts, {**answers, question: name}):
+                yield {question: name}
 
 
 def example_nodes(answers) -> str:

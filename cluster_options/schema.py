@@ -286,6 +286,7 @@ NODE = {
     "gpus": Count(0, "GPUs of a node"),
     "gpu_name": Text("for documents, such as H100 80 GB"),
     "cores": Count(1, "cores of a node, as --cpus-per-task counts them"),
+    "cores_per_gpu": Count(1, "cores that a job asks for with each GPU, where `cores` is not known"),
     "memory": Like(r"\d+([KMGT]B?)?", "a value of --mem such as 450G, in quotes"),
     "gpu_option": Like(
         r"--(gpus-per-node=|gres=gpu:)([\w-]+:)?", "--gpus-per-node= or --gres=gpu:, with TYPE: if need be"
@@ -305,6 +306,7 @@ LIMITS = {  # of one job
     "max_jobs": Count(1, "running and waiting jobs of a user; sbatch refuses the next one"),
     "tiers": ListOf(TIER, about="the longest time by number of nodes"),
     "default": Flag("jobs that name no queue get this one"),
+    "unnamed": Flag("the scheduler refuses its name: jobs get it if they name no queue"),
     "for_tests": Flag(
         "for short tests: long jobs and builds go elsewhere; left out, the name tells (debug, test, dev)"
     ),
@@ -340,6 +342,11 @@ VARIABLE = Record(
 )
 OF_RUNTIMES = {"runtimes": ListOf(OneOf(*RUNTIMES), 1, about="only for projects with one of the named runtimes")}
 NOTE = TextOr(Record({"text": Text()}, OF_RUNTIMES))
+UNSET = Record({"name": Like("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable"), "why": Text()})
+TORCH = Record(
+    {"version": Like(r"\d+([.]\d+)+", "a version of torch, such as 2.13.0"), "why": Text()},
+    about="of venv: the torch of requirements.txt, with its reason and until when it holds",
+)
 MODULE_LINE = Record({"line": Like(r"[^\s].*", "a line of bash"), "why": Text()})
 CONTAINER = Record(
     {},
@@ -359,6 +366,7 @@ CONTAINER = Record(
             about="of apptainer: what is put before each command inside",
         ),
         "entry_environment": ListOf(VARIABLE, about="of apptainer: variables of env.sh that `entry` would overwrite"),
+        "unset": ListOf(UNSET, about="of apptainer: variables of the host to unset before it starts"),
         "build_with": Text(
             "what is put before the command that gets the image on a login node: of podman-hpc and shifter the build, "
             "of apptainer the pull, where login nodes alone have internet; ACCOUNT stands for the answer"
@@ -370,6 +378,7 @@ CONTAINER = Record(
             about="of venv: pip is set up to install from wheels on the site's file system, without an index; "
             "the command that lists those of a package, without the package's name",
         ),
+        "torch": TORCH,
     },
 )
 VOLUME = Record(
@@ -413,10 +422,20 @@ SCHEMA = Record(
         "defaults": Record(
             {"nodes": Count(1), "gpus_per_node": Count(0)},
             {"time_limit": Walltime(), "partition": Text(), "qos": Text(), "account": Text()},
-            about="of the questions",
+            about="of the questions: a small job, in a queue for tests if the site has one",
         ),
     },
     {
+        "production": Record(
+            {},
+            {"partition": Text(), "qos": Text()},
+            about="where jobs go that are no tests, if not to the default queue",
+        ),
+        "check": Like(
+            r"--[\w-]+(=[\w.,:/=@%+-]+)?( --[\w-]+(=[\w.,:/=@%+-]+)?)*",
+            "options of sbatch",
+            about="of the first job, where it starts sooner with them than with the #SBATCH lines",
+        ),
         "detect": Record(
             {},
             {"cluster": ListOf(Text(), about="ClusterName of slurm.conf"), "host": Expression("names of login nodes")},
@@ -470,6 +489,7 @@ SCHEMA = Record(
             {},
             {
                 "host": Text("a login node; the written README has ssh USER@HOST"),
+                "user": Text("what stands before the @, USER by default; empty where ssh's configuration has the name"),
                 "options": Text("of ssh"),
                 "needs": Text("Markdown: what logging in needs beside a user name"),
             },
@@ -512,6 +532,7 @@ NODE_DEFAULTS = {
     "gpus": None,
     "gpu_name": "",
     "cores": None,
+    "cores_per_gpu": None,
     "memory": "",
     "gpu_option": "--gpus-per-node=",
     "gpu_vendor": "nvidia",
@@ -526,6 +547,8 @@ CONTAINER_DEFAULTS = {
     "gpu_option": None,
     "entry": [],
     "entry_environment": [],
+    "unset": [],
+    "torch": {},
     "build_with": "",
     "after_build": "",
     "wheelhouse": "",
@@ -535,6 +558,7 @@ LIMIT_DEFAULTS = {
     **dict.fromkeys(LIMITS),
     "tiers": [],
     "default": False,
+    "unnamed": False,
     "confirmed": True,
     "about": "",
     "partitions": [],
@@ -548,6 +572,7 @@ EMPTY_MAPS = (
     "qos",
     "containers",
     "pods",
+    "production",
     "interactive",
     "module_lines",
     "ports",
@@ -567,6 +592,7 @@ EMPTY_LISTS = (
 )
 EMPTY_LISTS += ("problems", "all_reduce", "unconfirmed")
 OTHER_DEFAULTS = {
+    "check": "",
     "expedited_requeue": False,
     "host_suffix": "",
     "login": {},

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import yaml
 
-from .checks import Doubt, check_gpus, check_nodes, check_time, node_of
+from .checks import Doubt, check_gpus, check_nodes, check_time
 from .runtimes import KINDS, image_fits, image_rule
 from .schema import (
     CONTAINER_DEFAULTS,
@@ -243,11 +243,15 @@ def contradictions_of_options(facts, broken):
 
 def contradictions_of_queues(facts):
     """Yield partitions and QoS that are named but not listed."""
-    for section in ("defaults", "interactive"):
+    for section in ("defaults", "interactive", "production"):
         for key, names in (("partition", facts["partitions"]), ("qos", facts["qos"])):
             value = facts[section].get(key)
             if value and names and value not in names:
                 yield f"{section}.{key}: {value!r} is not among {', '.join(names)}"
+    for section, names in (("partition", facts["partitions"]), ("qos", facts["qos"])):
+        for name, limits in names.items():
+            if limits["unnamed"] and not limits["default"]:
+                yield f"{section} {name}: unnamed, but not the default: no job could get it"
     for name, limits in facts["qos"].items():
         for partition in limits["partitions"]:
             if facts["partitions"] and partition not in facts["partitions"]:
@@ -279,6 +283,12 @@ def contradictions_of_containers(facts, broken):
             yield f"containers.{runtime}.image: {container['image']!r} is of the wrong kind; {image_rule(runtime)}"
         if container["wheelhouse"] and runtime != "venv":
             yield f"containers.{runtime}.wheelhouse: only a virtual environment is built from it; use containers.venv"
+        if container["torch"] and runtime != "venv":
+            yield f"containers.{runtime}.torch: only a virtual environment has a requirements.txt; use containers.venv"
+        elif container["torch"] and container["wheelhouse"]:
+            yield "containers.venv.torch: a wheelhouse has versions of its own; leave out one of both"
+        if container["unset"] and runtime != "apptainer":
+            yield f"containers.{runtime}.unset: only apptainer takes over the host's variables; use module_lines"
 
 
 def contradictions_of_notes(facts):
@@ -291,25 +301,6 @@ def contradictions_of_notes(facts):
 
 
 # ---- all sites together ----------------------------------------------------------------------------------------------
-
-
-def table() -> str:
-    """Return the site files as the table of docs/sites.md."""
-    lines = ["| `site` | cluster | a node | runtimes, the first by default | queues | checked |"]
-    lines += ["|---|---|---|---|---|---|"]
-    for site in site_names():
-        facts = site_facts(site)
-        nodes = [node_of(facts, partition) for partition in facts["partitions"]] or [facts["node"]]
-        amounts = dict.fromkeys(
-            f"{node['gpus']} x {node['gpu_name'] or 'GPU'}" + f", {node['cores']} cores" * bool(node["cores"])
-            for node in nodes
-            if node["gpus"]
-        )
-        queues = len(facts["partitions"]) + len(facts["qos"])
-        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']})", "; ".join(amounts) or "any"]
-        words += [", ".join(facts["runtimes"]), str(queues or "any"), facts["checked"]]
-        lines.append(f"| {' | '.join(words)} |")
-    return "\n".join(lines) + "\n"
 
 
 def list_of_titles() -> str:

@@ -540,8 +540,7 @@ def test_what_an_extra_may_change_before_the_submission(tmp_path):
 
 def test_a_setting_of_an_extra_that_is_not_here(tmp_path):
     project = bake(tmp_path, site="rcp", account="mlo-jdoe", extras="none")
-    functions = project / "launch/extras.sh"
-    functions.write_text(functions.read_text().replace('local owners=""\n', 'local owners="WORDS=one"\n'))
-    done = script(project, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", WORDS="3")
+    done = script(project, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", SNAPSHOT="1")
     assert done.returncode == 2
-    assert done.stderr.startswith("runai/submit_multinode.sh: WORDS: extras/one is not in this project. To add it: ")
+    said = "runai/submit_multinode.sh: SNAPSHOT: extras/snapshot is not in this project. To add it: "
+    assert done.stderr.startswith(said)

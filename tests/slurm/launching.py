@@ -45,6 +45,7 @@ else:
         except ConnectionRefusedError:
             time.sleep(0.05)
 runtime = os.environ.get("STAND_IN_RUNTIME") or ("apptainer" if os.path.exists("/.singularity.d") else "host")
+assert runtime != "apptainer" or "OF_THE_HOST" not in os.environ  # unset at the site `everywhere`
 words = [rank, world, total, runtime, os.getcwd(), *sys.argv[1:]]
 sys.stdout.write("RESULT " + "|".join(map(str, words)) + "\\n")
 """
@@ -83,6 +84,7 @@ def everywhere(tmp_path_factory):
     text += "containers:\n  shifter: {options: [--module=gpu]}\n  podman-hpc: {options: [--gpu, --nccl]}\n"
     text += "  apptainer:\n    entry: [env, SET_LAST=by the entry]\n"
     text += "    entry_environment: [{name: SET_LAST, value: after it, why: x}]\n"
+    text += "    unset: [{name: OF_THE_HOST, why: x}]\n"
     text += f"binds: [{', '.join(PYTHON_FOLDERS)}]\n"
     path = tmp_path_factory.mktemp("site") / "everywhere.yaml"
     path.write_text(text)

@@ -60,8 +60,10 @@ def test_every_launcher_with_every_runtime(
     """
     cluster = container_cluster
     blank = "_" if runtime == "edf" else " "
-    project = bake(tmp_path / f"my{blank}projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
-    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    project = bake(
+        tmp_path / f"my{blank}projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2", extras="mpi"
+    )
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "OF_THE_HOST": "1"}
     if (project / "slurm/build_container.sh").exists():
         build_image(cluster, project, environment)
     here, there = tmp_path / f"here{blank}I{blank}am", tmp_path / f"my{blank}programs"
@@ -135,7 +137,7 @@ def test_minimal_with_every_runtime(container_cluster, torchrun, runtime, everyw
     """In a folder that holds the file, the program, and the image or the environment."""
     cluster, alone = container_cluster, tmp_path / "alone"
     project = bake(tmp_path / "project", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
-    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "OF_THE_HOST": "1"}
     if (project / "slurm/build_container.sh").exists():
         build_image(cluster, project, environment)
     alone.mkdir()

@@ -107,14 +107,17 @@ class Walk:
         assert self.followed(self.typed(build), tail).output.splitlines()[-1].startswith("ready: ")
 
     def run_job(self) -> None:
-        """Step 4: a check and a training, whose output ends as the step says. Then the commands for jobs that fail."""
-        submit, squeue, tail, doctor = self.commands(4)
-        assert 'one of its last lines has "done    loss"' in self.steps[4]
-        printed = self.typed(submit)
+        """Step 4: a check, then a training; the ends of their outputs. Then the commands for jobs that fail."""
+        check, squeue, tail, train, _, doctor = self.commands(4)
+        assert 'its last line ends with "right"' in self.steps[4]
+        assert "one of the last lines has `done    loss`" in self.steps[4]
+        printed = self.typed(check)
         self.typed(squeue)  # the job may have ended already
         job = self.followed(printed, tail)
         assert job.nodes == ["node1", "node2"]
-        assert "all-reduce over 2 rank(s) on 2 host(s): right" in job.output
+        assert job.output.splitlines()[-1].endswith("all-reduce over 2 rank(s) on 2 host(s): right")
+        job = self.followed(self.typed(train), tail)
+        assert job.nodes == ["node1", "node2"]
         assert re.search(r"ranks   2 \(cpu, float32\)$", job.output, re.MULTILINE), job.output
         # torchrun of another node may print 30 lines behind it, if the first node's has ended before (pytorch #69520).
         assert any("done    loss" in line for line in job.output.splitlines()[-50:]), job.output
@@ -143,7 +146,7 @@ def test_slurm_with_an_environment_that_exists(tmp_path):
     with Cluster(tmp_path / "cluster", nodes=2, accounts=accounts) as cluster:
         written = bake(tmp_path / "laptop", site="slurm", account="acc", runtime="venv", nodes="2", gpus_per_node="2")
         walk = Walk(cluster, written, tmp_path / "files")
-        accounts_of_mine = walk.found(r"^Check the account\.\*\* `(.+?)` prints yours", walk.steps[2])
+        accounts_of_mine = walk.found(r"^Check the account\*\* \(1 minute\)\. `(.+?)` prints yours", walk.steps[2])
         assert "acc" in walk.typed(accounts_of_mine).splitlines()
         partitions = walk.found("`(sinfo .+?)` prints partitions", walk.steps[2])
         assert "main* infinite 2 gpu:2" in walk.typed(partitions)  # the star: the default

@@ -211,7 +211,7 @@ def test_gpus_in_a_shell_of_salloc(cluster, project, program, options, launcher)
 
 def test_unequal_nodes_are_refused(cluster, own, program):
     edit_header(own, "--gpus-per-node", "--gpus=3")
-    edit_header(own, "--exclusive", "--cpus-per-task=1")
+    edit_header(own, "--cpus-per-task", "--cpus-per-task=1")
     job = cluster.submit(own / "slurm/submit_multinode.sh", program, cwd=own, env=python_environment())
     assert (job.state, job.exit_code) == ("FAILED", 2), job.output
     assert "unequal nodes, of 1 2 GPUs" in job.output and "--gpus-per-node" in job.output
@@ -313,12 +313,12 @@ def test_a_number_for_scripts(cluster, own, program):
     cluster.run("scancel", done.stdout.strip())
 
 
-@pytest.mark.parametrize("option", ["--mem-per-cpu=1000", "--ntasks-per-gpu=1", "--gpus=a100:4"])
+@pytest.mark.parametrize("option", ["--ntasks-per-gpu=1", "--gpus=a100:4"])
 def test_a_spelling_that_sbatch_refuses(cluster, project, program, option):
     command = ["bash", "slurm/submit_multinode.sh", option, "--", program]
     done = cluster.run(*command, cwd=project, env=python_environment(), check=False)
     assert done.returncode == 1 and "sbatch: " in done.stderr
-    assert "--gpus-per-node=2 --mem=0" in done.stderr
+    assert "--gpus-per-node=2 --cpus-per-task=8" in done.stderr
 
 
 # ---- Python without the folder of a program --------------------------------------------------------------------------

@@ -201,8 +201,18 @@ def test_the_header_follows_the_answers(tmp_path):
         assert f"#SBATCH --signal=B:USR1@{signal} " in header
     cpu = (bake(tmp_path / "cpu", site="slurm", gpus_per_node="0") / "slurm/submit_multinode.sh").read_text()
     assert not re.search(r"^#SBATCH.*gpu", cpu, re.MULTILINE)
+    # of a cluster that is not known, a job asks for its GPUs and some cores, and not for a node
+    for gpus, cores in (("0", "4"), ("1", "4"), ("4", "16")):
+        project = bake(tmp_path / f"unknown{gpus}", site="slurm", gpus_per_node=gpus)
+        options = re.findall(r"^#SBATCH (\S+)", (project / "slurm/submit_multinode.sh").read_text(), re.MULTILINE)
+        assert f"--cpus-per-task={cores}" in options
+        assert not [option for option in options if option.startswith(("--exclusive", "--mem"))]
     # where a whole node has to be asked for, pip takes a part of it
-    project = bake(tmp_path / "build", site="slurm", gpus_per_node="4")
+    lab = (
+        (REPOSITORY / "sites/slurm.yaml").read_text().replace("  cores_per_gpu: 4\n", "  memory: '0'\n  whole: true\n")
+    )
+    (tmp_path / "lab.yaml").write_text(f"{lab}directives: [{{option: --exclusive, why: x}}]\n")
+    project = bake(tmp_path / "build", site=tmp_path / "lab.yaml", gpus_per_node="4")
     options = re.findall(r"^#SBATCH (\S+)", (project / "slurm/build_venv.sh").read_text(), re.MULTILINE)
     assert "--gpus-per-node=1" in options and not {"--exclusive", "--mem=0"} & set(options)
     assert "--exclusive" in (project / "slurm/submit_multinode.sh").read_text()
@@ -264,6 +274,7 @@ SPECIFIC = [
         "README.md",
         "srun --gpus=1 --time=01:00:00 bash slurm/build_container.sh",
     ),
+    ("isambard-ai", {}, "README.md", "\nssh PROJECT.aip2.isambard\n"),
     ("jean-zay", {"runtime": "apptainer"}, "README.md", "idrcontmgr cp container/*.sif"),
     ("jean-zay", {"runtime": "venv"}, "README.md", "On a login node, with the modules of `env.sh` loaded"),
     ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
@@ -298,7 +309,7 @@ SPECIFIC = [
         "slurm/submit_multinode.sh",
         "--cpus-per-task=32 ",
     ),
-    ("snellius", {"partition": "gpu_h100"}, "slurm/submit_multinode.sh", "--cpus-per-task=64 "),
+    ("snellius", {"partition": "gpu_h100", "gpus_per_node": "4"}, "slurm/submit_multinode.sh", "--cpus-per-task=64 "),
     ("snellius", {"partition": "rome", "gpus_per_node": "0"}, "slurm/submit_multinode.sh", "--cpus-per-task=128 "),
     ("clariden", {}, "slurm/build_container.sh", "#SBATCH --partition=normal "),
     ("clariden", {}, "slurm/interactive.sh", '"--partition=debug"'),
@@ -308,6 +319,22 @@ SPECIFIC = [
         "README.md",
         "bash slurm/submit_multinode.sh --nodes=2 -- benchmark/all_reduce.py",
     ),  # 4 are too long
+    ("trillium", {}, "README.md", "multinode.sh --partition=debug --time=00:15:00 -- check/ranks.py"),
+    ("kempner", {}, "README.md", "multinode.sh check/ranks.py"),
+    (
+        "kempner",
+        {},
+        "README.md",
+        "--nodes=4 --gres=gpu:4 --cpus-per-task=96 --mem=1440G --time=08:00:00 --partition=kempner_h100 -- training/",
+    ),
+    (
+        "lumi",
+        {},
+        "README.md",
+        "--nodes=4 --gpus-per-node=8 --cpus-per-task=56 --time=08:00:00 --partition=standard-g -- ",
+    ),
+    ("mn5", {}, "README.md", "--nodes=4 --time=08:00:00 --qos=NAME -- training/train_ddp.py"),
+    ("setonix", {}, "slurm/submit_multinode.sh", "#SBATCH --gres=gpu:1 "),
     ("mn5", {}, "README.md", "bash slurm/submit_multinode.sh --nodes=4 -- benchmark/all_reduce.py"),
 ]
 
@@ -355,6 +382,46 @@ def test_an_older_nccl_is_told_of_where_torch_has_its_own(runtime, tmp_path):
     modules = 'MODULES=("brics/default" "cray-python" "brics/nccl")'
     assert (modules in settings.splitlines()) is own, settings
     assert ("brics/apptainer-multi-node" in settings) is (runtime == "apptainer")
+
+
+TORCH = [  # a site, the version, and a word of the reason
+    ("leonardo", "2.13.0", "CUDA 12.6"),
+    ("isambard-ai", "2.11.0", "CUDA 12.6"),
+    ("deltaai", "2.9.1", "CUDA 12.9"),
+    ("karolina", "2.13.0", "CUDA 13.0"),
+    ("dardel", "2.13.0", ""),
+]
+
+
+@pytest.mark.parametrize(("site", "version", "reason"), TORCH)
+def test_requirements_name_the_torch_that_fits_the_driver(site, version, reason, tmp_path):
+    """One line for pip. The others are comments."""
+    text = (bake(tmp_path, site=site, account=account(site), runtime="venv") / "requirements.txt").read_text()
+    assert [line for line in text.splitlines() if line.startswith("torch")] == [f"torch=={version}"]
+    comments = " ".join(re.findall(r"^# (.*)", text, re.MULTILINE))
+    assert reason in comments and bool(comments) is bool(reason)
+    assert ("2.14" in comments) is bool(
+        re.search("12[.]6|cu126", comments)
+    )  # until when an index for CUDA 12.6 has torch
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("site", ["fir", "narval", "nibi", "rorqual", "trillium"])
+@pytest.mark.parametrize("runtime", ["apptainer", "venv"])
+def test_packages_of_the_host_do_not_hide_those_of_an_image(site, runtime, tmp_path):
+    """PYTHONPATH is the work of a module that an environment needs, too: there it stays."""
+    project = bake(tmp_path, site=site, account=account(site), runtime=runtime)
+    for file in "launch/software.sh", "slurm/minimal.sbatch":
+        text = (project / file).read_text()
+        assert bool(re.search(r'^ *unset "PYTHONPATH" #', text, re.MULTILINE)) is (runtime == "apptainer"), file
+    assert ("; unset PYTHONPATH; salloc " in page(project, "cluster")) is (runtime == "apptainer")
+
+
+def test_caches_of_compilers_are_on_the_node_at_lumi(tmp_path):
+    project = bake(tmp_path, site="lumi", account=account("lumi"))
+    for file in "env.sh", "slurm/minimal.sbatch":
+        for name in "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR":
+            assert re.search(rf'export "{name}=/tmp/\w+-\$', (project / file).read_text()), (file, name)
 
 
 def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(tmp_path):

@@ -207,17 +207,17 @@ def test_a_replay_is_refused_too(tmp_path):
 
 
 def test_an_unconfirmed_limit_warns_and_writes(tmp_path):
-    answers = {"site": "mn5", "account": "a", "qos": "acc_resa", "nodes": "51"}
+    answers = {"site": "horeka", "partition": "gpu-h200-8", "nodes": "2"}
     done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
     assert done.returncode == 0
-    assert (
-        "Warning: nodes 51: qos acc_resa allows at most 50 (the site file marks this limit as unconfirmed)"
-        in done.stderr
-    )
+    limit = "partition gpu-h200-8 allows at most 1 (the site file marks this limit as unconfirmed)"
+    assert f"Warning: nodes 2: {limit}" in done.stderr
     assert (tmp_path / "demo").exists()
 
 
 GOOD_SITE = (REPOSITORY / "sites/slurm.yaml").read_text()
+GOOD_SITE = GOOD_SITE.replace("  cpu_only: true\n", "  cpu_only: true\n  whole: true\n", 1)
+GOOD_SITE += 'directives:\n  - {option: "--exclusive", why: "whole nodes"}\n'
 BROKEN_SITES = [
     ("node:", "node:\n  segment: 0", ["node.segment: expected a whole number of at least 1, got 0"]),
     ("kind: slurm", "kind: slurm\nexpedited_requeue: expedite", ["expedited_requeue: expected true or false"]),
@@ -318,11 +318,42 @@ BROKEN_SITES = [
         "kind: slurm\ncontainers: {pyxis: {wheelhouse: wheels}}",
         ["containers.pyxis.wheelhouse: only a virtual environment is built from it; use containers.venv"],
     ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {none: {torch: {version: 2.9.1, why: x}}}",
+        ["containers.none.torch: only a virtual environment has a requirements.txt; use containers.venv"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {venv: {wheelhouse: wheels, torch: {version: 2.9.1, why: x}}}",
+        ["containers.venv.torch: a wheelhouse has versions of its own; leave out one of both"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\ncontainers: {enroot: {unset: [{name: A, why: x}]}}",
+        ["containers.enroot.unset: only apptainer takes over the host's variables; use module_lines"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\npartitions: {a: {unnamed: true}}",
+        ["partition a: unnamed, but not the default: no job could get it"],
+    ),
+    (
+        "kind: slurm",
+        "kind: slurm\npartitions: {a: {}}\nproduction: {partition: b}",
+        ["production.partition: 'b' is not among a"],
+    ),
+    ("kind: slurm", "kind: slurm\ncheck: '-p debug'", ["check: expected options of sbatch, got '-p debug'"]),
+    (
+        "kind: slurm",
+        "kind: slurm\nqos: {short: {max_time: '00:10:00', default: true}}",
+        ["defaults: time_limit 00:30:00: qos short allows at most 00:10:00"],
+    ),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),
     ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
-    ('memory: "0"', "memory: 0", ["node.memory: expected a value of --mem such as 450G, in quotes, got 0"]),
+    ("  whole: true", "  memory: 0", ["node.memory: expected a value of --mem such as 450G, in quotes, got 0"]),
     ("title: your", 'title: "two\\nlines" #', ["title: expected one line", "fold long text"]),
     ("directives:", 'directives: "--x"\nx:', ["directives: expected a list"]),
     ("kind: slurm", "kind: slurm\npartitions: {gpu: {max_time: 12:00:00}}", ["partitions.gpu.max_time", "number"]),

@@ -22,11 +22,13 @@ from cookiecutter.main import cookiecutter as write
 from site_controller import Controllers, existing_account, minutes, missing
 
 from cluster_options import answers as answers_module
+from cluster_options import first_job
 from cluster_options import sites as sites_module
 from cluster_options.answers import problems, suggest, warnings
 from cluster_options.checks import node_of, walltime
 from cluster_options.commands import image_source, interactive_line
 from cluster_options.questions import QUESTION_NAMES
+from cluster_options.sbatch import real_size
 from cluster_options.sites import PLUGIN_OPTIONS, site_facts, site_names
 
 # A site that nobody has: every key that a scheduler can see, limits in every place.
@@ -213,6 +215,36 @@ def interactive_options(project, answers):
     listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     line = interactive_line(answers).partition("salloc ")[2].partition(" srun ")[0]
     return listed, shlex.split(line)
+
+
+@every_site
+def test_the_first_job_is_small_and_the_real_size_is_accepted(site, controller, scripts):
+    """What Enter suggests has two nodes at most, and one GPU of each where parts of nodes are lent.
+
+    The options that README.md names beside it replace lines of that job's header, and Slurm takes what comes out.
+    """
+    facts, answers = site_facts(site), {**first_job.suggested(site), "account": existing_account(site_facts(site))}
+    assert problems(answers) == [] and int(answers["nodes"]) <= 2
+    script = scripts(**answers) / "slurm/submit_multinode.sh"
+    header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
+    assert not {"--exclusive", "--mem=0"} & set(header)
+    assert controller.test_only(*facts["check"].split(), script) == ""
+    words = real_size(answers)
+    names = {word.split("=")[0]: word for word in words}
+    if "MIG" in node_of(facts, answers["partition"])["gpu_name"]:  # NCCL joins no slices
+        assert (answers["nodes"], answers["gpus_per_node"]) == ("1", "1")
+    if any(word.startswith(("--gres", "--gpus-per-node")) for word in words):  # then cores and memory follow
+        for option in ("--cpus-per-task", "--mem"):
+            assert option in names or not any(line.startswith(f"{option}=") for line in header), words
+    if names.get("--qos") == "--qos=NAME":
+        words = [word for word in words if word != "--qos=NAME"] + [f"--qos={long_qos(site, facts, answers)}"]
+    assert controller.test_only(*words, script) == "", words
+
+
+def long_qos(site, facts, answers):
+    """Return a QoS that takes jobs of eight hours, where README.md leaves the choice to the user."""
+    longer = {"nodes": "4", "time_limit": "08:00:00", "partition": answers["partition"]}
+    return next(name for name in facts["qos"] if not told({**answers, **longer, "qos": name}))
 
 
 # ---- what is beyond a limit is refused -------------------------------------------------------------------------------

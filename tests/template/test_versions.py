@@ -14,7 +14,7 @@ import pytest
 from baking import REPOSITORY, TEMPLATE, bake
 from build_folder import one_at_a_time
 
-from cluster_options.sites import table
+from cluster_options.first_job import table
 
 OLDEST, NEWEST = "2.1.0", "2.7.1"
 BETWEEN = ("2.1.1", "2.2.3", "2.3.1", "2.4.0", "2.5.0", "2.6.0", "2.7.0")

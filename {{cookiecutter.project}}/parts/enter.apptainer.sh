@@ -1,4 +1,5 @@
 #? set flags = site_facts(cookiecutter.site).containers[cookiecutter.runtime].options
+#? set unset = site_facts(cookiecutter.site).containers[cookiecutter.runtime].unset
 #? set entry = site_facts(cookiecutter.site).containers[cookiecutter.runtime].entry
 #? set entry_environment = site_facts(cookiecutter.site).containers[cookiecutter.runtime].entry_environment
 # Puts apptainer, or singularity where it has its old name, before the launcher.
@@ -11,6 +12,9 @@ enter_container() {
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     unset BASH_ENV            # the host's would take the place of the image's
+    #? for variable in unset
+    unset "{{ variable.name }}" # {{ variable.why }}
+    #? endfor
     CONTAINER_EXEC=("$program" exec)
     #? if gpu_option(cookiecutter)
     CONTAINER_EXEC+=("{{ gpu_option(cookiecutter) }}")

@@ -37,7 +37,7 @@ hangs_check_settings() {
 }
 
 hangs_before_launch() {
-    rm -f "$RUN_DIR"/{stuck,timeout,stacks.txt} # of an earlier start
+    rm -f "$RUN_DIR"/{stuck,timeout,stacks.txt} "$RUN_DIR"/*-rank-* # of an earlier start
     rank_prefix+=("$PROJECT_DIR/extras/hangs/with_stacks.sh")
 }
 
@@ -125,10 +125,10 @@ hangs_group() {
 # ---- a job that is stuck -------------------------------------------------------------------------
 
 # Whether to look if the job is stuck: in a batch job, until the program is asked to save or to end,
-# or a rank has failed.
+# a collective has timed out, or the job was found to be stuck.
 hangs_watches_for_stall() {
     [[ $STALL_TIMEOUT != 0 && -n $batch && ! -e $STOP_FILE ]] &&
-        [[ ! -e $RUN_DIR/stuck && ! -e $RUN_DIR/timeout ]]
+        [[ ! -e $RUN_DIR/timeout && ! -e $RUN_DIR/stacks.txt ]]
 }
 
 # Ends the ranks if the job has printed nothing for STALL_TIMEOUT seconds, nor written to a file of

@@ -36,7 +36,7 @@ if ((${#copies[@]})); then
             "submitted. To run without a copy: SNAPSHOT=0" >&2
         exit 2
     }
-    path=${path##*$'\n'} # the last line: a .pth file may print, too
+    path=${path##*$'\n'} path=${path#path=}
     [[ -z $path ]] || export PYTHONPATH=$path
 fi
 exec "$@"

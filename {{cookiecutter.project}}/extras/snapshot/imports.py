@@ -1,4 +1,4 @@
-"""Prints the PYTHONPATH with which Python imports the sources of a snapshot in place of the originals.
+"""Prints path=FOLDERS, the PYTHONPATH with which Python imports the sources of a snapshot in place of the originals.
 
     python extras/snapshot/imports.py COPY…
 
@@ -15,7 +15,7 @@ import sys
 
 
 def main() -> None:
-    """Print the folders, with ":" between them."""
+    """Print the folders, with ":" between them, on the last line: a line of a .pth file may have printed, too."""
     copies = [(os.path.realpath(os.path.join(copy, "original")), os.path.realpath(copy)) for copy in sys.argv[1:]]
     if not copies or not os.environ.get("RUN_DIR"):
         sys.stderr.write("extras/snapshot/imports.py: expected COPY…, and RUN_DIR; jobs call this program\n")
@@ -27,7 +27,7 @@ def main() -> None:
         copied = in_copy(path, copies)
         if copied:
             folders.append(folder_of(package, copied))
-    print(":".join(dict.fromkeys(folders)))
+    print("path=" + ":".join(dict.fromkeys(folders)))
 
 
 def in_copy(path: str, copies: list) -> str:

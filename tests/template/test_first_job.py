@@ -1,0 +1,45 @@
+"""The way to the first job of each site: few steps, and the check of the ranks as the last one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from baking import REPOSITORY, bake
+
+from cluster_options import first_job
+from cluster_options.sites import site_names
+
+
+def first_run(project):
+    """Return the section of README.md up to what may go wrong."""
+    readme = (project / "README.md").read_text()
+    return re.search(r"(?ms)^## First run\n(.*?)^\*\*If it goes wrong", readme)[1]
+
+
+@pytest.mark.parametrize("site", site_names())
+def test_there_are_few_steps_to_it(site, tmp_path):
+    """README.md has the steps that the table counts. The last one is the check of the ranks."""
+    answers = first_job.suggested(site)
+    project = bake(tmp_path, **answers)
+    if site == "local":
+        assert "bash local/submit.sh check/ranks.py" in (project / "README.md").read_text()
+        return
+    section = first_run(project)
+    titles = re.findall(r"(?m)^\*\*(\d)\. ", section)
+    assert titles == [str(number + 1) for number in range(len(first_job.steps(answers)))] and len(titles) <= 5
+    last = section.partition(f"\n**{titles[-1]}. ")[2]
+    (command,) = re.findall(r"(?m)^(.*submit_multinode\.sh .*check/ranks\.py)", last)
+    assert command.split()[-1] == "check/ranks.py"
+    assert last.index(command) < last.index("\n**Then ")
+
+
+def test_the_table_counts_steps_and_minutes():
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster_options", "table"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    rows = dict(re.findall(r"(?m)^\| `([\w-]+)` \|.*\| (\d x .*?; \d steps?, \d+ min) \|", done.stdout))
+    assert list(rows) == site_names()
+    assert done.stdout in (REPOSITORY / "docs/sites.md").read_text()
