@@ -84,6 +84,7 @@ find_project() {
 }
 
 # Runs a program, and sets code to its exit code. An extra may say that the program starts again.
+# shellcheck disable=SC2154 # slurm/lib.sh and launch/extras.sh set code, outcome, cancelled
 run() {
     launch "$@" || code=$?
     while [[ $outcome == restart && -z $cancelled ]]; do
