@@ -302,6 +302,7 @@ def test_the_walltime_is_over_after_the_first_node_has_died(drill, cluster):
     options = [*ONE_SPARE, "--time=0:05:00"]
     drill.submit(*options, program="own.py", SPARES="1", LAUNCHER="srun", NPROC_PER_NODE="1", LAST="2500")
     wait_for(lambda: "starts at" in drill.output, "the ranks")
+    wait_for(lambda: "stand_by.sh" in str(cluster.running("node3")), "the node that stands by")
     cluster.crash("node1")
     wait_for(lambda: "stops at" in drill.output, "the save", drills.BUSY * 60)
     job, _ = drill.await_end(within=120)
