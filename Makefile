@@ -96,11 +96,11 @@ schema: .venv/ready ## write sites/schema.json, for editors, from cluster_option
 	$(BIN)/python -B -m cluster_options schema >build/schema.json
 	mv build/schema.json sites/schema.json
 
-drills: .venv/ready packages ## break jobs in all the ways of tests/slurm/test_{drills,spares}.py and of hangs; write the tables of docs/drills.md
+drills: .venv/ready packages ## break jobs in all the ways of tests/slurm/test_drills.py, of spares and of hangs; write the tables of docs/drills.md
 	@mkdir -p build
 	DRILLS_FILE="$(CURDIR)/build/drills.md" .venv/bin/pytest -m drill tests/slurm/test_drills.py
 	sed -i -e '/<!-- make drills -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make drills -->/r build/drills.md' docs/drills.md
-	SPARES_FILE="$(CURDIR)/build/spares.md" .venv/bin/pytest -m drill tests/slurm/test_spares.py
+	SPARES_FILE="$(CURDIR)/build/spares.md" .venv/bin/pytest -m drill tests/extras/spares/test_spares.py
 	sed -i -e '/<!-- make spares -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make spares -->/r build/spares.md' docs/drills.md
 	HANGS_FILE="$(CURDIR)/build/hangs.md" .venv/bin/pytest -m "drill or not drill" tests/extras/hangs/test_hangs.py
 	sed -i -e '/<!-- make hangs -->/,/<!-- end -->/{/<!--/!d}' -e '/<!-- make hangs -->/r build/hangs.md' docs/drills.md

@@ -26,6 +26,7 @@ EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
         "one job per number of nodes, tables and pictures of bandwidth, the slow node",
     ),
     "snapshot": (("slurm", "runai"), "jobs run the sources as submitted; a record of each job, and its repetition"),
+    "spares": (("slurm",), "spare nodes for those that fail, going on with fewer nodes, a memory of bad nodes"),
     "stage": (("slurm",), "environment and data on the nodes' own disks, so that many nodes start fast"),
     "sweep": (("slurm",), "a job for each line of a file, as an array, and a table of their results"),
     "trackers": (("slurm",), "offline runs of W&B and MLflow are sent on from a login node"),

@@ -56,6 +56,26 @@ WRONG = {
     "extras/snapshot/record.py": [[], "--nonsense"],
     "extras/snapshot/run_module.py": [[], "x"],
     "extras/snapshot/snapshot.py": [[], "x", ["x", "y"], ["1", "a", "b", "c"], ["1", "nosuch"]],
+    "extras/spares/bad_nodes.sh": [
+        *NO_WORDS,
+        *NO_OPTIONS,
+        "add",
+        "forget",
+        ["add", ""],
+        ["add", "node1"],
+        ["add", "", "slow"],
+        ["add", "node7", "slow"],
+        ["add", "node1", "node2"],
+        ["add", HUGE, "x"],
+        ["add", "-x", "slow"],
+        ["forget", ""],
+        ["forget", "node1"],
+        ["forget", "node1", "node2"],
+        ["forget", "a\nb"],
+        ["forget", "*"],
+    ],
+    "extras/spares/fault.py": [[]],
+    "extras/spares/stand_by.sh": [[], "-h", ["node1", "out", "errors", "check/ranks.py"]],
     "extras/stage/clean.sh": [*NO_WORDS, ["--dry-run", "x"], ["--dry-run", "--dry-run"]],
     "extras/stage/enter.py": [[], "x", ["--use", "x"], ["--use", "x", "--"], ["--remove", "x", "a", "b", "c", "d"]],
     "extras/stage/pack.py": [[], "x", ["x", "--nonsense"]],
@@ -107,7 +127,12 @@ FEW = [
     ("extras/scaling/scaling.sh", "0"),
 ]
 FEW += [("extras/snapshot/repeat.py", "4711"), ("extras/snapshot/clean.sh", "")]
-FEW += [("extras/stage/clean.sh", ""), ("extras/sweep/sweep.sh", LINES), ("extras/sweep/table.py", ".")]
+FEW += [
+    ("extras/spares/bad_nodes.sh", ""),
+    ("extras/stage/clean.sh", ""),
+    ("extras/sweep/sweep.sh", LINES),
+    ("extras/sweep/table.py", "."),
+]
 WITH_HELP = [
     "extras/hangs/stacks.sh",
     "extras/notebook/notebook.sh",
@@ -115,6 +140,7 @@ WITH_HELP = [
     "extras/scaling/report.py",
     "extras/snapshot/clean.sh",
     "extras/snapshot/repeat.py",
+    "extras/spares/bad_nodes.sh",
     "extras/stage/clean.sh",
     "extras/trackers/sync_trackers.sh",
     "extras/watch/watch.sh",

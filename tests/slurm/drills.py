@@ -114,7 +114,8 @@ while os.environ["RANK"] == "1":
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b") / "drills", **ANSWERS)
+    """Without spares, so that Slurm alone decides what becomes of a job when a node dies."""
+    return bake(tmp_path_factory.mktemp("a b") / "drills", **ANSWERS, extras="hangs,mpi,snapshot,watch")
 
 
 @pytest.fixture(scope="session")

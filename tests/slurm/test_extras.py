@@ -185,6 +185,13 @@ def test_an_extra_that_fails_before_the_launch_ends_the_job(submit, project, mom
     assert "no such thing" in job.output and "RESULT" not in job.output
 
 
+@pytest.mark.parametrize(("exit_code", "state"), [(0, "COMPLETED"), (5, "FAILED")])
+def test_an_extra_may_end_the_job_at_its_start(submit, project, exit_code, state):
+    add(project, "early", f"early_job_start() {{ exit {exit_code}; }}\n")
+    job = submit("--nodes=1", "--", program(project, "print('RESULT')"))
+    assert (job.state, job.exit_code, job.output) == (state, exit_code, "")
+
+
 NSYS = """#!/bin/sh
 echo "NSYS on $SLURMD_NODENAME: $1 $2"
 shift 2

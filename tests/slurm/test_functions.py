@@ -294,39 +294,6 @@ def test_a_job_that_saved_says_so_where_slurm_does_not_answer(steps, tmp_path):
     assert "saved, but not done, and this job may not be requeued" in done.stdout
 
 
-OF_BATCH = 'declare -x SLURM_JOB_ID="7"\ndeclare -x SLURM_JOB_NODELIST="node[1-2]"'
-IN_A_STEP = {"SLURM_STEP_ID": "3", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node2", "VARIABLES_OF_BATCH": OF_BATCH}
-
-
-@pytest.mark.parametrize(
-    ("words", "environment", "said"),
-    [
-        ([], {}, "a job with SPARES or MIN_NODES starts this script"),
-        (["-h"], {}, "a job with SPARES or MIN_NODES starts this script"),
-        (["node1"], {**IN_A_STEP, "VARIABLES_OF_BATCH": ""}, "a job with SPARES or MIN_NODES starts this script"),
-        (["-h"], IN_A_STEP, "'-h' is not a node of job 7"),
-        (["node"], IN_A_STEP, "'node' is not a node of job 7"),
-        ([""], IN_A_STEP, "'' is not a node of job 7"),
-        (["node1"], IN_A_STEP, None),
-    ],
-)
-def test_stand_by_takes_over_from_a_node_of_its_job_alone(submit, tmp_path, words, environment, said):
-    """Any other node would be missing in the job, as if it had died."""
-    tools = {"scontrol": "[ $2 != hostnames ] || printf 'node1\\nnode2\\n'", "sleep": "echo waits; kill $PPID"}
-    for name in ("scancel", "squeue", "sbatch"):
-        tools[name] = f"echo {name}"
-    for name, script in tools.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
-    command = ["bash", submit.with_name("stand_by.sh"), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if said is None:
-        assert done.stdout == "waits\n", done.stderr
-    else:
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and said in done.stderr, done
-
-
 @pytest.mark.parametrize("own", ["--partition=fast", "--qos fast", "-p fast", "-qfast"])
 def test_a_build_s_own_queue_stays(steps, own, tmp_path):
     script = tmp_path / "build.sh"
@@ -367,8 +334,7 @@ def test_the_doctor_in_a_job(submit, tmp_path, batch, python, said):
         (tmp_path / "python3").write_text(f"#!/bin/bash\n{python}\n")
         (tmp_path / "python3").chmod(0o755)
     library = submit.with_name("lib.sh")
-    functions = [function(library, name) for name in ("explain_failure", "ask_doctor")]
-    done = bash("\n".join([*functions, EXPLAIN.format(batch=batch)]), PATH=str(tmp_path))
+    done = bash(function(library, "explain_failure") + "\n" + EXPLAIN.format(batch=batch), PATH=str(tmp_path))
     *report, last = said
     expected = [*report, "torchrun ended with exit code 3. " + last.format("python3 slurm/doctor.py")]
     lines = [line for line in (done.stderr + done.stdout).splitlines() if " Killed " not in line]

@@ -302,7 +302,7 @@ def test_the_same_options_used_well(cluster, own, program):
 
 def test_a_number_for_scripts(cluster, own, program):
     """--parsable prints the job's number alone, whatever else there is to say."""
-    cluster.run("bash", "slurm/bad_nodes.sh", "add", "node4", "a test", cwd=own)
+    cluster.run("bash", "extras/spares/bad_nodes.sh", "add", "node4", "a test", cwd=own)
     with open(own / "env.sh", "a") as settings:
         settings.write("echo a module says hello\n")
     command = ["bash", "slurm/submit_multinode.sh", "--parsable", "--", program]

@@ -79,6 +79,6 @@ def test_reasons_of_bad_nodes(project):
     file.parent.mkdir(exist_ok=True)
     reason = NASTY.replace("\udc9b", "").encode()
     file.write_bytes(f"node1\t{datetime.now():%FT%T}\t7\t".encode() + reason + b"\n")
-    command = ["bash", project / "slurm/bad_nodes.sh"]
+    command = ["bash", project / "extras/spares/bad_nodes.sh"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE)
     assert is_harmless(done.stdout) and "ü".encode() in done.stdout

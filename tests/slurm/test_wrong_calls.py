@@ -10,7 +10,6 @@ from wrong_calls import (
     HUGE,
     LINES,
     NO_JOBS,
-    NO_OPTIONS,
     NO_PROGRAMS,
     NO_SOURCES,
     NO_WORDS,
@@ -25,24 +24,6 @@ WRONG = {
     "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--json"], ["--json=x", "4711"]],
     "slurm/interactive.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
     "slurm/build_venv.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
-    "slurm/bad_nodes.sh": [
-        *NO_WORDS,
-        *NO_OPTIONS,
-        "add",
-        "forget",
-        ["add", ""],
-        ["add", "node1"],
-        ["add", "", "slow"],
-        ["add", "node7", "slow"],
-        ["add", "node1", "node2"],
-        ["add", HUGE, "x"],
-        ["add", "-x", "slow"],
-        ["forget", ""],
-        ["forget", "node1"],
-        ["forget", "node1", "node2"],
-        ["forget", "a\nb"],
-        ["forget", "*"],
-    ],
     "slurm/preflight.sh": [[], *NO_WORDS],
     "slurm/submit_multinode.sh": [
         *(program for program in NO_PROGRAMS if program != "--"),  # which is the default program
@@ -55,7 +36,6 @@ WRONG = {
     "launch/torchrun.sh": [[], *NO_PROGRAMS, "ls", ["-m", ""]],
     "launch/rank.sh": [[], "nosuch.py", "/nowhere/x.py", "-x", HUGE[:200]],
     # Called by other files of the project.
-    "slurm/fault.py": [[]],
     "slurm/preflight_node.sh": [[], "x"],
     "slurm/signal_ranks.sh": [[], "4711"],
     "launch/spawn.py": [[], "x.py"],
@@ -70,9 +50,9 @@ WRONG = {
 }
 # These answer -h with their usage. The others are called by files of the project.
 WITH_HELP = [name for name in WRONG if name.count("/") == 1 and name not in ("launch/rank.sh", "check/hello.py")]
-CALLED_BY_FILES = ("launch/spawn.py", "slurm/fault.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
+CALLED_BY_FILES = ("launch/spawn.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
 WITH_HELP = [name for name in WITH_HELP if name not in CALLED_BY_FILES]
-FEW = [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x"), ("slurm/bad_nodes.sh", "")]
+FEW = [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x")]
 FEW += [("launch/torchrun.sh", "nosuch.py")]
 
 

@@ -13,7 +13,7 @@
 #   before_submit    on the login node; may change sbatch_options, job_script, typed, and export
 #                    variables
 #   job_start        first in the job, before env.sh; may change arguments, container_folders,
-#                    attempt
+#                    attempt, or end the job by exit
 #   before_launch    before each start of the ranks; may add to rank_prefix and srun_options, and
 #                    export variables
 #   beside_launch    a process beside the ranks, on the first node; it is ended with them
@@ -21,8 +21,8 @@
 #                    restart the ranks, requeue the job, or end it
 #   job_end          once at the end, before a requeue, or the explanation of a failure
 #
-# hooks.sh may also define choose_nodes anew (slurm/nodes.sh), and build_step_of_NAME, a LAUNCHER of
-# its own (slurm/lib.sh). A "-" in the launcher's name is a "_" in the function's.
+# hooks.sh may also define choose_nodes anew, and build_step_of_NAME, a LAUNCHER of its own
+# (slurm/lib.sh). A "-" in the launcher's name is a "_" in the function's.
 #? elif kind == "runai"
 #   check_settings   after env.sh, where you submit and in each pod; refuses what cannot work
 #   before_submit    where you submit; may change program, pod_variables, RUNAI_OPTIONS, job_script
@@ -191,12 +191,17 @@ end_beside() {
 }
 
 # Runs when the script ends. Says if an extra has ended it, by exit or die. In after_launch and
-# job_end the exit code stays that of the job; elsewhere it is not 0.
+# job_end the exit code stays that of the job. job_start may end a job; elsewhere the exit code is not
+# 0.
 leave_extras() {
     local exit_code=$?
     end_beside
     case $extra_running in
+        #? if kind == "slurm"
+        '' | *_job_start) ;;
+        #? else
         '') ;;
+        #? endif
         *_after_launch | *_job_end)
             say "$extra_running ended the script, and with it the job, with exit code $code"
             exit "$code"

@@ -15,8 +15,6 @@
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/program.sh" "$1"
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/nodes.sh" # on which nodes the ranks run
-# shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # ---- all scripts ---------------------------------------------------------------------------------
@@ -77,6 +75,7 @@ find_running_job() {
         die "job $1 waits in the queue, and has no ranks yet: squeue --start --jobs=$1 says when it may start"
     [[ $state == RUNNING ]] ||
         die "job $1 is $state: only a running one has ranks. Why a job ended: python3 slurm/doctor.py $1"
+    # shellcheck disable=SC2034 # for the script that calls
     [[ $record =~ JobId=([0-9]+) ]] && number=${BASH_REMATCH[1]}
     [[ $record =~ [[:space:]]NodeList=([^[:space:]]+) ]] && nodes=${BASH_REMATCH[1]}
     mapfile -t hosts < <(scontrol show hostnames "$nodes")
@@ -218,14 +217,6 @@ check_settings() {
         die "MAX_REQUEUES='$MAX_REQUEUES': expected a whole number; 0: the job is never requeued"
     [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
         die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
-    [[ $SPARES =~ ^(0|[1-9][0-9]*)$ ]] ||
-        die "SPARES='$SPARES': expected a whole number of nodes that stand by; 0: none"
-    [[ -z $MIN_NODES || $MIN_NODES =~ ^[1-9][0-9]*$ ]] ||
-        die "MIN_NODES='$MIN_NODES': expected a whole number of nodes; empty: as many as asked for"
-    [[ $MAX_RESTARTS =~ ^(0|[1-9][0-9]*)$ ]] ||
-        die "MAX_RESTARTS='$MAX_RESTARTS': expected a whole number; 0: ranks are not started again"
-    [[ $BAD_NODE_DAYS =~ ^(0|[1-9][0-9]*)$ ]] ||
-        die "BAD_NODE_DAYS='$BAD_NODE_DAYS': expected whole days; 0: bad nodes are not avoided"
     check_rank_prefix
     call_extras check_settings
     refuse_program_with_own_ranks
@@ -307,6 +298,23 @@ refuse_options() {
     done
 }
 
+# Prints the value of an option of sbatch: as it was typed, else as in the #SBATCH lines. Arguments:
+# its long name, its letter ('' if it has none), the script with these lines.
+option_of_job() {
+    local long=$1 letter=${2:-none} value='' header
+    mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1)
+    set -- "${header[@]}" "${sbatch_options[@]}"
+    while (($#)); do
+        case $1 in
+            "--$long" | "-$letter") value=${2:-} ;;
+            "--$long="*) value=${1#*=} ;;
+            "-$letter"*) value=${1#"-$letter"} ;;
+        esac
+        shift
+    done
+    echo "$value"
+}
+
 # Spells the GPUs among sbatch's options as the #SBATCH lines do: --gpus-per-node=N or --gres=gpu:N.
 # An option replaces a line only if both are spelled alike. With both spellings Slurm 26.05 refuses
 # the job, and older versions may give it the GPUs of the line. Argument: the script with the lines.
@@ -363,20 +371,9 @@ match_segment() {
 }
 
 #? endif
-# Prints a setting, as env.sh has it or as it was set for this job.
-setting_of_env() {
-    # shellcheck source=/dev/null
-    (source "$PROJECT_DIR/env.sh" >/dev/null && echo "${!1}")
-}
-
 # Submits a script and ends this one with sbatch's exit code.
 submit() {
-    local code=0 setting
-    for setting in SPARES MIN_NODES BAD_NODE_DAYS; do # the job keeps them if env.sh changes
-        export "$setting=$(setting_of_env "$setting")"
-    done
-    ask_for_spares "$1" >&2
-    avoid_bad_nodes "$1" >&2
+    local code=0
     match_gpu_option "$1"
     #? if node.segment
     match_segment
@@ -404,16 +401,13 @@ explain_refusal() {
 # Refuses a shell whose job has ended.
 look_at_allocation() {
     local record
-    end_if_taken_over
     batch=''
-    # Slurm's name for the copy that sbatch runs, or the node that stood by.
-    if [[ ${0##*/} == slurm_script || -n ${TAKES_OVER:-} ]]; then
+    if [[ ${0##*/} == slurm_script ]]; then # Slurm's name for the copy that sbatch runs
         batch=$SLURM_JOB_ID
         # The last job of an array has the array's own number, which scontrol takes for all of its
         # jobs.
         [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || batch=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
     fi
-    # shellcheck disable=SC2034 # for slurm/nodes.sh
     mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     hosts=()
     #? if cores
@@ -468,8 +462,7 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 
 # Makes the folder of an attempt's logs. Exports RUN_DIR (the folder), RESTART_COUNT (the attempt's
 # number: 0, then 1, 2, …), and the files by which this script and the program talk: STOP_FILE,
-# REQUEUE_FILE, TIMES_FILE, SAVED_FILE. Argument: the number, if the ranks have started before in this
-# allocation.
+# REQUEUE_FILE, TIMES_FILE. Argument: the number, if the ranks have started before in this allocation.
 make_run_folder() {
     RESTART_COUNT=${1:-${attempt:-$(count_attempts)}}
     export RESTART_COUNT
@@ -477,29 +470,40 @@ make_run_folder() {
     RUN_DIR="$(realpath "$PROJECT_DIR/logs")/$SLURM_JOB_ID.$RESTART_COUNT"
     export RUN_DIR
     export STOP_FILE="$RUN_DIR/stop" REQUEUE_FILE="$RUN_DIR/requeue" TIMES_FILE="$RUN_DIR/times"
-    export SAVED_FILE="$RUN_DIR/saved"
     mkdir -p "$RUN_DIR"
     ln -sfn "${RUN_DIR##*/}" "$PROJECT_DIR/logs/latest" || true # two jobs may start at once
     # Of an earlier run in this allocation.
-    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE" "$SAVED_FILE"
+    rm -f "$STOP_FILE" "$REQUEUE_FILE" "$TIMES_FILE"
 }
 
 # Prints how many attempts this job has made. Slurm counts requeues alone, and not the restarts
-# within an allocation.
+# within an allocation, which have a folder each. At its first start, a job may find the folders of
+# another one, which had its number long ago.
 count_attempts() {
-    local folder number count=${SLURM_RESTART_COUNT:-0}
-    if ((count == 0)) && [[ -z ${TAKES_OVER:-} ]]; then
-        echo 0 # the number of the job may have been another job's, long ago
-        return
-    fi
-    for folder in "$PROJECT_DIR/logs/$SLURM_JOB_ID".*/; do
-        folder=${folder%/} number=${folder##*.}
-        [[ ! $number =~ ^[0-9]+$ ]] || ((number < count)) || count=$((number + 1))
+    local count=${SLURM_RESTART_COUNT:-0}
+    while ((count > 0)) && [[ -d $PROJECT_DIR/logs/$SLURM_JOB_ID.$count ]]; do
+        count=$((count + 1))
     done
     echo "$count"
 }
 
-# ---- rendezvous endpoint -------------------------------------------------------------------------
+# ---- nodes and rendezvous endpoint ---------------------------------------------------------------
+
+# Sets hosts, the nodes on which the ranks run: all of the job. Exports MASTER_ADDR and MASTER_PORT,
+# where they meet. Ends this script if a node is unfit. An extra may define this function anew. It
+# sets hosts, then calls set_rendezvous_endpoint, and check_nodes, which returns 1 if the ranks would
+# fail on one of them.
+choose_nodes() {
+    hosts=("${nodes[@]}")
+    set_rendezvous_endpoint
+    check_nodes || exit 1
+}
+
+# Prints hosts with commas between them; nothing if they are all nodes of the job, which srun takes
+# without a list.
+listed_hosts() {
+    ((${#hosts[@]} == SLURM_JOB_NUM_NODES)) || (IFS=, && echo "${hosts[*]}")
+}
 
 # Exports MASTER_ADDR and MASTER_PORT, where rank 0 listens: the first of hosts, and the port that
 # free_port prints.
@@ -566,7 +570,7 @@ arrange_stop_request() {
     choose_reserve
     export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
     stop_second=$((SECONDS + left - reserve)) # STOP_TIME on bash's own clock
-    warning=${TAKES_OVER:+early} cancelled='' # Slurm warns the first node, which may have died
+    warning='' cancelled=''
     if [[ -n $batch ]]; then
         trap on_warning USR1
         trap 'cancelled=1 && touch "$STOP_FILE" || true' TERM # scancel, or a preemption
@@ -662,12 +666,9 @@ signal_ranks() {
 
 # ---- check the nodes -----------------------------------------------------------------------------
 
-# Has slurm/preflight.sh look at each of hosts, unless PREFLIGHT=0. Returns 1 if one is unfit, and
-# names it in UNFIT_FILE.
+# Has slurm/preflight.sh look at each of hosts, unless PREFLIGHT=0. Returns 1 if one is unfit.
 check_nodes() {
     local needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
-    UNFIT_FILE=$RUN_DIR/unfit
-    rm -f "$UNFIT_FILE"
     [[ $PREFLIGHT != 0 ]] || return 0
     [[ $program == -m ]] || needed+=("$(realpath "$program")")
     ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
@@ -680,8 +681,7 @@ check_nodes() {
     #? if container
     ((${#CONTAINER_FOLDERS[@]} == 0)) || needed+=(--mounts "${CONTAINER_FOLDERS[@]}")
     #? endif
-    PREFLIGHT_NODES=$(listed_hosts) UNFIT_FILE=$UNFIT_FILE \
-        "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
+    PREFLIGHT_NODES=$(listed_hosts) "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
 }
 
 # ---- launch --------------------------------------------------------------------------------------
@@ -735,10 +735,6 @@ name_hosts() {
     local list
     list=$(listed_hosts)
     on_hosts=("--nodes=${#hosts[@]}" ${list:+"--nodelist=$list"})
-    # If a node dies after a rank of its step has failed, Slurm 22.05.8 keeps the step alive, and that
-    # step the cores of its other nodes. With --overlap the next step shares them (measured
-    # 2026-11-24).
-    ! stays_in_allocation || on_hosts+=(--overlap)
 }
 
 # Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
@@ -770,6 +766,16 @@ gpus_of_a_step() {
     counts=$(grep -E '^[0-9]+$' <<<"$counts") || # a site's TaskProlog may print lines of its own
         die "no node said how many GPUs it has: set NPROC_PER_NODE"
     sort -n <<<"$counts" | sed -n 1p
+}
+
+# Begins the attempt that an extra wants (outcome=restart): its nodes, its folder, its step.
+begin_next_attempt() {
+    RESTART_COUNT=$((RESTART_COUNT + 1))
+    choose_nodes
+    make_run_folder "$RESTART_COUNT"
+    build_step
+    [[ -z $cancelled ]] || exit 143 # while the nodes were checked
+    [[ $warning != passed-on ]] || touch "$STOP_FILE" # the next attempt is asked to save, too
 }
 
 # Runs a program on all nodes. Arguments: the program and its arguments. Sets code to its exit code,
@@ -947,7 +953,7 @@ DOCTOR_LIMIT=120 # [s] slurm/doctor.py may take, as the nodes wait for it
 # Prints why the run failed, its exit code, and how to ask again. Does so once for each start of the
 # program. Argument: the exit code.
 explain_failure() {
-    local ended="$LAUNCHER ended with exit code $1" again
+    local ended="$LAUNCHER ended with exit code $1" again doctor_code=0
     again="python3 slurm/doctor.py ${batch:-logs/${RUN_DIR##*/}}"
     [[ -z ${explained:-} ]] || return 0
     explained=1
@@ -955,20 +961,10 @@ explain_failure() {
         say "$ended. To see why, run $again on a login node: this node has no python3"
         return
     fi
-    # shellcheck disable=SC2119 # without --json
-    ask_doctor || true
-    say "$ended. To ask again, run $again"
-}
-
-# Asks slurm/doctor.py about this run, and says so if it takes too long. Argument: --json, or none.
-# Returns its exit code.
-# shellcheck disable=SC2120 # slurm/nodes.sh passes --json
-ask_doctor() {
-    local code=0
-    timeout --kill-after=5 "$DOCTOR_LIMIT" python3 -B "$PROJECT_DIR/slurm/doctor.py" "$@" \
-        "${batch:-$RUN_DIR}" || code=$?
-    if ((code == 124 || code == 137)); then # timeout has ended it, by TERM or by KILL
+    timeout --kill-after=5 "$DOCTOR_LIMIT" python3 -B "$PROJECT_DIR/slurm/doctor.py" \
+        "${batch:-$RUN_DIR}" || doctor_code=$?
+    if ((doctor_code == 124 || doctor_code == 137)); then # timeout has ended it, by TERM or by KILL
         say "slurm/doctor.py found no answer within $DOCTOR_LIMIT s" >&2
     fi
-    return "$code"
+    say "$ended. To ask again, run $again"
 }

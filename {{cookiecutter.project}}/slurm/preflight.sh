@@ -19,7 +19,7 @@
 #   PREFLIGHT_TIMEOUT          seconds until a node counts as hanging        (30)
 #   MOUNTS_SETTING             which setting names the container's folders   (BINDS in env.sh)
 #   PREFLIGHT_NODES            the nodes to check, with commas between them  (all of the job)
-#   UNFIT_FILE                 a file for the nodes that others can replace: NODE, a tab, its faults
+#   UNFIT_FILE                 a file for the unfit nodes, a line each: NODE, a tab, its faults
 set -u
 export LC_ALL=C # messages of other programs are compared, so they must be in English
 
@@ -275,7 +275,7 @@ report() {
     else
         for host in "${hosts[@]}"; do
             if [[ -n ${faults[$host]:-} ]]; then
-                # With UNFIT_FILE, slurm/submit_multinode.sh says what to do.
+                # With UNFIT_FILE, the one who reads it says what to do.
                 [[ -n ${UNFIT_FILE:-} ]] || advice=". Without it: sbatch --exclude=$host"
                 echo "preflight: $host: ${faults[$host]}$advice"
             fi
@@ -283,24 +283,11 @@ report() {
     fi >&2
     echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts all the same" >&2
     if [[ -n ${UNFIT_FILE:-} ]]; then
-        write_unfit_nodes
+        for host in "${!faults[@]}"; do
+            printf '%s\t%s\n' "$host" "${faults[$host]}"
+        done >"$UNFIT_FILE"
     fi
     return 1
-}
-
-# Writes the nodes whose faults are their own. If several nodes have one fault in common, or the one
-# node of a job that has not run yet, the project is more likely at fault. Another job's port is not
-# a fault of the node.
-write_unfit_nodes() {
-    local host
-    if all_nodes_have_one_fault && ((${#hosts[@]} > 1 || ${SLURM_RESTART_COUNT:-0} == 0)); then
-        return
-    fi
-    for host in "${hosts[@]}"; do
-        if [[ -n ${faults[$host]:-} && ${faults[$host]} != "the master's port "* ]]; then
-            printf '%s\t%s\n' "$host" "${faults[$host]}"
-        fi
-    done >"$UNFIT_FILE"
 }
 
 all_nodes_have_one_fault() {

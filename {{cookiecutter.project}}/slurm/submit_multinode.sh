@@ -83,12 +83,11 @@ find_project() {
     return 2
 }
 
-# Runs a program, and sets code to its exit code. If a node fails, and the job has SPARES or
-# MIN_NODES (env.sh), the program starts again on the nodes that are left. It also does if an extra
-# says so.
+# Runs a program, and sets code to its exit code. An extra may say that the program starts again.
+# shellcheck disable=SC2154 # slurm/lib.sh and launch/extras.sh set code, outcome, cancelled
 run() {
     launch "$@" || code=$?
-    while wants_restart "$code"; do
+    while [[ $outcome == restart && -z $cancelled ]]; do
         begin_next_attempt # chooses the nodes anew
         launch "$@" || code=$?
     done
@@ -117,15 +116,14 @@ if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
     submit "$job_script"           # calls sbatch and ends: the job takes the steps below
 fi
 
-call_extras job_start    # may change arguments, container_folders, attempt
+call_extras job_start    # may change arguments, container_folders, attempt; may exit
 set_up_run               # env.sh, {{ software }}
 set -euo pipefail        # only now: modules and environments read variables that are not set
 look_at_allocation       # nodes, cores, GPUs
 make_run_folder          # logs/JOBID.ATTEMPT
 arrange_stop_request     # so that the program saves before the time limit
-choose_nodes             # those without a fault, and without the spares; MASTER_ADDR, MASTER_PORT
+choose_nodes             # checks them; MASTER_ADDR, MASTER_PORT
 build_step               # the srun command that starts the launcher, or the ranks, on these nodes
-stand_by                 # with SPARES or MIN_NODES: another node takes over if this one dies
 #? if software == "container"
 # A step of your own goes here. It runs once, on the first node, outside the container. If it fails,
 # the job ends.

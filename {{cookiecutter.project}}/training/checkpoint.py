@@ -177,8 +177,6 @@ class Checkpoints:
             self._write(temporary, {**state, "settings": self.settings}, model, optimizer)
             if self.is_writer:
                 self._publish(temporary, path)
-                if os.environ.get("SAVED_FILE"):  # tells the submit script for Slurm that this attempt got on
-                    Path(os.environ["SAVED_FILE"]).touch()
         finally:
             if self.is_writer:
                 _remove(temporary)  # of what did not fit

@@ -43,14 +43,12 @@ build_step_of_mpirun_ranks() {
 # Sets step. mpirun starts its daemons by an srun of its own, which reads variables in place of options:
 #   SLURM_EXPORT_ENV, SRUN_CPUS_PER_TASK   all of the environment, and all cores (srun 22.05 to 23.02
 #                                          would give it one core)
-#   SLURM_OVERLAP                          as the steps of the core in this allocation
 # The other variables tell mpirun the nodes, and how many tasks each takes, in place of the header's one.
 # Argument: how many tasks mpirun starts on each node.
 mpi_build_step() {
-    local per_node=$1 list overlap=()
+    local per_node=$1 list
     list=$(IFS=, && echo "${hosts[*]}")
-    [[ " ${on_hosts[*]} " != *" --overlap "* ]] || overlap=(SLURM_OVERLAP=1)
-    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores" "${overlap[@]}"
+    step=(env SLURM_EXPORT_ENV=ALL SRUN_CPUS_PER_TASK="$cores"
         SLURM_JOB_NODELIST="$list" SLURM_NODELIST="$list"
         SLURM_TASKS_PER_NODE="$per_node(x${#hosts[@]})"
         mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none)

@@ -6,16 +6,19 @@ The drills of test_spares.py show what becomes of such jobs.
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from datetime import datetime, timedelta
 
 import pytest
 from baking import bake
+from slurm_cluster import PATH
 from submitting import ANSWERS, cluster, python_environment
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("bad nodes"), **ANSWERS)
+    return bake(tmp_path_factory.mktemp("bad nodes"), **ANSWERS, extras="spares")
 
 
 @pytest.fixture
@@ -90,7 +93,7 @@ def test_settings_are_refused(submit, settings, says):
 def test_a_range_of_nodes_is_refused(submit):
     said, refused = submit("--nodes=1-2", check=False, SPARES="1")
     wanted = "--nodes=1-2: expected one whole number, to which SPARES=1 is added"
-    assert said == "" and refused == f"slurm/submit_multinode.sh: {wanted}\n"
+    assert said == "" and refused.startswith(f"slurm/submit_multinode.sh: {wanted}\n")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def test_bad_nodes_are_avoided(submit, remember):
     lines = said.splitlines()
     assert re.fullmatch(r"without node2: its clock is off \(found by job 7, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)", lines[0])
     assert lines[1].startswith(
-        "to use a node again: bash slurm/bad_nodes.sh forget node2. To use every node in one job: "
+        "to use a node again: bash extras/spares/bad_nodes.sh forget node2. To use every node in one job: "
     )
     assert lines[2].startswith("Submitted batch job ") and len(lines) == 3
     assert asked(submit("--nodes=1", BAD_NODE_DAYS="0")[1], "ExcNodeList") == "(null)"
@@ -131,7 +134,7 @@ def test_what_the_user_says_of_nodes_counts(submit, remember, project):
     (project / "to avoid").write_text("node1\n")
     assert asked(submit("--nodes=1", f"--exclude={project}/to avoid")[1], "ExcNodeList") == "node[1-2]"
     refused = submit("--nodes=1", "--exclude=no/file", check=False)[1]
-    assert refused.endswith(": --exclude=no/file: cannot read this file; expected nodes, or a file of them\n"), refused
+    assert ": --exclude=no/file: cannot read this file; expected nodes, or a file of them\n" in refused, refused
     said, shown = submit("--nodes=1", "--nodelist=node2")
     assert (asked(shown, "ExcNodeList"), asked(shown, "ReqNodeList")) == ("(null)", "node2") and "without" not in said
 
@@ -153,16 +156,16 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
     remember()
 
     def call(*words):
-        done = cluster.run("bash", project / "slurm/bad_nodes.sh", *words, check=False)
+        done = cluster.run("bash", project / "extras/spares/bad_nodes.sh", *words, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    assert call() == (0, "no node was added in the last 2 day(s) (BAD_NODE_DAYS in env.sh)\n")
+    assert call() == (0, "no node was added in the last 2 day(s) (BAD_NODE_DAYS in extras/spares/settings.sh)\n")
     code, said = call("add", "node[1-2]", "slow", "by", "half")
     assert code == 0 and [line.split(maxsplit=3)[::3] for line in said.splitlines()] == [
         ["node1", "slow by half"],
         ["node2", "slow by half"],
     ]
-    refused = f"slurm/bad_nodes.sh: forget: node3 is not in {project}/logs/bad_nodes\n"
+    refused = f"extras/spares/bad_nodes.sh: forget: node3 is not in {project}/logs/bad_nodes\n"
     assert call("forget", "node[2-3]") == (2, refused) and len(call()[1].splitlines()) == 2  # nothing was forgotten
     code, said = call("forget", "node1")
     assert code == 0 and said.startswith("node2 ") and len(said.splitlines()) == 1
@@ -179,8 +182,68 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
         (["add", ",", "slow"], "add: ',' is no list of nodes; expected node7 or 'node[3-5]'"),
         (["list"], "'list' is not known: expected add, forget, or nothing to list the nodes"),
     ):
-        assert call(*words) == (2, f"slurm/bad_nodes.sh: {refused}\n")
+        assert call(*words) == (2, f"extras/spares/bad_nodes.sh: {refused}\n")
     assert len(call()[1].splitlines()) == 1  # what was refused has changed nothing
-    assert cluster.run("bash", project / "slurm/bad_nodes.sh", env={"BAD_NODE_DAYS": "0"}).stdout == (
-        "no node is avoided: BAD_NODE_DAYS=0 (env.sh)\n"
+    assert cluster.run("bash", project / "extras/spares/bad_nodes.sh", env={"BAD_NODE_DAYS": "0"}).stdout == (
+        "no node is avoided: BAD_NODE_DAYS=0 (extras/spares/settings.sh)\n"
     )
+
+
+# ---- whose fault it is that the preflight finds ----------------------------------------------------------------------
+
+NOTE = """\
+PROJECT_DIR='{project}' RUN_DIR='{folder}' cancelled='' SLURM_RESTART_COUNT={restarts} hosts=({hosts})
+source "$PROJECT_DIR/slurm/lib.sh" x
+source "$PROJECT_DIR/extras/spares/hooks.sh"
+spares_remember() {{ :; }}
+spares_note_unfit_nodes
+echo "$? ${{!spares_unfit[*]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "faults", "restarts", "noted"),
+    [
+        ("node1 node2", {"node2": "no /data"}, 0, "0 node2"),
+        ("node1 node2", {"node1": "no /data", "node2": "a wrong clock"}, 0, "0 node2 node1"),
+        # The project is at fault, or the other job on the first node.
+        ("node1 node2", {"node1": "no /data", "node2": "no /data"}, 0, "1 "),
+        ("node1", {"node1": "no /data"}, 0, "1 "),
+        ("node1", {"node1": "no /data"}, 1, "0 node1"),
+        ("node1 node2", {"node1": "the master's port 29500 is in use"}, 0, "1 "),
+        ("node1 node2", {}, 0, "1 "),
+    ],
+)
+def test_faults_of_nodes_and_of_the_project(project, tmp_path, hosts, faults, restarts, noted):
+    if faults:
+        (tmp_path / "unfit").write_text("".join(f"{node}\t{fault}\n" for node, fault in faults.items()))
+    code = NOTE.format(project=project, folder=tmp_path, hosts=hosts, restarts=restarts)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+    assert (sorted(done.stdout.split()), done.stderr) == (sorted(noted.split()), ""), done
+
+
+# ---- the folder extras/spares ----------------------------------------------------------------------------------------
+
+
+def test_deleted(cluster, project, submit, remember, tmp_path):
+    """A job with an unfit node ends, names it, and remembers nothing. The extra's settings are refused."""
+    remember()
+    own = tmp_path / "own"
+    shutil.copytree(project, own, symlinks=True)
+    shutil.rmtree(own / "extras/spares")
+    (own / "logs").mkdir(exist_ok=True)
+    (own / "logs/bad_nodes").write_text(f"node1\t{datetime.now():%FT%T}\t7\tslow\n")
+    (own / "date").write_text('#!/bin/sh\n[ $(uname -n) != node2 ] || set -- --date="60 seconds ago" "$@"\n')
+    with (own / "date").open("a") as script:
+        script.write('exec /bin/date "$@"\n')
+    (own / "date").chmod(0o755)
+    command = ["bash", own / "slurm/submit_multinode.sh", "--nodes=2", "--", "check/ranks.py"]
+    environment = {**python_environment(), "PATH": f"{own}:{PATH}"}
+    done = cluster.run(*command, cwd=own, env=environment)
+    job = cluster.wait(int(re.search(r"Submitted batch job (\d+)", done.stdout)[1]))
+    assert (job.state, job.exit_code) == ("FAILED", 1), job.output
+    assert "Restarts=0" in cluster.run("scontrol", "show", "job", str(job.id)).stdout
+    assert re.search(r"preflight: node2: its clock is off by -\d+ s. Without it: sbatch --exclude=node2\n", job.output)
+    assert "node2" not in (own / "logs/bad_nodes").read_text()
+    done = cluster.run(*command, cwd=own, env={**environment, "SPARES": "1"}, check=False)
+    assert done.returncode == 2 and "SPARES: extras/spares is not in this project" in done.stderr, done.stderr

@@ -7,6 +7,7 @@ in each step of the first SLOW_ATTEMPTS attempts (1), so that there is time to b
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,11 +20,12 @@ from pathlib import Path
 import drills
 import pytest
 from baking import bake
-from drills import BUSY, Drill, project
+from drills import BUSY, Drill
 from launching import RUNTIMES, build_image, everywhere, surroundings
 from needs import cluster_of, needs_namespaces
 from slurm_cluster import PATH, Cluster, Nodes
 from submitting import apptainer_project
+from two_nodes import ANSWERS
 from waiting import wait_for
 
 from cluster_options.runtimes import LAUNCHERS
@@ -33,6 +35,12 @@ pytestmark = pytest.mark.drill
 cluster, reference = drills.cluster, drills.reference  # both use `breakable`, and `cluster` mends it after each test
 # What slurm/submit_multinode.sh passes to sbatch with SPARES=1 and --nodes=2 (test_bad_nodes.py).
 ONE_SPARE = ("--nodes=3", "--no-kill")
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """The extra alone, but for that of two launchers."""
+    return bake(tmp_path_factory.mktemp("a b") / "spares", **ANSWERS, extras="mpi,spares")
 
 
 @pytest.fixture(scope="session")
@@ -209,6 +217,28 @@ def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tm
     went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
 
 
+def test_with_all_other_extras(drill, cluster, tmp_path_factory):
+    """The job runs a copy of the sources, and its data from the nodes' disks. The first node dies."""
+    drill.project = bake(tmp_path_factory.mktemp("a b") / "all", **ANSWERS)
+    (drill.folder / "data").write_text("some data")
+    settings = {"SPARES": "1", "LAUNCHER": "srun", "MEASURE_EVERY": "1", "STALL_TIMEOUT": "600"}
+    settings = {**drills.ONE_THREAD, **settings, "STAGE_DATA": "data", "STAGE_DIR": "/dev/shm", "SNAPSHOT": "1"}
+    words = ["bash", drill.project / "slurm/submit_multinode.sh", "--nodes=2", "--", "slowly.py"]
+    submitted = cluster.run(*words, *drills.RUN.split(), "--out", drill.out, cwd=drill.folder, env=settings)
+    drill.jobs.append(int(re.search(r"Submitted batch job (\d+)", submitted.stdout)[1]))
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node1")
+    name = "power failure of the first node, all extras, a spare"
+    job = went_on(drill, name, "node1 node2", "node2 node3", restarts=1)
+    for attempt in range(2):
+        logs = drill.project / f"logs/{job.id}.{attempt}"
+        assert (logs / "run.json").exists() and (logs / "staged.txt").exists(), list(logs.iterdir())
+        run = json.loads((logs / "run.json").read_text())
+        assert run["code"]["snapshots"] and run["attempt"] == attempt, run
+    assert len(run["nodes"]) == 2 and (logs / "use.txt").exists(), run
+
+
 def test_an_array(drill, cluster):
     """Of the array's two jobs the second waits, and keeps the array's own number, which scontrol takes for both."""
     array = drill.submit(*ONE_SPARE, "--array=7-8%1", SPARES="1", LAUNCHER="srun")
@@ -250,6 +280,44 @@ def test_the_program_fails_after_the_first_node_has_died(drill, cluster):
     said = re.search(r"the run has ended with exit code (\d+)", job.output)
     assert job.state == "FAILED" and job.exit_code == int(said[1]) > 0, job.output
     assert "KeyError: 'a bug'" in job.output and "takes over" in job.output, job.output
+
+
+def test_scancel_after_the_first_node_has_died(drill, cluster):
+    """It reaches the script on the node that has taken over, and the ranks."""
+    drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", SLOW_ATTEMPTS="2")
+    drill.reach()
+    drill.start_clock()
+    cluster.crash("node1")
+    drill.await_new_step()
+    cluster.run("scancel", str(drill.job))
+    job, _ = drill.await_end()
+    assert job.state == "CANCELLED" and drill.attempts == 2, job.output
+    drill.await_no_process()
+    assert "Restarts=0 " in cluster.run("scontrol", "show", "job", str(job.id)).stdout
+
+
+# Until the third attempt it waits to be asked to stop, and wants to go on.
+WAITS = """\
+import os, time
+print("attempt", os.environ["RESTART_COUNT"], flush=True)
+while int(os.environ["RESTART_COUNT"]) < 2:
+    time.sleep(0.1)
+    if os.path.exists(os.environ["STOP_FILE"]):
+        open(os.environ["REQUEUE_FILE"], "w").close()
+        break
+"""
+
+
+def test_the_walltime_is_over_after_the_first_node_has_died(drill, cluster):
+    """Slurm warns nobody. The program is asked to save all the same, and the job goes back into the queue."""
+    (drill.folder / "own.py").write_text(WAITS)
+    options = [*ONE_SPARE, "--time=0:03:00"]
+    drill.submit(*options, program="own.py", SPARES="1", LAUNCHER="srun", NPROC_PER_NODE="1")
+    wait_for(lambda: "stand_by.sh" in str(cluster.running("node3")), "the node that stands by")
+    cluster.crash("node1")
+    job, _ = drill.await_end()
+    assert (job.state, job.exit_code, len(starts(job.output))) == ("COMPLETED", 0, 3), job.output
+    assert "warned: the program is asked to save and to end" in job.output, job.output
 
 
 def test_a_slurmd_is_killed(drill):
@@ -401,7 +469,7 @@ def test_a_bug_that_ends_a_rank_without_a_word(drill):
     drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER="spawn", ABORT_AT="10")
     drill.start_clock()
     job, seconds = drill.await_failure(within=60)
-    said = re.search("two attempts have failed without a newer checkpoint, and no node is at fault", job.output)[0]
+    said = re.search("two attempts have failed within ten minutes each, and no node is at fault", job.output)[0]
     assert drill.attempts == 2 and remembered(drill) == [], job.output
     drill.row("a rank aborts at step 10 of each attempt", job, seconds, message=said, lost=drill.resume())
 
@@ -437,7 +505,7 @@ ON_NODE2, ON_THE_SECOND = "os.uname().nodename == 'node2'", "os.environ['RANK'] 
     ids=["of a node", "unknown", "of the program"],
 )
 def test_whose_fault_an_error_is(drill, cluster, where, error, nodes, bad):
-    """slurm/fault.py decides it from what the doctor says."""
+    """extras/spares/fault.py decides it from what the doctor says."""
     (drill.folder / "own.py").write_text(FAILS_ON_A_NODE.format(where=where, error=error))
     drill.submit(*ONE_SPARE, program="own.py", SPARES="1", LAUNCHER="spawn")
     job = cluster.wait(drill.job)

@@ -1,6 +1,6 @@
-"""Says whether another start of a failed run may succeed. slurm/nodes.sh asks that for SPARES and MIN_NODES.
+"""Says whether another start of a failed run may succeed. extras/spares/hooks.sh asks that.
 
-    python3 slurm/doctor.py --json JOBID | python3 slurm/fault.py
+    python3 slurm/doctor.py --json JOBID | python3 extras/spares/fault.py
 
 It prints one line:
     node NODE    this node is broken: the next start may succeed on other nodes
@@ -60,7 +60,7 @@ def main():
     try:
         answer = json.loads(sys.stdin.read())
     except ValueError:
-        print("slurm/fault.py: expected the answer of slurm/doctor.py --json on standard input", file=sys.stderr)
+        print("extras/spares/fault.py: expected the output of slurm/doctor.py --json as its input", file=sys.stderr)
         sys.exit(2)
     print(fault_of(answer))
 

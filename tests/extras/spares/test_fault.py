@@ -1,4 +1,4 @@
-"""slurm/fault.py: whether another start of a failed run may succeed, for slurm/nodes.sh."""
+"""extras/spares/fault.py: whether another start of a failed run may succeed, for extras/spares/hooks.sh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from baking import TEMPLATE
+from baking import TEMPLATE, bake
 from doctor_cases import (
     CAUSES,
     GOOD,
@@ -24,8 +24,9 @@ from doctor_cases import (
     srun_output,
     traceback,
 )
+from two_nodes import ANSWERS
 
-spec = importlib.util.spec_from_file_location("fault", TEMPLATE / "slurm/fault.py")
+spec = importlib.util.spec_from_file_location("fault", TEMPLATE / "extras/spares/fault.py")
 FAULT = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(FAULT)
 
@@ -81,8 +82,8 @@ def test_the_node_at_fault_is_that_of_the_log(doctor, project):
 
 
 def call(answer):
-    """Return exit code, standard output and standard error of slurm/fault.py on an answer of the doctor."""
-    command = [sys.executable, TEMPLATE / "slurm/fault.py"]
+    """Return exit code, standard output and standard error of extras/spares/fault.py on an answer of the doctor."""
+    command = [sys.executable, TEMPLATE / "extras/spares/fault.py"]
     done = subprocess.run(command, input=answer, capture_output=True, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -93,6 +94,30 @@ def test_a_node_whose_name_is_not_known_is_not_blamed():
 
 
 def test_without_an_answer():
-    expected = b"slurm/fault.py: expected the answer of slurm/doctor.py --json on standard input\n"
+    expected = b"extras/spares/fault.py: expected the output of slurm/doctor.py --json as its input\n"
     for text in (b"", b"no cause known\n"):
         assert call(text) == (2, b"", expected)
+
+
+ATTEMPTS = """\
+PROJECT_DIR='{project}' code=1 hosts=(node1)
+source "$PROJECT_DIR/slurm/lib.sh" x
+source "$PROJECT_DIR/extras/spares/hooks.sh"
+spares_whose_fault() {{ echo unknown; }}
+explain_failure() {{ :; }}
+for SECONDS in {seconds}; do
+    spares_another_start_may_help >/dev/null
+    echo $?
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "codes"), [("5 5", "0 1"), ("700 5 5", "0 0 1"), ("5 700 5 5", "0 0 0 1"), ("5 700 700 700", "0 0 0 0")]
+)
+def test_two_attempts_that_fail_soon_for_an_unknown_reason_end_the_job(tmp_path, seconds, codes):
+    """Those of ten minutes or more do not count."""
+    project = bake(tmp_path, **ANSWERS, extras="spares")
+    code = ATTEMPTS.format(project=project, seconds=seconds)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (codes.split(), ""), done
