@@ -105,7 +105,7 @@ source "$PROJECT_DIR/slurm/lib.sh" x
 source "$PROJECT_DIR/extras/spares/hooks.sh"
 spares_whose_fault() {{ echo unknown; }}
 explain_failure() {{ :; }}
-for SECONDS in {seconds}; do
+for spares_lasted in {seconds}; do
     spares_another_start_may_help >/dev/null
     echo $?
 done

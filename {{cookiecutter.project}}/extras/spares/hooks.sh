@@ -16,6 +16,7 @@ source "$PROJECT_DIR/extras/spares/list.sh" # spares_remember, spares_remembered
 declare -gA spares_unfit=() # spares_unfit[NODE]: why the ranks do not run there, in this job
 spares_failed_soon=0        # attempts in a row that failed within ten minutes, no node being at fault
 spares_launched=0           # when this attempt began, as SECONDS
+spares_lasted=0             # how long it lasted [s]
 spares_dead=''              # the first node, if this script has taken over from it
 spares_outputs=()           # the job's files for output and errors, if another node stands by
 
@@ -84,6 +85,7 @@ spares_beside_launch() {
 # Has the ranks start again if that may help: a node is at fault, or nothing is known against it. Not
 # if the job was cancelled, or has been asked to save.
 spares_after_launch() {
+    spares_lasted=$((SECONDS - spares_launched)) # before the checks below, which take time
     ((code != 0)) && [[ -z $outcome && -z $cancelled ]] && spares_stays_in_allocation || return 0
     [[ ! -e $STOP_FILE && ! -e $REQUEUE_FILE ]] || return 0
     if spares_a_node_is_at_fault; then
@@ -312,11 +314,12 @@ spares_another_start_may_help() {
     if [[ $fault == node && " ${hosts[*]} " == *" $node "* ]]; then
         spares_unfit[$node]="broken, says a rank of job $SLURM_JOB_ID"
         spares_remember "$node" "${spares_unfit[$node]}" || true
+        spares_failed_soon=0
         explain_failure "$code"
         return 0
     fi
     spares_failed_soon=$((spares_failed_soon + 1))
-    if ((SECONDS >= spares_launched + 600)); then
+    if ((spares_lasted >= 600)); then
         spares_failed_soon=0
     fi
     if ((spares_failed_soon >= 2)); then
