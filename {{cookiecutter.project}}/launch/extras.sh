@@ -196,12 +196,11 @@ end_beside() {
 leave_extras() {
     local exit_code=$?
     end_beside
+    #? if kind == "slurm"
+    [[ $extra_running != *_job_start ]] || return 0
+    #? endif
     case $extra_running in
-        #? if kind == "slurm"
-        '' | *_job_start) ;;
-        #? else
         '') ;;
-        #? endif
         *_after_launch | *_job_end)
             say "$extra_running ended the script, and with it the job, with exit code $code"
             exit "$code"

@@ -270,7 +270,7 @@ report() {
         echo "preflight: ${#hosts[@]} node(s) fit ($SECONDS s)"
         return
     fi
-    if all_nodes_have_one_fault; then # then no other node would do better
+    if ((${#hosts[@]} > 1)) && all_nodes_have_one_fault; then # no other node would do better
         echo "preflight: on all of ${#hosts[@]} node(s): ${faults[${hosts[0]}]}"
     else
         for host in "${hosts[@]}"; do
