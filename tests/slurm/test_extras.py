@@ -77,8 +77,19 @@ def submit(cluster, project):
 # ---- what a job calls ------------------------------------------------------------------------------------------------
 
 # Its first start fails, and an extra starts the ranks again. The second fails, and the job goes back into the queue.
-THRICE = "import time; time.sleep(0.5)\n"
-THRICE += "sys.exit({'0': 3, '1': 4, '2': 0}[os.environ['RESTART_COUNT']] if os.environ['RANK'] == '0' else 0)\n"
+# The other rank has ended before: srun would end it, and with its code.
+THRICE = """\
+import time
+time.sleep(0.5)
+attempt = os.environ["RESTART_COUNT"]
+if os.environ["RANK"] == "1":
+    open("ended-" + attempt, "w").close()
+    os._exit(0)
+while not os.path.exists("ended-" + attempt):
+    time.sleep(0.1)
+time.sleep(1)
+sys.exit({"0": 3, "1": 4, "2": 0}[attempt])
+"""
 
 
 def test_moments_of_a_job_that_restarts_and_is_requeued(submit, project):
