@@ -29,7 +29,7 @@ ON_VOLUME = {"POD_PROJECT_DIR": "/mnt/mlo/scratch/jdoe/demo", "RUN_AS_UID": "123
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b"), site="rcp", account="mlo-jdoe")
+    return bake(tmp_path_factory.mktemp("a b"), site="rcp", account="mlo-jdoe", gpus_per_node="8")
 
 
 def script(project, *arguments, name="submit_multinode.sh", cwd=None, path="/usr/bin:/bin", **environment):
