@@ -193,6 +193,7 @@ def test_gpus_that_the_header_does_not_ask_for_per_node(usual_slurm, own, progra
     edit_header(own, "--gpus-per-node", *asked)
     if asked is PER_TASK:
         edit_header(own, "--ntasks-per-node", "--ntasks-per-node=2")
+        edit_header(own, "--cpus-per-task", "--cpus-per-task=4")
     script = own / "slurm/submit_multinode.sh"
     job = usual_slurm.submit(script, program, cwd=own, env=python_environment(LAUNCHER=launcher))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output

@@ -83,7 +83,7 @@ SPECIFIC = [
     ("juwels-booster", "none", 'MASTER_ADDR+="i"'),
     ("juwels-booster", "none", '    "--cpu-bind=none" # one task per node'),
     ("jean-zay", "none", 'MASTER_PORT="$((10001 + SLURM_JOB_ID % 10000))"'),
-    ("jean-zay", "none", 'module load "arch/h100" "pytorch-gpu/py3/2.8.0" || exit'),
+    ("jean-zay", "none", 'module load "arch/h100" "pytorch-gpu/py3/2.13.0" || exit'),
     ("lumi", "apptainer", 'export IMAGE="/appl/local/laifs/containers/lumi-multitorch-latest.sif"'),
     ("frontier", "venv", "module reset\n"),
     ("frontier", "venv", ' || exit\nexport LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH" # the libraries'),
