@@ -124,7 +124,7 @@ def test_the_user_s_files_stay_if_one_option_was_forgotten(before, tmp_path):
     project, _ = written(before, tmp_path, "--overwrite-if-exists", site="local")
     old, new = state(before), state(project)
     assert {name: new[name] for name in old} == old
-    assert {name.split("/")[0] for name in new if name not in old} == {"env.sh", "launch", "local", "check"}
+    assert {name.split("/")[0] for name in new if name not in old} == {"env.sh", "launch", "local", "check", "extras"}
 
 
 def test_files_of_the_same_name_are_kept_and_named(before, tmp_path):

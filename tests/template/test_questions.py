@@ -265,11 +265,11 @@ def test_a_missing_account_is_asked_for(tmp_path):
 
 
 def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
-    terminal = Terminal(tmp_path, "site=mn5", "project=talk", "account=a", "qos=acc_resa")
+    terminal = Terminal(tmp_path, "site=juwels-booster", "project=talk", "account=a", "partition=develbooster")
     for number in range(1, 9):
         terminal.answer(rf"\[{number}/13\]")
-    terminal.answer(r"\[9/13\]", "51")
-    assert "Warning: nodes 51: qos acc_resa allows at most 50 (the site file marks" in terminal.answer(r"\[10/13\]")
+    terminal.answer(r"\[9/13\]", "5")
+    assert "Warning: nodes 5: partition develbooster allows at most 4 (the site file marks" in terminal.answer(r"\[10/13\]")
     terminal.answer(r"\[11/13\]")
     terminal.answer(r"\[12/13\]")
     terminal.answer(r"\[13/13\]")
