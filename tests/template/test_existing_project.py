@@ -253,7 +253,7 @@ def test_programs_run_on_slurm(cluster, slurm):
 def test_an_environment_takes_the_user_s_packages(slurm, tmp_path):
     """No requirements.txt: refused before a job waits in the queue."""
     project = tmp_path / "mine"
-    shutil.copytree(slurm[0], project)
+    shutil.copytree(slurm[0], project, symlinks=True)
     (project / "requirements.txt").unlink()
     command = ["bash", "slurm/build_venv.sh"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
