@@ -269,7 +269,8 @@ def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
     for number in range(1, 9):
         terminal.answer(rf"\[{number}/13\]")
     terminal.answer(r"\[9/13\]", "5")
-    assert "Warning: nodes 5: partition develbooster allows at most 4 (the site file marks" in terminal.answer(r"\[10/13\]")
+    warning = "Warning: nodes 5: partition develbooster allows at most 4 (the site file marks"
+    assert warning in terminal.answer(r"\[10/13\]")
     terminal.answer(r"\[11/13\]")
     terminal.answer(r"\[12/13\]")
     terminal.answer(r"\[13/13\]")
