@@ -15,7 +15,7 @@ enter_container() {
                 "its name" || return
     done
     export IMAGE PWD PROGRAM_DIR="${!#}" # [env] of the EDF may name these too
-    # The project's folder, or the one of an extra, in which the project lies.
+    # The first folder holds the project. It is PROJECT_DIR, unless an extra mounts a larger one.
     edf=$(PROJECT_DIR=$1 fill_edf "$template") || return
     # Named after its content: jobs with other folders have another, and an attempt after a requeue
     # finds its own.
