@@ -7,6 +7,12 @@ import subprocess
 from pathlib import Path
 
 NAMES = {f"GIT_{who}_{what}": "me@localhost" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+# The end of a program: waits until a process beside the ranks has listed the packages. A short job ends before that.
+LONGER = """\
+import glob, time
+while not glob.glob("logs/*/packages.txt"):
+    time.sleep(0.1)
+"""
 
 
 def git(folder: Path, *arguments: object) -> str:

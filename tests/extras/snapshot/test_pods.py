@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from baking import bake
 from runai_cluster import RunaiCluster
+from sources import LONGER
 from test_runai import IMAGE, Site, succeeded
 from test_runai_submit import ON_VOLUME, command, script
 
@@ -80,9 +81,8 @@ def test_copies_that_pods_could_not_see_are_refused(settings, says, on_volume):
 
 
 TELLS_OF_COPY = (
-    "import helper, os, sys, time\n"
-    "print('RESULT', os.environ['RANK'], helper.TEXT, __file__, os.getcwd(), sys.argv[1:])\n"
-    "time.sleep(3)\n"  # the packages are listed meanwhile
+    "import helper, os, sys\n"
+    "print('RESULT', os.environ['RANK'], helper.TEXT, __file__, os.getcwd(), sys.argv[1:])\n" + LONGER
 )
 
 

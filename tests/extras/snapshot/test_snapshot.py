@@ -21,7 +21,7 @@ from baking import bake
 from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
 from needs import needs_namespaces
 from slurm_cluster import PATH
-from sources import apply_changes, commit, git, repository, write
+from sources import LONGER, apply_changes, commit, git, repository, write
 from submitting import ANSWERS, cluster, python_environment
 from waiting import FOREVER, PATIENCE, wait_for
 
@@ -34,7 +34,6 @@ with open("input.txt") as file:
 words = ["first", helper.TEXT, os.environ.get("MARK", "none"), live, *sys.argv[1:]]
 sys.stdout.write("RESULT " + "|".join(words) + "\\n")
 """
-LONGER = "import time\ntime.sleep(3)\n"  # than it takes to list the packages
 ARGUMENTS = ["a b", '"', "it's", "$HOME", "--max"]
 QUICK_AND_DRILL = ["srun", pytest.param("torchrun", marks=pytest.mark.drill)]
 
@@ -447,6 +446,7 @@ def test_repeat_a_job(jobs, project):
 def test_repeat_says_which_code_it_was(quick, project, tmp_path):
     """Of a job without a copy: whether the sources are the same now, and else how to get them."""
     before = commit_of(project)
+    (project / "prog.py").write_text(PROGRAM + LONGER)
     number = int(quick.call(project, "prog.py").stdout.split()[-1])
     quick.ended(number)
     said = repeat(quick, project, number).stdout

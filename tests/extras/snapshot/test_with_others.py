@@ -12,6 +12,7 @@ import venv
 
 import pytest
 from baking import bake
+from sources import LONGER
 from submitting import ANSWERS, cluster, python_environment
 from two_nodes import MPIRUN_AS_ROOT
 from waiting import wait_for
@@ -77,7 +78,7 @@ def test_deleted_by_hand(cluster, tmp_path):
 @pytest.mark.parametrize("launcher", ["spawn", "mpirun", "mpirun-ranks"])
 def test_other_launchers(cluster, tmp_path, launcher):
     """torchrun and srun have tests of their own."""
-    project = written(tmp_path, "snapshot,mpi", PROGRAM + "import time\ntime.sleep(3)\n")
+    project = written(tmp_path, "snapshot,mpi", PROGRAM + LONGER)
     number = submit(cluster, project, "--hold", "--", "prog.py", "a b", LAUNCHER=launcher, **MPIRUN_AS_ROOT)
     (project / "helper.py").write_text("TEXT = 'second'\n")
     job = released(cluster, number)

@@ -329,8 +329,11 @@ def is_code(name):
 
 
 def is_linked(name):
-    """Return whether a copy links a file or folder of this name that it has not copied."""
-    return name not in NEVER and not name.endswith(".pyc")
+    """Return whether a copy links a file or folder of this name that it has not copied.
+
+    The output of a job is left out: with a link to it, each job would make a copy of its own.
+    """
+    return name not in NEVER and not name.endswith((".pyc", ".out"))
 
 
 def write_git_state(root, folder):
