@@ -116,7 +116,7 @@ def test_moments_of_a_job_that_restarts_and_is_requeued(submit, project):
     assert of_two == [line.replace("default", "chosen") for line in expected], log
     order = [line.split(" ")[0] for line in log if "beside" not in line]  # those two run at the same time
     assert order == ["one", "two"] * (len(order) // 2)
-    assert "back into the queue as attempt 2, as an extra wants" in job.output
+    assert "an extra wants a requeue: back into the queue as attempt 2" in job.output
     assert sorted(path.name for path in project.glob(f"logs/{job.id}.*")) == [f"{job.id}.{n}" for n in range(3)]
 
 
@@ -132,7 +132,7 @@ mine_job_start() {
 }
 choose_nodes() {
     hosts=("${nodes[-1]}")
-    set_rendezvous_endpoint
+    set_endpoint
     check_nodes
 }
 build_step_of_mine() {
@@ -263,8 +263,9 @@ def test_a_folder_that_an_extra_mounts_in_the_container(tmp_path):
         (tmp_path / name).chmod(0o755)
     add(project, "one", f"one_job_start() {{ container_folders+=('{tmp_path}/more'); }}\n")
     (tmp_path / "more").mkdir()
-    code = f"""export PROJECT_DIR='{project}' && cd "$PROJECT_DIR" && source slurm/lib.sh slurm/x.sh || exit
-    read_extras; read_arguments check/hello.py; call_extras job_start; set_up_run
+    code = f"""export PROJECT_DIR='{project}' && cd "$PROJECT_DIR" && source slurm/project.sh slurm/x.sh || exit
+    source slurm/submit.sh; source slurm/job.sh; read_extras; read_settings; read_program check/hello.py
+    call_extras job_start; load_software
     printf '%s\\n' "${{CONTAINER_EXEC[@]}}" "${{CONTAINER_FOLDERS[@]}}" """
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "IMAGE": f"{tmp_path}/image.sif", "HOME": str(tmp_path)}
     done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -290,7 +291,7 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
     lines = []
     for launcher in PER_NODE:
         log = f"PREFIXES='{project}/{launcher}' LAUNCHER={launcher}"
-        lines.append(f"{log} bash slurm/submit_multinode.sh {program(project, 'pass')}")
+        lines.append(f"{log} bash slurm/run_here.sh {program(project, 'pass')}")
     allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8", "bash", "-ec", "\n".join(lines)]
     environment = python_environment(**MPIRUN_AS_ROOT, PREFLIGHT="0", NPROC_PER_NODE="2")
     cluster.run(*allocation, cwd=project, env=environment)
