@@ -13,6 +13,10 @@
 # well. Programs that look at the clock stop at STOP_TIME, as a site may not send the signal.
 arrange_stop_request() {
     set_stop_time
+    if ((2 * (SAVE_SECONDS + 60) > STOP_TIME - START_TIME)); then # Slurm may be a minute early
+        say "in this short job Slurm asks the program to save in its first half: set SAVE_SECONDS to" \
+            "less than $SAVE_SECONDS"
+    fi
     trap 'interrupted=1 && ask_to_save' USR1
     trap 'interrupted=1 && stop=cancelled && touch "$STOP_FILE" || true' TERM
 }
