@@ -209,7 +209,7 @@ def test_no_gpus_are_no_failure(tmp_path):
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
     """Calls functions of slurm/, where scontrol fails so many times before it prints a record."""
-    library = bake(tmp_path_factory.mktemp("steps"), site="mn5", account="abc") / "slurm/project.sh"
+    library = bake(tmp_path_factory.mktemp("steps"), site="mn5", account="abc") / "slurm/commands.sh"
     tools = 'sleep() { echo "sleep $1" >&2; }; sbatch() { echo "sbatch $*"; }; exec() { "$@"; }\n'
     tools += "scontrol() { if [[ $2 == hostnames ]]; then echo n1; return; fi\n"
     tools += '  echo >>"$CALLS"; (($(wc -l <"$CALLS") > FAILS)) || return 1; echo "$RECORD"; }\n'

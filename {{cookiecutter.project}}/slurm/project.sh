@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set runtime = cookiecutter.runtime
-# What the scripts of slurm/ and of extras/ share: messages, Slurm's record of a job, settings and
-# software, options of the #SBATCH lines.
+# What the scripts of slurm/ and of extras/ share: messages, settings and software, Slurm's record of a
+# job. slurm/commands.sh has more for commands that are no jobs.
 #
 # A script sets PROJECT_DIR, and reads this file with its own name, which stands in front of messages:
 #   source "$PROJECT_DIR/slurm/project.sh" slurm/NAME.sh
@@ -92,65 +92,4 @@ field() {
     if [[ $record =~ (^|[[:space:]])$1=([^[:space:]]*) ]]; then
         echo "${BASH_REMATCH[2]}"
     fi
-}
-
-# Sets number, what Slurm calls a job that runs, and hosts, its nodes. Refuses one that does not run.
-# Argument: the number as squeue shows it, also of a job of an array.
-find_running_job() {
-    local record state
-    [[ $1 =~ ^[0-9]+(_[0-9]+)?$ ]] ||
-        die "'$1': expected the number of a job, as 4711 or 4711_3; squeue --me lists yours"
-    record=$(job_record "$1" 2>&1) ||
-        die "Slurm knows no job $1 (${record%%$'\n'*}): squeue --me lists yours"
-    state=$(field JobState)
-    [[ $state != PENDING ]] ||
-        die "job $1 waits in the queue, and has no ranks yet: squeue --start --jobs=$1 says when it may start"
-    [[ $state == RUNNING ]] ||
-        die "job $1 is $state: only a running one has ranks. Why a job ended: python3 slurm/doctor.py $1"
-    number=$(field JobId)
-    mapfile -t hosts < <(scontrol show hostnames "$(field NodeList)")
-}
-
-# ---- commands that submit other jobs -------------------------------------------------------------
-
-# Prints the usage of a script if it is asked for. Refuses words that are neither options nor follow one:
-# sbatch would take one for its script, and salloc for its command. Arguments: the script, and its words.
-expect_options() {
-    local word before=''
-    for word in "${@:2}"; do
-        if [[ $word == -h || $word == --help ]]; then
-            print_usage "$1"
-            exit
-        fi
-        # After --option and -o, a word may be the option's value.
-        [[ $word == -?* || $before =~ ^(-[A-Za-z]|--[^=]+)$ ]] ||
-            die "'$word' is not known: expected options of Slurm, as in --time=00:10:00"
-        before=$word
-    done
-}
-
-# Prints options of the #SBATCH lines of slurm/submit_multinode.sh, one per line. Arguments: account,
-# partition, qos.
-options_of_jobs() {
-    local name letter
-    for name in "$@"; do
-        case $name in
-            account) letter=A ;;
-            partition) letter=p ;;
-            qos) letter=q ;;
-        esac
-        sed -nE "s/^#SBATCH +(--${name}[= ]+|-$letter *)([^ #]+).*/--$name=\2/p" \
-            "$PROJECT_DIR/slurm/submit_multinode.sh"
-    done
-}
-
-# Submits a script that builds something and ends this one. Arguments: the script, then options of
-# sbatch. Slurm runs a copy of the script from a spool folder, so the job gets the project's folder
-# as its argument.
-submit_build() {
-    local names=(account) options
-    # A script that has a queue of its own keeps it.
-    grep -qE '^#SBATCH +(--(partition|qos)[= ]|-[pq])' "$1" || names+=(partition qos)
-    mapfile -t options < <(options_of_jobs "${names[@]}")
-    exec sbatch --export=ALL "${options[@]}" "${@:2}" "$1" "$PROJECT_DIR"
 }

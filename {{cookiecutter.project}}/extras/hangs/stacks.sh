@@ -13,7 +13,7 @@
 # shellcheck disable=SC2154 # find_running_job sets number and hosts
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/project.sh" extras/hangs/stacks.sh
+source "$PROJECT_DIR/slurm/commands.sh" extras/hangs/stacks.sh
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"
