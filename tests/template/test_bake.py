@@ -90,7 +90,7 @@ def usual(answers):
     ids=lambda answers: "-".join(filter(None, answers.values())),
 )
 def test_every_combination_is_whole_and_clean(answers, tmp_path):
-    project = bake(tmp_path, **answers)
+    project = bake(tmp_path, **answers, extras="all")
     assert files(project) == kept(answers)
     assert_clean(project)
 
@@ -98,7 +98,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
 @pytest.mark.parametrize("answers", INTO_A_PROJECT, ids=lambda answers: "-".join(answers.values()))
 def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
     """Nothing that is written names a file that is not."""
-    project = bake(tmp_path, examples="no", **answers)
+    project = bake(tmp_path, examples="no", **answers, extras="all")
     facts = site_facts(answers["site"])
     defaults = {"runtime": facts["runtimes"][0], "launcher": facts["launchers"][0]}
     assert files(project) == kept({**defaults, **answers, "examples": "no"})
@@ -280,15 +280,15 @@ SPECIFIC = [
     ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
-    ("mn5", {}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
+    ("mn5", {"extras": "all"}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
     ("mn5", {}, "README.md", "\nssh USER@alogin1.bsc.es\n"),
     ("slurm", {}, "README.md", "\nssh USER@HOST\n"),
     ("clariden", {}, "README.md", "\nssh -J USER@ela.cscs.ch USER@clariden.alps.cscs.ch\n"),
     ("clariden", {}, "README.md", 'rsync -e "ssh -J USER@ela.cscs.ch" -a demo USER@clariden.alps.cscs.ch:/iopsstor/'),
     ("lumi", {}, "README.md", "\nLogging in needs a key that is registered in MyAccessID.\n"),
-    ("alex", {}, "extras/stage/README.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
-    ("mn5", {}, "extras/notebook/README.md", "such as --time=02:00:00"),
-    ("mn5", {}, "extras/sweep/README.md", "--nodes=1 --qos=NAME -- training/"),
+    ("alex", {"extras": "all"}, "extras/stage/README.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
+    ("mn5", {"extras": "all"}, "extras/notebook/README.md", "such as --time=02:00:00"),
+    ("mn5", {"extras": "all"}, "extras/sweep/README.md", "--nodes=1 --qos=NAME -- training/"),
     ("mn5", {}, "README.md", "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"),
     (
         "leonardo",
@@ -425,13 +425,13 @@ def test_caches_of_compilers_are_on_the_node_at_lumi(tmp_path):
 
 
 def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(tmp_path):
-    project = bake(tmp_path, site="lumi", account=account("lumi"))
+    project = bake(tmp_path, site="lumi", account=account("lumi"), extras="hangs")
     for file in "env.sh", "slurm/minimal.sbatch":
         text = (project / file).read_text()
         assert "NCCL_NET_GDR_LEVEL" not in text and 'export "FI_MR_CACHE_MONITOR=' in text, file
     row = row_of(project, "a second process group")
     assert "unset NCCL_NET_GDR_LEVEL" in row and "kdreg2" in row
-    plain = bake(tmp_path, site="slurm", project="plain")
+    plain = bake(tmp_path, site="slurm", project="plain", extras="hangs")
     assert "have a known cause" in (project / "extras/hangs/README.md").read_text()
     assert "have a known cause" not in (plain / "extras/hangs/README.md").read_text()
 

@@ -100,8 +100,8 @@ def test_an_extra_is_for_sites_that_have_its_launchers(tmp_path):
 
 
 def test_every_name_can_be_answered_and_typed():
-    for name, (kinds, purpose) in EXTRAS.items():
-        assert re.fullmatch("[a-z]+", name) and set(kinds) <= set(KINDS) and 20 < len(purpose) < 100
+    for name, (kinds, word, purpose) in EXTRAS.items():
+        assert re.fullmatch("[a-z]+", name) and set(kinds) <= set(KINDS) and len(word) < 20 < len(purpose) < 100
 
 
 def test_the_hook_refuses_too():

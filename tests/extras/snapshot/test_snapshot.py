@@ -307,7 +307,8 @@ IN_CONTAINERS = [name for name in RUNTIMES if name not in ("none", "venv")]
 def test_a_container_sees_the_copy(container_cluster, runtime, everywhere, surroundings, tmp_path):
     """And the folders to which its links lead: data of the project, and of the program's own repository."""
     cluster, blank = container_cluster, "_" if runtime == "edf" else " "
-    project = bake(tmp_path / f"my{blank}projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path / f"my{blank}projects", **answers, extras="snapshot")
     surround = surroundings(runtime, project, tmp_path, cluster)
     # The file that describes a container for edf has the project, but no further folder to which links lead.
     below = 'os.environ["PROJECT_DIR"]' if runtime == "edf" else "sys.path[0]"
