@@ -90,6 +90,7 @@ GLOBALS = [
     first_job.software_minutes,
     provenance.add_command,
     provenance.bake_command,
+    provenance.extras_lost,
     provenance.link_command,
     provenance.template_source,
 ]
