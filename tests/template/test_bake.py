@@ -547,7 +547,7 @@ def test_what_concerns_one_runtime_is_told_in_its_projects(runtime, tmp_path):
 
 def test_every_open_question_of_the_first_users_is_answered_for_clariden(tmp_path):
     """What they had to ask about containers, file systems, header, placement, queues and tools."""
-    text = documents(bake(tmp_path, site="clariden"))
+    text = documents(bake(tmp_path, site="clariden", extras="scaling"))
     for words in (
         "bash slurm/build_container.sh",
         "`podman build` and `enroot import`",
