@@ -30,7 +30,7 @@ PAGE = "{{ instructions(cookiecutter) }}"
 SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
 FIRST_JOBS = [
     (f"{SUBMIT} check/ranks.py", "checks the node, GPU and network of each rank"),
-    (SUBMIT, "checks the ranks, then trains 200 steps"),
+    (SUBMIT, "trains 200 steps"),
 ]
 if EXAMPLES == "no":
     FIRST_JOBS[1] = (f"{SUBMIT} PROGRAM.py", "a program of yours; its arguments may follow")

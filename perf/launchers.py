@@ -39,7 +39,7 @@ def main() -> None:
     launchers = LAUNCHERS
     turns = [launchers if turn % 2 == 0 else launchers[::-1] for turn in range(-1, rounds)]  # turn -1 fills caches
     timed = "\n".join(
-        f"a=$EPOCHREALTIME; LAUNCHER={launcher} bash slurm/submit_multinode.sh program.py >/dev/null\n"
+        f"a=$EPOCHREALTIME; LAUNCHER={launcher} bash slurm/run_here.sh program.py >/dev/null\n"
         f"b=$EPOCHREALTIME; echo {launcher} $((${{b/./}} - ${{a/./}}))"
         for turn in turns
         for launcher in turn

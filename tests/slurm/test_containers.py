@@ -71,7 +71,7 @@ def test_every_launcher_with_every_runtime(
     there.mkdir()
     (there / "own.py").write_text(OWN_PROGRAM)
     stand_before_launchers(project, there / "prefix.sh")
-    command = ["bash", project / "slurm/submit_multinode.sh", there / "own.py", *ARGUMENTS]
+    command = ["bash", project / "slurm/run_here.sh", there / "own.py", *ARGUMENTS]
     for launcher in launchers:
         allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
         done = cluster.run(*allocation, *command, cwd=here, env={**environment, "LAUNCHER": launcher}, check=False)
@@ -210,7 +210,7 @@ def test_the_image_s_path_and_each_rank_s_threads(cluster, everywhere, runtime, 
         f"values = [os.environ[name] for name in {names}]\n"
         "sys.stdout.write('RESULT ' + '|'.join([str(cores), str('HOME' in os.environ), *values]) + '\\n')\n"
     )
-    command = ["bash", project / "slurm/submit_multinode.sh", "own.py"]
+    command = ["bash", project / "slurm/run_here.sh", "own.py"]
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
     def run(launcher, **more):
@@ -459,7 +459,7 @@ def test_a_named_container_is_used_again(cluster, everywhere, surroundings, tmp_
     environment = {**ENVIRONMENT, **surroundings("pyxis", project, tmp_path, cluster), "LAUNCHER": "spawn"}
     build_image(cluster, project, environment)
     (project / "own.py").write_text(OWN_PROGRAM)
-    run = "bash slurm/submit_multinode.sh own.py"
+    run = "bash slurm/run_here.sh own.py"
     salloc(cluster, [f"KEEP_CONTAINER=kept {run}"] * 2 + [run] * 2, cwd=project, **environment)
     calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     found = [call["how"] for call in calls if call["host"] == "node2" and "how" in call]

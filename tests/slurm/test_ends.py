@@ -159,7 +159,7 @@ def test_workers_that_ignore_the_end_of_a_job(cluster, project, tmp_path, launch
 def test_a_run_inside_another_job(cluster, project, tmp_path):
     """The outer script's job is not put back into the queue, and the output says that the program was not done."""
     (tmp_path / "x.py").write_text("import os\nopen(os.environ['REQUEUE_FILE'], 'w')\n")
-    line = f"bash '{project}/slurm/submit_multinode.sh' '{tmp_path}/x.py'"
+    line = f"bash '{project}/slurm/run_here.sh' '{tmp_path}/x.py'"
     done = salloc(cluster, [line], cwd=tmp_path, LAUNCHER="srun")
     assert done.stdout.count("saved, but not done") == 1 and "not requeued" in done.stdout
     (tmp_path / "x.py").write_text("print('done')\n")

@@ -222,7 +222,7 @@ def test_the_header_follows_the_answers(tmp_path):
 SPECIFIC = [
     ("juwels-booster", {}, "env.sh", 'MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-i}"'),
     ("juwels-booster", {}, "env.sh", 'export "CUDA_VISIBLE_DEVICES=0,1,2,3"'),
-    ("juwels-booster", {}, "slurm/lib.sh", '[[ $tasks == ranks ]] || step+=("--cpu-bind=none")'),
+    ("juwels-booster", {}, "slurm/ranks.sh", 'if [[ $1 != rank.sh ]]; then step+=("--cpu-bind=none"); fi'),
     ("jupiter", {}, "slurm/interactive.sh", 'step+=("--cpu-bind=none")'),
     ("frontier", {}, "launch/software.sh", "    module reset\n"),
     (
@@ -246,7 +246,7 @@ SPECIFIC = [
     ),
     ("frontier", {}, "env.sh", 'LAUNCHER="${LAUNCHER:-srun}"'),
     ("frontier", {}, "env.sh", "https_proxy=${https_proxy:-http://proxy.ccs.ornl.gov:3128/}"),
-    ("frontier", {}, "slurm/lib.sh", '$per_node != "8" ]] || step+=("--cpu-bind=mask_cpu:'),
+    ("frontier", {}, "slurm/ranks.sh", '$per_node == "8" ]]; then step+=("--cpu-bind=mask_cpu:'),
     ("frontier", {}, "slurm/submit_multinode.sh", "#SBATCH --network=disable_rdzv_get "),
     ("frontier", {}, "slurm/build_venv.sh", "torch.version.hip is None"),
     ("frontier", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
@@ -277,7 +277,7 @@ SPECIFIC = [
     ("isambard-ai", {}, "README.md", "\nssh PROJECT.aip2.isambard\n"),
     ("jean-zay", {"runtime": "apptainer"}, "README.md", "idrcontmgr cp container/*.sif"),
     ("jean-zay", {"runtime": "venv"}, "README.md", "On a login node, with the modules of `env.sh` loaded"),
-    ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
+    ("jean-zay", {}, "slurm/job.sh", 'echo "10001 10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
     ("mn5", {"extras": "all"}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
@@ -627,7 +627,7 @@ def test_files_of_another_kind_of_site_are_rendered_where_no_hook_removes_them(t
     bake(tmp_path / "hooks", site="local")
     config = {"default_config": True, "no_input": True, "accept_hooks": False}
     write(str(REPOSITORY), extra_context={"site": "local"}, output_dir=str(tmp_path), **config)
-    for name in ("slurm/lib.sh", "runai/docs/cluster.md", "local/README.md"):
+    for name in ("slurm/job.sh", "runai/docs/cluster.md", "local/README.md"):
         assert (tmp_path / "demo" / name).read_text(), name
 
 

@@ -115,7 +115,7 @@ if [[ ! -f $PROJECT_DIR/env.sh ]]; then
     exit 2
 fi
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_container.sh
 export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
 
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
@@ -179,7 +179,7 @@ echo "ready: $IMAGE"
 #? else
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_container.sh
 expect_options "${BASH_SOURCE[0]}" "$@"
 (($# == 0)) || die "'$*' is not known: this script has no options"
 # shellcheck source=/dev/null

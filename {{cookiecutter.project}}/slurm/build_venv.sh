@@ -85,7 +85,7 @@ if [[ ! -f $PROJECT_DIR/env.sh ]]; then
     exit 2
 fi
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_venv.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_venv.sh
 export RUNTIME=venv # MODULES of env.sh may depend on it
 
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash

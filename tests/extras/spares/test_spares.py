@@ -259,7 +259,7 @@ def test_an_array(drill, cluster):
 
 def test_an_allocation_of_salloc(drill, cluster):
     """The script runs where salloc was called, and needs no node that takes over."""
-    script = drill.project / "slurm/submit_multinode.sh"
+    script = drill.project / "slurm/run_here.sh"
     words = ["salloc", *ONE_SPARE, "bash", script, "slowly.py", *drills.RUN.split()]
     environment = {**drills.ONE_THREAD, "SPARES": "1", "LAUNCHER": "spawn", "PAUSE": "0.1"}
     with ThreadPoolExecutor() as pool:
