@@ -667,11 +667,13 @@ signal_ranks() {
 # ---- check the nodes -----------------------------------------------------------------------------
 
 # Has slurm/preflight.sh look at each of hosts, unless PREFLIGHT=0. Returns 1 if one is unfit.
+# shellcheck disable=SC2153 # env.sh sets RANK_PREFIX
 check_nodes() {
     local needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
     [[ $PREFLIGHT != 0 ]] || return 0
     [[ $program == -m ]] || needed+=("$(realpath "$program")")
-    ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
+    ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) ||
+        needed+=("$(command -v "$PYTHON")" "${RANK_PREFIX[@]:0:1}") # in a container they are the image's
     #? if runtime in ("apptainer", "pyxis", "enroot", "edf")
     [[ $RUNTIME != "{{ runtime }}" ]] || needed+=("$IMAGE")
     #? endif
