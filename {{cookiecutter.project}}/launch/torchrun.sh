@@ -10,7 +10,9 @@
 #
 # The number of nodes, this node's rank and the endpoint come from the variables of the launcher
 # that started this script. The first of these launchers whose variables are set decides:
+#? if kind == "slurm"
 #   SLURM_STEP_*               srun, one task per node
+#? endif
 #? if kind == "local"
 #   PET_*                      local/submit.sh, which starts several nodes on this machine
 #? else
@@ -112,21 +114,8 @@ check_program() {
 
 # Sets nodes, node_rank and endpoint, which is empty if it is not known.
 find_this_node() {
-    nodes=1 node_rank=0
-    local address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
-    if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
-        read_srun
-    elif [[ -n ${PET_NNODES:-} ]]; then
-        read_pet
-    #? if kind == "runai"
-    elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
-        nodes=$WORLD_SIZE node_rank=$RANK
-    #? elif kind == "slurm"
-    elif ((${SLURM_JOB_NUM_NODES:-1} > 1)); then
-        echo "launch/torchrun.sh: no srun started this, so it uses this node alone, of the" \
-            "$SLURM_JOB_NUM_NODES of the job" >&2
-    #? endif
-    fi
+    nodes=1 node_rank=0 address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
+    read_launcher
     endpoint=''
     if [[ $nodes == 1 ]]; then
         # No other machine has to connect, and MASTER_ADDR may be a stale variable.
@@ -136,8 +125,35 @@ find_this_node() {
     fi
 }
 
-# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation, which may
-# be larger.
+# Sets nodes and node_rank, address and port to what the launcher says that started this script.
+read_launcher() {
+    #? if kind == "slurm"
+    if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
+        read_srun
+        return
+    fi
+    #? endif
+    if [[ -n ${PET_NNODES:-} ]]; then
+        read_pet
+        #? if kind != "local"
+        return
+        #? endif
+    fi
+    #? if kind == "runai"
+    if [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
+        nodes=$WORLD_SIZE node_rank=$RANK
+    fi
+    #? elif kind == "slurm"
+    if ((${SLURM_JOB_NUM_NODES:-1} > 1)); then
+        echo "launch/torchrun.sh: no srun started this, so it uses this node alone, of the" \
+            "$SLURM_JOB_NUM_NODES of the job" >&2
+    fi
+    #? endif
+}
+
+#? if kind == "slurm"
+# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation, which
+# may be larger.
 read_srun() {
     [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
         die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s)," \
@@ -147,7 +163,8 @@ read_srun() {
     node_rank=$SLURM_NODEID
 }
 
-# Reads torchrun's own variables. Sets also address and port of find_this_node.
+#? endif
+# Reads torchrun's own variables.
 read_pet() {
     nodes=$PET_NNODES
     node_rank=${PET_NODE_RANK:-}
@@ -158,9 +175,9 @@ read_pet() {
     port=${PET_MASTER_PORT:-$port}
 }
 
-# Prints a port of this machine at which nobody listens. Argument: the port to try first, MASTER_PORT,
-# which the submit script chooses for its job. If that is in use, or no port, others are tried below
-# 32768, from where on the kernel takes the ports of outgoing connections.
+# Prints a port of this machine at which nobody listens. Argument: the port to try first, which is
+# MASTER_PORT: the submit script chooses one for its job. If it is in use, or no port, others are
+# tried below 32768, from where on the kernel takes the ports of outgoing connections.
 free_port() {
     local try=$1
     while [[ ! $try =~ ^[1-9][0-9]{3,4}$ ]] || ((try > 65535)) || is_in_use "$try"; do
