@@ -94,7 +94,7 @@ SPECIFIC = [
     ("isambard-ai", "apptainer", 'export "NCCL_CROSS_NIC=1" # faster'),
     ("isambard-ai", "podman-hpc", "    --gpu --openmpi-pmi2 \\\n"),
     ("perlmutter", "shifter", '    "--module=gpu,nccl-cu13-plugin"\n'),
-    ("mn5", "apptainer", "    singularity exec --nv # "),
+    ("mn5", "apptainer", '    singularity exec "--nv" # '),
     ("mn5", "apptainer", '    --bind "$PWD,/gpfs/projects,/gpfs/scratch" "$IMAGE"'),
     ("clariden", "edf", 'mounts = ["$PWD:$PWD", "/capstor:/capstor", "/iopsstor:/iopsstor"]\n'),
     ("clariden", "edf", 'export "NCCL_PROTO=^LL128"\n'),

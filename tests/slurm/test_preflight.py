@@ -364,7 +364,8 @@ def test_a_thousand_nodes(usual_slurm, run_dir, tmp_path):
         tmp_path,
         "srun",
         'until [[ $1 == bash ]]; do shift; done; said=$(SLURMD_NODENAME=node1 SLURM_NODEID=0 "$@")\n'
-        "for ((n = 1; n <= 1000; n++)); do echo \"${said//node1/n$n}\"; done | sed '/^n77[78]\\tports/s/.$/-1/'",
+        'for ((n = 1; n <= 1000; n++)); do echo "${said//node1/n$n}"; done'
+        " | sed '/\\tports/s/.$/2/; /^n77[78]\\tports/s/2$/1/'",
     )
     job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-1000]", "SLURM_JOB_NUM_NODES": "1000"}
     done = usual_slurm.run("bash", SCRIPT, cwd=run_dir, env={"PATH": path, "MASTER_ADDR": "login", **job}, check=False)

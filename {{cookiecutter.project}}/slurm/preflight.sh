@@ -10,8 +10,11 @@
 # unless PREFLIGHT=0. It names the program, Python or the container's image, RANK_PREFIX and the
 # folders, after the modules are loaded.
 #
-# slurm/preflight_node.sh has the checks. This script runs them on all nodes in one step of srun,
-# compares the nodes with each other, and prints the result. Bash 4.4 or newer.
+# It checks whether a node can write to /tmp, /dev/shm and the folder of logs, knows its own name,
+# reaches the master, has a free port there, the programs and folders that the job needs, more than
+# one core, and as many GPUs and active RDMA ports, as new a driver and the same time as the others.
+# slurm/preflight_node.sh has the checks, and a public report for each. This script runs them on all
+# nodes in one step of srun, compares the nodes, and prints the result. Bash 4.4 or newer.
 #
 # Exit code: 0 all nodes are fit, 1 a node is not, 2 called wrongly
 #
