@@ -51,6 +51,7 @@ REFUSED = [
     ({"runtime": "apptainer", "image": "nvcr.io/a/b:1"}, ["or docker://REGISTRY/NAME:TAG"]),
     ({"runtime": "apptainer", "image": "docker://a/b"}, ["'docker://a/b' is of the wrong kind"]),
     ({**CLARIDEN, "runtime": "edf", "image": "docker://a/b:1"}, ["of the wrong kind", "or REGISTRY#NAME:TAG"]),
+    ({**CLARIDEN, "runtime": "edf", "image": "nvcr.io/nvidia/pytorch:26.06-py3"}, [": here nvcr.io#nvidia/pytorch:26"]),
     ({**CLARIDEN, "runtime": "edf", "image": "x.sqsh"}, ["of the wrong kind", "the absolute path of a .sqsh file"]),
     (
         {"site": "slurm", "partition": "", "qos": "", "runtime": "pyxis", "image": "a#b:1", "launcher": "mpirun"},

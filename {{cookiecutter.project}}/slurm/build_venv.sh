@@ -4,9 +4,15 @@
 #? set own_queue = has_own_queue(job, cookiecutter)
 #? set packages = packages_from(cookiecutter)
 # Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
+#? if packages == "login"
+# It does so where you call it: login nodes reach package indexes, and have the processor of compute nodes.
+#
+#   bash slurm/build_venv.sh                           on a login node, about {{ software_minutes(cookiecutter) if cookiecutter.runtime == "venv" else 10 }} minutes
+#? else
 # It does so on a compute node, because login nodes often have another processor or driver.
 #
 #   bash slurm/build_venv.sh [options of sbatch]       submits itself
+#? endif
 #? if packages == "wheelhouse"
 #
 # pip takes packages from the wheelhouse of this site alone, where torch is built for its nodes. So
@@ -22,6 +28,7 @@
 # processor and Python version:   pip download -r requirements.txt -d wheels
 #? endif
 #? endif
+#? if packages != "login"
 #
 #? if own_queue
 # The account is that of slurm/submit_multinode.sh.
@@ -37,6 +44,7 @@
 #? endfor
 #SBATCH {{ pad("--no-requeue") }} # a second attempt would meet the folder of the first
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
+#? endif
 
 # Refuses what would fail after hours in the queue, and sets up the Python that the environment is
 # made from.
@@ -77,22 +85,31 @@ prepare() {
     #? endif
 }
 
+#? if packages == "login"
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+#? else
 # In the job this file is a copy in a spool folder, and its first argument is the project.
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 [[ -f $PROJECT_DIR/env.sh ]] || PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR}
+#? endif
 if [[ ! -f $PROJECT_DIR/env.sh ]]; then
-    echo "slurm/build_venv.sh: no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'" >&2
+    echo "slurm/build_venv.sh: no env.sh in '$PROJECT_DIR': call it with 'bash slurm/build_venv.sh'" >&2
     exit 2
 fi
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/lib.sh" slurm/build_venv.sh
 export RUNTIME=venv # MODULES of env.sh may depend on it
 
+#? if packages == "login"
+expect_options "${BASH_SOURCE[0]}" "$@"
+(($# == 0)) || die "'$*' is not known: this script has no options"
+#? else
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
     expect_options "${BASH_SOURCE[0]}" "$@"
     (prepare) || exit # in a shell of its own: the job reads env.sh itself
     submit_build "${BASH_SOURCE[0]}" "$@" # ends this script
 fi
+#? endif
 
 prepare
 set -euo pipefail

@@ -673,7 +673,7 @@ check_nodes() {
     [[ $program == -m ]] || needed+=("$(realpath "$program")")
     ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})) || needed+=("$(command -v "$PYTHON")")
     #? if runtime in ("apptainer", "pyxis", "enroot", "edf")
-    [[ $RUNTIME != "{{ runtime }}" ]] || needed+=("$IMAGE")
+    [[ $RUNTIME != "{{ runtime }}" || $IMAGE != /* ]] || needed+=("$IMAGE") # a file, else a name
     #? endif
     #? if runtime in ("enroot", "podman-hpc")
     [[ $RUNTIME != "{{ runtime }}" ]] || needed+=("{{ runtime }}") # which container/start.sh calls
