@@ -33,7 +33,6 @@ def packages_from(answers) -> str:
     """Return where slurm/build_venv.sh installs packages from.
 
     wheelhouse    wheels that the site keeps on its file system
-    login         a package index, on the login node where the script is called
     folder        the folder wheels/ of the project, which the user fills, as compute nodes reach no index
     index         a package index
     """
@@ -41,9 +40,12 @@ def packages_from(answers) -> str:
     venv = facts["containers"].get("venv", CONTAINER_DEFAULTS)
     if venv["wheelhouse"]:
         return "wheelhouse"
-    if venv["on_login_node"]:
-        return "login"
-    return "folder" if facts["internet"] is False else "index"
+    return "folder" if facts["internet"] is False and not venv["on_login_node"] else "index"
+
+
+def builds_on_login_node(answers) -> bool:
+    """Return whether slurm/build_venv.sh makes the environment where it is called, and not in a job."""
+    return site_facts(answers["site"])["containers"].get("venv", CONTAINER_DEFAULTS)["on_login_node"]
 
 
 def torch_pin(answers) -> list[str]:

@@ -51,6 +51,7 @@ GLOBALS = [
     commands.add_package,
     commands.bandwidths,
     commands.builds_image,
+    commands.builds_on_login_node,
     commands.cell,
     commands.copy_target,
     commands.gpu_option,

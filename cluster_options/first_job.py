@@ -16,7 +16,7 @@ from .sites import site_facts, site_names
 COPY, ACCOUNT, CHECK, CLIENT = 2, 1, 2, 5
 # What makes the software of a first job: is there, pulled or built.
 PULL = 10
-VENV = {"wheelhouse": 3, "login": 10, "index": 10, "folder": 20}
+VENV = {"wheelhouse": 2, "index": 10, "folder": 20}
 
 
 def software_minutes(answers) -> int:

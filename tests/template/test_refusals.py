@@ -350,6 +350,12 @@ BROKEN_SITES = [
         "kind: slurm\nqos: {short: {max_time: '00:10:00', default: true}}",
         ["defaults: time_limit 00:30:00: qos short allows at most 00:10:00"],
     ),
+    (
+        "kind: slurm",
+        "kind: slurm\npartitions: {gpu: {default: true, tiers: [{max_nodes: 4, max_time: '00:20:00'}]}}",
+        ["defaults: time_limit 00:30:00: partition gpu allows jobs of up to 4 nodes at most 00:20:00"],
+    ),
+    ("docs:", "#docs:", ["docs: missing"]),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),

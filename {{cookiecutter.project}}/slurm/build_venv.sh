@@ -3,11 +3,12 @@
 #? set job = build_answers(cookiecutter, "00:30:00")
 #? set own_queue = has_own_queue(job, cookiecutter)
 #? set packages = packages_from(cookiecutter)
+#? set on_login_node = builds_on_login_node(cookiecutter)
 # Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
-#? if packages == "login"
-# It does so where you call it: login nodes reach package indexes, and have the processor of compute nodes.
+#? if on_login_node
+# It does so where you call it: login nodes have the processor of compute nodes.
 #
-#   bash slurm/build_venv.sh                           on a login node, about {{ software_minutes(cookiecutter) if cookiecutter.runtime == "venv" else 10 }} minutes
+#   bash slurm/build_venv.sh                           on a login node
 #? else
 # It does so on a compute node, because login nodes often have another processor or driver.
 #
@@ -28,7 +29,7 @@
 # processor and Python version:   pip download -r requirements.txt -d wheels
 #? endif
 #? endif
-#? if packages != "login"
+#? if not on_login_node
 #
 #? if own_queue
 # The account is that of slurm/submit_multinode.sh.
@@ -85,7 +86,7 @@ prepare() {
     #? endif
 }
 
-#? if packages == "login"
+#? if on_login_node
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 #? else
 # In the job this file is a copy in a spool folder, and its first argument is the project.
@@ -100,7 +101,7 @@ fi
 source "$PROJECT_DIR/slurm/lib.sh" slurm/build_venv.sh
 export RUNTIME=venv # MODULES of env.sh may depend on it
 
-#? if packages == "login"
+#? if on_login_node
 expect_options "${BASH_SOURCE[0]}" "$@"
 (($# == 0)) || die "'$*' is not known: this script has no options"
 #? else

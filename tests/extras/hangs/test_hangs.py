@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
+from launching import RUNTIMES, container_cluster, everywhere, get_image, surroundings
 from needs import needs_namespaces
 from submitting import apptainer_project, cluster, project
 from two_nodes import ANSWERS, ENVIRONMENT
@@ -262,8 +262,7 @@ def test_in_every_container(container_cluster, runtime, launcher, everywhere, su
     needs_namespaces(cluster)
     project = bake(tmp_path / "my_projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
     environment = {**SETTINGS, **surroundings(runtime, project, tmp_path, cluster), "LAUNCHER": launcher}
-    if (project / "slurm/build_container.sh").exists():
-        build_image(cluster, project, environment)
+    get_image(cluster, project, runtime, environment)
     here = tmp_path / "here"
     here.mkdir()
     way = WAYS["sleeps"]

@@ -21,7 +21,7 @@ import drills
 import pytest
 from baking import bake
 from drills import BUSY, Drill
-from launching import RUNTIMES, build_image, everywhere, surroundings
+from launching import RUNTIMES, everywhere, get_image, surroundings
 from needs import cluster_of, needs_namespaces
 from slurm_cluster import PATH, Cluster, Nodes
 from submitting import apptainer_project
@@ -204,8 +204,7 @@ def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tm
     """The stand-ins for the runtimes make the namespaces that the real ones make. The first node dies."""
     project = bake(tmp_path / "my_projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
     environment = {**drills.ONE_THREAD, **surroundings(runtime, project, tmp_path, cluster)}
-    if (project / "slurm/build_container.sh").exists():
-        build_image(cluster, project, environment)
+    get_image(cluster, project, runtime, environment)
     here = tmp_path / "here"
     here.mkdir()
     drill = SpareDrill(cluster, project, here, reference, record_property)
