@@ -265,7 +265,7 @@ def test_names_that_a_container_engine_breaks(cluster, everywhere, runtime, name
 
 
 def pairs_of_sites():
-    """Each Slurm site with each of its runtimes; in every run those whose variables differ most, the others as drills."""
+    """Each Slurm site with each runtime: in every run those whose variables differ most, the others as drills."""
     quick = {("lumi", "apptainer"), ("daint", "edf"), ("perlmutter", "podman-hpc"), ("jupiter", "none")}
     for site in site_names():
         facts = site_facts(site)

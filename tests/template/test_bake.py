@@ -638,7 +638,7 @@ def test_files_of_another_kind_of_site_are_rendered_where_no_hook_removes_them(t
 
 
 def test_the_next_commands_are_printed(tmp_path):
-    for site, expected in (("local", "bash local/submit.sh"), ("mn5", "bash slurm/build_container.sh")):
+    for site, expected in (("local", "bash local/submit.sh"), ("karolina", "bash slurm/build_venv.sh")):
         done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project=site, site=site, account=account(site))
         assert f"cd {site} " in done.stdout
         assert expected in done.stdout

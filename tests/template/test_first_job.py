@@ -40,7 +40,7 @@ def test_there_are_few_steps_to_it(site, tmp_path):
 
 @pytest.mark.parametrize("site", SLURM)
 def test_nothing_is_built_where_the_site_has_torch(site, tmp_path):
-    """No site takes an image that the project has to build. An environment is made where no module or image has torch."""
+    """No image has to be built, and an environment only where no module or image of the site has torch."""
     answers = first_job.suggested(site)
     section = first_run(bake(tmp_path, **answers))
     assert "build_container.sh" not in section and "docker build" not in section

@@ -83,7 +83,9 @@ prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     #? if pulls_image(cookiecutter)
-    [[ $IMAGE == /* ]] || IMAGE=$PROJECT_DIR/container/{{ cookiecutter.project }}.sqsh # for a name in a registry
+    if [[ $IMAGE != /* ]]; then # the name of an image in a registry
+        IMAGE="$PROJECT_DIR/container/{{ cookiecutter.project }}.sqsh"
+    fi
     #? endif
     [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
     mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
