@@ -46,7 +46,7 @@
 #SBATCH {{ pad("--no-requeue") }} # a second attempt would meet the folder of the first
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
 #? endif
-
+{{ "" }}
 # Refuses what would fail after hours in the queue, and sets up the Python that the environment is
 # made from.
 prepare() {
