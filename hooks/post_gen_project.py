@@ -13,7 +13,7 @@ PROJECT = "{{ cookiecutter.project }}"
 TITLE = {{site_facts(cookiecutter.site).title | tojson}}  # noqa: F821
 KIND = "{{ site_facts(cookiecutter.site).kind }}"
 RUNTIME = "{{ cookiecutter.runtime }}"
-BUILDS_IMAGE = {{"slurm/build_container.sh" not in unneeded(cookiecutter)}}  # noqa: F821
+BUILDS_IMAGE = {{"slurm/build_container.sh" not in unneeded(cookiecutter) and builds_image(cookiecutter)}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
 FILLS_WHEELS = {{packages_from(cookiecutter) == "folder"}}  # noqa: F821
 SCRIPTS = {{scripts()}}  # noqa: F821
@@ -45,7 +45,7 @@ FIRST_STEPS = {
 PACKAGES = ("echo torch >requirements.txt", "the packages of your programs, one a line")
 BUILD = {
     "local": ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt", "once"),
-    "slurm": ("bash slurm/build_venv.sh", "once, on a compute node; go on when its output ends with ready:"),
+    "slurm": ("bash slurm/build_venv.sh", "once; go on when its output ends with ready:"),
 }
 BUILD_IMAGE = ("bash slurm/build_container.sh", "once; go on when its output ends with ready:")
 

@@ -218,6 +218,7 @@ def test_the_header_follows_the_answers(tmp_path):
     assert "--exclusive" in (project / "slurm/submit_multinode.sh").read_text()
 
 
+OF_DOCKER = {"image": "docker://nvcr.io/nvidia/pytorch:25.05-py3"}
 # What a site's file says, and where it has to arrive.
 SPECIFIC = [
     ("juwels-booster", {}, "env.sh", 'MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-i}"'),
@@ -289,7 +290,12 @@ SPECIFIC = [
     ("alex", {"extras": "all"}, "extras/stage/README.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
     ("mn5", {"extras": "all"}, "extras/notebook/README.md", "such as --time=02:00:00"),
     ("mn5", {"extras": "all"}, "extras/sweep/README.md", "--nodes=1 --qos=NAME -- training/"),
-    ("mn5", {}, "README.md", "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"),
+    (
+        "mn5",
+        OF_DOCKER,
+        "README.md",
+        "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/",
+    ),
     (
         "leonardo",
         {"runtime": "venv"},
@@ -368,7 +374,7 @@ def test_an_image_is_pulled_where_its_cluster_lets_it(tmp_path):
     # where login nodes pull, and where there is nothing to pull from
     answers = {"site": "jean-zay", "runtime": "apptainer", "account": account("jean-zay"), "project": "pulls"}
     assert "\nsingularity pull container/pulls.sif docker://" in (bake(tmp_path, **answers) / "README.md").read_text()
-    project = bake(tmp_path, site="mn5", account=account("mn5"), project="packs")
+    project = bake(tmp_path, site="mn5", account=account("mn5"), project="packs", **OF_DOCKER)
     assert "singularity pull" not in documents(project) + (project / "slurm/build_container.sh").read_text()
 
 
@@ -632,7 +638,7 @@ def test_files_of_another_kind_of_site_are_rendered_where_no_hook_removes_them(t
 
 
 def test_the_next_commands_are_printed(tmp_path):
-    for site, expected in (("local", "bash local/submit.sh"), ("mn5", "bash slurm/build_container.sh")):
+    for site, expected in (("local", "bash local/submit.sh"), ("karolina", "bash slurm/build_venv.sh")):
         done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project=site, site=site, account=account(site))
         assert f"cd {site} " in done.stdout
         assert expected in done.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
+from launching import RUNTIMES, container_cluster, everywhere, get_image, surroundings
 from needs import needs_namespaces
 from submitting import apptainer_project, cluster
 from submitting import project_of_extras as project
@@ -264,8 +264,7 @@ def test_in_every_container(container_cluster, runtime, launcher, everywhere, su
     answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
     project = bake(tmp_path / "my_projects", **answers, extras="hangs")
     environment = {**SETTINGS, **surroundings(runtime, project, tmp_path, cluster), "LAUNCHER": launcher}
-    if (project / "slurm/build_container.sh").exists():
-        build_image(cluster, project, environment)
+    get_image(cluster, project, runtime, environment)
     here = tmp_path / "here"
     here.mkdir()
     way = WAYS["sleeps"]

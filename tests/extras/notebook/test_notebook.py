@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import build_image, everywhere, surroundings
+from launching import everywhere, get_image, surroundings
 from needs import needs_namespaces
 from slurm_cluster import Cluster
 from submitting import apptainer_project, cluster
@@ -349,8 +349,7 @@ def test_in_a_container(containers, everywhere, runtime, surroundings, tmp_path)
     answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
     project = bake(tmp_path / "a_b", **answers, extras="notebook")
     environment = surroundings(runtime, project, tmp_path, containers)
-    if (project / "slurm/build_container.sh").exists():
-        build_image(containers, project, {**ENVIRONMENT, **environment})
+    get_image(containers, project, runtime, {**ENVIRONMENT, **environment})
     book = Notebook(containers, project, **environment).wait_until_connected()
     try:
         server = Server(book.path, book.token)

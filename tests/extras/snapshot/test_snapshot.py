@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
+from launching import RUNTIMES, container_cluster, everywhere, get_image, surroundings
 from needs import needs_namespaces
 from slurm_cluster import PATH
 from sources import LONGER, apply_changes, commit, git, repository, write
@@ -315,8 +315,8 @@ def test_a_container_sees_the_copy(container_cluster, runtime, everywhere, surro
     for launcher in ("srun", "torchrun"):
         jobs = Jobs(cluster, launcher)
         jobs.environment |= surround
-        if launcher == "srun" and (project / "slurm/build_container.sh").exists():
-            build_image(cluster, project, jobs.environment)
+        if launcher == "srun":
+            get_image(cluster, project, runtime, jobs.environment)
         text = PROGRAM.replace('"input.txt"', 'NAME + "/data/input.dat"'.replace("NAME", below))
         other = repository(tmp_path / f"other{blank}{launcher}", {"prog.py": text, ".gitignore": "data/\n"})
         write(other, {"helper.py": "TEXT = 'first'\n"})

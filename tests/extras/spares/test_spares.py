@@ -21,7 +21,7 @@ import drills
 import pytest
 from baking import bake
 from drills import BUSY, Drill
-from launching import RUNTIMES, build_image, everywhere, surroundings
+from launching import RUNTIMES, everywhere, get_image, surroundings
 from needs import cluster_of, needs_namespaces
 from slurm_cluster import PATH, Cluster, Nodes
 from submitting import apptainer_project
@@ -205,8 +205,7 @@ def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tm
     answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
     project = bake(tmp_path / "my_projects", **answers, extras="spares")
     environment = {**drills.ONE_THREAD, **surroundings(runtime, project, tmp_path, cluster)}
-    if (project / "slurm/build_container.sh").exists():
-        build_image(cluster, project, environment)
+    get_image(cluster, project, runtime, environment)
     here = tmp_path / "here"
     here.mkdir()
     drill = SpareDrill(cluster, project, here, reference, record_property)
