@@ -30,9 +30,18 @@ pytestmark = pytest.mark.skipif(bool(RunaiCluster.missing()), reason=f"no pods: 
 class Site:
     """A cluster with one volume, the project on it, and a user who submits from elsewhere."""
 
-    def __init__(self, folder: Path, generation: str = "v2", operator: str = "1.9", image: Image | None = None, **more):
+    def __init__(
+        self,
+        folder: Path,
+        generation: str = "v2",
+        operator: str = "1.9",
+        image: Image | None = None,
+        extras: str = "none",
+        **more,
+    ):
         self.folder, self.volume = folder, folder / "volume"
-        self.project = bake(self.volume, site="rcp", account="mlo-jdoe", partition="cpu", gpus_per_node="0")
+        answers = {"site": "rcp", "account": "mlo-jdoe", "partition": "cpu", "gpus_per_node": "0"}
+        self.project = bake(self.volume, **answers, extras=extras)
         shutil.rmtree(self.volume / ".cookiecutter_replay", ignore_errors=True)
         self.own()
         options = {

@@ -83,7 +83,7 @@ def test_a_signal_reaches_the_ranks_alone(cluster, project, start, launcher):
 
 @pytest.mark.drill
 def test_a_signal_reaches_ranks_in_a_container(containers, sif, tmp_path_factory, start):
-    own = apptainer_project(tmp_path_factory, sif)
+    own = apptainer_project(tmp_path_factory, sif, "mpi")
     number, folder = start(containers, own, LAUNCHER="srun", STOP_SIGNAL="USR1", MAX_REQUEUES="0")
     containers.run("scancel", "--signal=USR1", "--batch", str(number))
     job = containers.wait(number)

@@ -305,6 +305,15 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
         assert sorted((project / launcher).read_text().splitlines()) == sorted(expected), launcher
 
 
+def test_a_rank_prefix_that_the_nodes_lack(submit, project):
+    """The check of the nodes names it, before any rank starts."""
+    settings = project / "env.sh"
+    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", "RANK_PREFIX=(no-such-profiler run)", settings.read_text()))
+    job = submit(program(project, "print('a rank')"), PREFLIGHT="1")
+    assert job.state == "FAILED" and "a rank" not in job.output, job.output
+    assert re.search(r"^preflight: on all of 2 node.*: cannot read no-such-profiler: put it where", job.output, re.M)
+
+
 # ---- what is refused before the queue --------------------------------------------------------------------------------
 
 ENV_LINE = '\nWORDS="${WORDS:-2}"  # of an older version\n'

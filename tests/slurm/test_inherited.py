@@ -37,7 +37,7 @@ def program(tmp_path):
 @pytest.fixture
 def own(tmp_path):
     """A project that the test may edit."""
-    return bake(tmp_path / "own", **ANSWERS)
+    return bake(tmp_path / "own", **ANSWERS, extras="snapshot,spares")
 
 
 def ranks(output):
@@ -340,7 +340,7 @@ def programs_with_siblings(project):
 
 @needs_safe_path
 def test_programs_find_their_siblings(tmp_path):
-    own = bake(tmp_path / "own", **ANSWERS)
+    own = bake(tmp_path / "own", **ANSWERS, extras="all")
     programs = list(programs_with_siblings(own))
     assert {"train_ddp.py", "snapshot.py", "screen.py", "group.py"} <= {path.name for path in programs}
     for path in programs:

@@ -28,7 +28,7 @@ PROGRAMS |= {"all_reduce": "benchmark/all_reduce.py --max 4K", "train": TRAINING
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b") / "launchers", **ANSWERS)
+    return bake(tmp_path_factory.mktemp("a b") / "launchers", **ANSWERS, extras="mpi")
 
 
 @pytest.fixture(params=["cluster", "cluster24", pytest.param("cluster26", marks=pytest.mark.drill)])

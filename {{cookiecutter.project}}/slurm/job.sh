@@ -192,10 +192,10 @@ check_nodes() {
     if [[ $PREFLIGHT == 0 ]]; then return; fi
     if [[ $program != -m ]]; then needed+=("$(realpath "$program")"); fi
     if ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]} == 0)); then
-        needed+=("$(type -P "$PYTHON")")
+        needed+=("$(type -P "$PYTHON")" "${RANK_PREFIX[@]:0:1}") # in a container they are the image's
     fi
     #? if runtime in ("apptainer", "pyxis", "enroot", "edf")
-    if [[ $RUNTIME == "{{ runtime }}" ]]; then needed+=("$IMAGE"); fi
+    if [[ $RUNTIME == "{{ runtime }}" && $IMAGE == /* ]]; then needed+=("$IMAGE"); fi # else it names one
     #? endif
     #? if runtime in ("enroot", "podman-hpc")
     if [[ $RUNTIME == "{{ runtime }}" ]]; then needed+=("{{ runtime }}"); fi # which container/start.sh calls
