@@ -404,6 +404,18 @@ def test_a_setting_in_env_that_switches_the_extra_off(refused):
     refused(refused=False)
 
 
+def test_settings_that_bash_cannot_read_to_the_end(refused):
+    """It would print the error and go on with what stands before."""
+    settings = refused.project / "env.sh"
+    settings.write_text(settings.read_text() + "\nif true; then\nexport MORE=1\n")
+    assert "env.sh has a syntax error, see above: correct it" in refused()
+
+
+@pytest.mark.parametrize("number", ["65536", "1 m", "-1"])
+def test_a_time_to_save_that_slurm_does_not_take(refused, number):
+    assert refused(SAVE_SECONDS=number).startswith("slurm/submit_multinode.sh: SAVE_SECONDS=")
+
+
 def test_a_rank_prefix_in_one_word(refused):
     settings = refused.project / "env.sh"
     settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", "RANK_PREFIX='nsys profile'", settings.read_text()))

@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 
 import pytest
 from baking import TEMPLATE, bake
@@ -145,6 +146,11 @@ def test_the_project_is_found_from_a_spooled_copy(submit, command, tmp_path):
     assert found(SLURM_SUBMIT_DIR=str(project)) == str(project)
     assert bool(found(SLURM_SUBMIT_DIR="/")) == command.startswith("{project}")
     assert found(SLURM_SUBMIT_DIR="/", PROJECT_DIR=str(project)) == str(project)
+    if command == "(null)":  # not another project in whose folder the user stood
+        other = tmp_path / "other/slurm"
+        other.mkdir(parents=True)
+        (other / "job.sh").touch()
+        assert found(SLURM_SUBMIT_DIR=str(other.parent), PROJECT_DIR=str(project)) == str(project)
     own = bash(f"bash '{project}/experiments/mine.sh'") if "mine" in command else None
     assert own is None or own.stdout.strip() == str(project), own
 
@@ -273,6 +279,10 @@ def test_what_the_allocation_has(steps):
         ("TresPerNode=gres:gpu", "1 1", "1", ""),
         ("TresPerNode=gres:tmpfs:100G,gres:gpu:4", "4 4", "4", ""),
         ("TresPerNode=gres:tmpfs:100G", "", "", ""),
+        ("TresPerNode=gres/gpumem=10", "", "", ""),
+        ("TresPerJob=gres:gpu:8", "a100:4 a100:4", "4", "4"),  # the number, and none of the type
+        ("TresPerTask=gres/gpu=1", "nvidia_a100_3g.20gb:8", "8", "8"),
+        ("", "t4:8", "8", ""),
         ("TresPerJob=gres:gpu:4", "2 2", "2", "2"),
         ("TresPerTask=gres/gpu=1", "2 2", "2", "2"),
         ("", "4 4", "4", ""),  # --exclusive, and none asked for
@@ -298,8 +308,8 @@ BACK = "back into the queue as attempt 1"
         ({"stop": "asked"}, "JobState=RUNNING Reason=None", f"saved, but not done: {BACK}"),
         ({"stop": "asked"}, "Reason=None JobState=RUNNING", f"saved, but not done: {BACK}"),  # by name, not by order
         ({"clock": 0}, "JobState=RUNNING Reason=None", f"saved, but not done: {BACK}"),  # it stopped by the clock
-        ({}, "JobState=RUNNING Reason=None", ""),  # nobody asked: REQUEUE_FILE alone does not count
-        ({"stop": "asked", "code": 1}, "JobState=RUNNING Reason=None", "explained"),
+        ({}, "JobState=RUNNING Reason=None", "saved, but not done: no requeue, as no stop was due"),  # nobody asked
+        ({"stop": "asked", "code": 1}, "JobState=RUNNING Reason=None", "no requeue, as the program failed\nexplained"),
         ({"stop": "cancelled"}, "JobState=CANCELLED Reason=None", "told to end"),
         ({"stop": "cancelled", "outcome": "requeue"}, "JobState=CANCELLED Reason=None", "told to end"),
         ({"stop": "cancelled"}, "JobState=RUNNING Reason=None PreemptTime=None", "told to end"),
@@ -348,6 +358,30 @@ def test_the_clock_of_a_program_follows_from_one_number(steps, save_seconds, lef
     code = f'end=$(($(date +%s) + {left})); record="EndTime=$(date -d @$end +%FT%T) Deadline=N/A"\n'
     code += f"SAVE_SECONDS={save_seconds}; set_stop_time; echo $((end - STOP_TIME))"
     assert int(steps(code).stdout) in (reserve, reserve - 1)
+
+
+def test_the_clock_where_slurm_does_not_answer(steps):
+    code = "record='' SAVE_SECONDS=60; set_stop_time; echo $((STOP_TIME - $(date +%s)))"
+    end = int(time.time()) + 3600
+    assert int(steps(code, SLURM_JOB_END_TIME=str(end)).stdout) in range(3500, 3542)
+    said, seconds = steps(code).stdout.splitlines()
+    assert "the end of this job is not known" in said and int(seconds) > 364 * 86400
+
+
+def test_a_message_that_cannot_be_written_ends_nothing(steps):
+    done = steps("set -e; say x >/dev/full; echo goes on")
+    assert done.stdout == "goes on\n"
+
+
+def test_a_header_with_options_that_echo_knows(steps, tmp_path):
+    (tmp_path / "header").write_text("#SBATCH -e no/err -n 4  # why\n#SBATCH --comment='a b'\n")
+    code = f"for o in 'error e' 'ntasks n' 'comment x'; do option_of_job $o '{tmp_path}/header'; done"
+    assert steps(code).stdout == "no/err\n4\na b\n"
+
+
+def test_a_job_that_was_cancelled_meanwhile_starts_no_ranks(steps):
+    done = steps("program=x.py arguments=() hosts=(n1) stop=cancelled; start_ranks() { echo started; }; run_program")
+    assert (done.returncode, done.stdout) == (143, "")
 
 
 def test_a_job_without_a_time_limit_stops_by_no_clock(steps):

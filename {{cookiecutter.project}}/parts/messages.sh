@@ -27,8 +27,9 @@ die() {
     exit 2
 }
 
-# Prints a message with the time. It starts no process: a requeue ends those of the submit script.
-say() { printf '%(%F %T)T %s\n' -1 "$*"; }
+# Prints a message with the time. It starts no process: a requeue ends those of the submit script. A
+# full disk is no reason to end the ranks while they save.
+say() { printf '%(%F %T)T %s\n' -1 "$*" || true; }
 
 # Prints the usage of a script: the comment at its top. Argument: the script.
 print_usage() { sed -n '1d; /^#SBATCH/q; /^#/!q; s/^# \{0,1\}//p' "$1"; }
@@ -39,6 +40,12 @@ refuse_windows_line_ends() {
     if grep -q $'\r$' "$1"; then
         die "$1 has the line ends of Windows, which bash cannot read: perl -pi -e 's/\r\$//' '$1'"
     fi
+}
+
+# Refuses a file with settings that bash cannot read to its end. Argument: the file.
+refuse_broken_settings() {
+    refuse_windows_line_ends "$1"
+    bash -n "$1" || die "$1 has a syntax error, see above: correct it"
 }
 
 # Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project

@@ -22,7 +22,7 @@ KEY_NAMES='KEYS?(_|$)|TOKEN(_|$)|SECRET|PASSW|CREDENTIAL'
 read_settings() {
     local name given
     given=$(compgen -e) # the names of your environment, before env.sh adds its own
-    refuse_windows_line_ends "$PROJECT_DIR/env.sh"
+    refuse_broken_settings "$PROJECT_DIR/env.sh"
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     refuse_misplaced_settings

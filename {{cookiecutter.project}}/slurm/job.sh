@@ -28,6 +28,11 @@
 #   code                exit code of the ranks                                       wait_for_ranks
 #   outcome             '', or what an extra wants: restart, requeue, end            after_launch
 #   container_folders   further folders for the container, from extras               job_start
+#
+# Three numbers count. A job that Slurm has requeued once, and whose ranks an extra has started again
+# before, has requeues=1 (as Slurm counts, for MAX_REQUEUES), attempt=2 (logs/JOBID.2, and the port) and
+# RESTART_COUNT=2, which the program reads. The second slurm/run_here.sh in one allocation has
+# first_attempt=1, attempt=1 (logs/JOBID.1) and RESTART_COUNT=0, as its program starts anew.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts of slurm/ share variables
 
 nodes=() hosts=() on_hosts=() container_folders=() srun_options=()
@@ -36,8 +41,9 @@ attempt='' first_attempt=0 ranks='' outcome='' interrupted=''
 # ---- the job -------------------------------------------------------------------------------------
 
 # Sets record, job_id and requeues. Slurm's variables alone are not enough. For the last job of an
-# array SLURM_JOB_ID is the array's number, and the record of that has all its jobs. A job that a job
-# of an array has submitted inherits the variables of arrays and restarts: it unsets them.
+# array SLURM_JOB_ID is the array's number, and the record of that has all jobs of the array. A job that
+# was submitted from another one inherits that one's variables of arrays and restarts. This function
+# unsets them.
 identify_job() {
     job_id=$SLURM_JOB_ID
     if [[ -z ${record:-} ]]; then record=$(job_record "$job_id") || record=''; fi
@@ -88,9 +94,9 @@ smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 # --gpus-per-task=1 a step of one task per node gets one on each node, or three and one (Slurm
 # 22.05.8, 2026-11-26). Then SLURM_GPUS_PER_NODE tells each srun how many there are.
 read_gpus() {
-    local held asked='TresPerNode=[^[:space:]]*gres[:/]gpu([:=][^,[:space:]]+)?'
+    local held asked='TresPerNode=[^[:space:]]*gres[:/]gpu([:=][^,[:space:]]+)?([,[:space:]]|$)'
     mapfile -t held < <(
-        grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' <<<"$record" | grep -oE '[0-9]+' | sort -n -u
+        grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' <<<"$record" | sed 's/.*:\([0-9]*\)(/\1/' | sort -n -u
     )
     gpus=${held[0]:-}
     if [[ $record =~ $asked ]]; then

@@ -50,7 +50,7 @@ unset_options_of_srun() {
 
 # Reads env.sh. Sets its settings.
 read_settings() {
-    refuse_windows_line_ends "$PROJECT_DIR/env.sh"
+    refuse_broken_settings "$PROJECT_DIR/env.sh"
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     refuse_misplaced_settings

@@ -19,6 +19,7 @@ arrange_stop_request() {
     fi
     trap 'interrupted=1 && ask_to_save' USR1
     trap 'interrupted=1 && stop=cancelled && touch "$STOP_FILE" || true' TERM
+    if [[ -n $stop ]]; then touch "$STOP_FILE"; fi # USR1 came before this trap for it
 }
 
 # Exports STOP_TIME, the second at which the program has to save: SAVE_SECONDS before the job's end, or
@@ -29,7 +30,13 @@ set_stop_time() {
     local now end reserve
     printf -v now '%(%s)T' -1
     end=$(field EndTime)
-    end=$(date -d "${end:-Unknown}" +%s 2>/dev/null || date -d "1 year" +%s) # Unknown: no time limit
+    if [[ -z $end && -n ${SLURM_JOB_END_TIME:-} ]]; then # no record; Slurm 23.02 or later sets it
+        end=@$SLURM_JOB_END_TIME
+    elif [[ -z $end ]]; then
+        say "Slurm does not answer, so the end of this job is not known: STOP_TIME is a year from now"
+        end=Unknown
+    fi
+    end=$(date -d "$end" +%s 2>/dev/null || date -d "1 year" +%s) # Unknown: no time limit
     reserve=$(((end - now) / 10))
     if ((reserve > SAVE_SECONDS)); then reserve=$SAVE_SECONDS; fi
     export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
@@ -39,7 +46,7 @@ set_stop_time() {
 ask_to_save() {
     if [[ $stop != cancelled ]]; then stop=asked; fi
     touch "$STOP_FILE" || true
-    say "warned: the program is asked to save and to end"
+    say "the program is asked to save and to end"
     if [[ -n $STOP_SIGNAL && -n $ranks ]]; then signal_ranks; fi
 }
 
@@ -65,7 +72,6 @@ run_program() {
         attempt=$((attempt + 1))
         make_run_folder
         choose_nodes
-        if [[ $stop == cancelled ]]; then exit 143; fi # while the nodes were checked
         launch
     done
 }
@@ -76,6 +82,7 @@ run_program() {
 # for the ranks is not seen by a program of the user's, nor changed by it.
 launch() {
     local command words=("$program" "${arguments[@]}")
+    if [[ $stop == cancelled ]]; then exit 143; fi # while the nodes were checked
     on_hosts=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")")
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=() explained=''
     call_extras before_launch
@@ -216,7 +223,10 @@ requeue_or_explain() {
         say "told to end: the walltime, scancel, a preemption or a failed node;" \
             "python3 slurm/doctor.py $job_id says which"
     elif ((code)); then
+        if [[ -n $done_so_far ]]; then say "$done_so_far: no requeue, as the program failed"; fi
         explain_failure
+    elif [[ -n $done_so_far ]]; then
+        say "$done_so_far: no requeue, as no stop was due. The next job with --resume goes on"
     fi
 }
 

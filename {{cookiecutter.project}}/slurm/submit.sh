@@ -56,6 +56,9 @@ check_settings() {
     for name in SAVE_SECONDS MAX_REQUEUES; do
         [[ ${!name} =~ $whole ]] || die "$name='${!name}': expected a whole number"
     done
+    ((SAVE_SECONDS <= 65535)) ||
+        die "SAVE_SECONDS=$SAVE_SECONDS: Slurm takes at most 65535 for the time between its signal and" \
+            "the time limit"
     [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
         die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
     check_rank_prefix
@@ -156,24 +159,24 @@ refuse_options() {
 # option replaces only the #SBATCH line of its own name. Of GPUs in two spellings Slurm 26.05 refuses
 # the job, and older versions may give it those of the line.
 refuse_other_spelling() {
-    local word value own=''
+    local word value of_header=''
     if grep -q '^#SBATCH [^#]*--gpus-per-node' "$job_script"; then
-        own=--gpus-per-node=N
+        of_header=--gpus-per-node=N
     elif grep -qE '^#SBATCH [^#]*--gres[= ][^# ]*gpu' "$job_script"; then
-        own=--gres=gpu:N
+        of_header=--gres=gpu:N
     fi
-    # A value may be the next word, as in -G 4: the words that follow are those of one option.
+    # The value of an option may be the next word, as in --gres gpu:4.
     set -- "${sbatch_options[@]}"
     while (($#)); do
         word=$1 value=${1#*=}
         if [[ $word == "$value" ]]; then value=${2:-}; fi
         case $word in
             --gpus | --gpus=* | -G* | --gpus-per-[ts]* | --ntasks-per-gpu*)
-                die "$word: ask for the GPUs of each node, ${own:---gpus-per-node=N}"
+                die "$word: ask for the GPUs of each node, ${of_header:---gpus-per-node=N}"
                 ;;
             --gpus-per-node* | --gres*)
-                if [[ -n $own && ${word%%=*} != "${own%%=*}" && "$word $value" == *gpu* ]]; then
-                    die "$word: the #SBATCH lines ask for GPUs with $own; use that"
+                if [[ -n $of_header && ${word%%=*} != "${of_header%%=*}" && "$word $value" == *gpu* ]]; then
+                    die "$word: the #SBATCH lines ask for GPUs with $of_header; use that"
                 fi
                 ;;
             -n* | --ntasks*)
@@ -193,7 +196,7 @@ refuse_other_spelling() {
 # its long name, its letter ('' if it has none), the script with these lines.
 option_of_job() {
     local long=$1 letter=${2:-none} value='' header
-    mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1)
+    mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1 printf '%s\n')
     set -- "${header[@]}" "${sbatch_options[@]}"
     while (($#)); do
         case $1 in

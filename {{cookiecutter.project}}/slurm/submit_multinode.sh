@@ -26,13 +26,16 @@
 # Edit two places: the #SBATCH lines below, and env.sh in the project's folder, which holds
 #   MODULES, RUNTIME, PYTHON         the software         LAUNCHER       what starts the ranks
 #   DEFAULT_PROGRAM                  see above            PREFLIGHT      0: nodes are not checked
-#   NPROC_PER_NODE                   ranks on a node      SAVE_SECONDS   time to save before the end
-#   RANK_PREFIX                      such as a profiler   MAX_REQUEUES   how often a job is requeued
-#   CONTAINER_SRUN_ARGS, CONTAINER_EXEC, MASTER_ADDR_SUFFIX, and variables of the network
+#   RANK_PREFIX=( )                  such as a profiler   SAVE_SECONDS   time to save before the end
+#   CONTAINER_SRUN_ARGS=( )          options of srun, and MAX_REQUEUES   how often a job is requeued
+#   CONTAINER_EXEC=( )               a command, for a container of your own
+#   MASTER_ADDR_SUFFIX               and variables of the network
 # A variable of your own goes there, too, as: export NAME="${NAME:-value}". A key does not: wandb login
 # and hf auth login keep it in a file of yours that nobody else reads. To change a setting for one job,
-# write it before the command: LAUNCHER=srun bash slurm/submit_multinode.sh …
-# For another header, copy this file under any name to any folder of the project. It needs bash 4.4.
+# write it before the command: LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …, where
+# NPROC_PER_NODE is the number of ranks on each node. The lists ( ) are read from env.sh alone. The rule
+# for the port is port_range in slurm/job.sh, and for jobs of one node free_port in launch/torchrun.sh.
+# For other #SBATCH lines, copy this file under any name to any folder of the project. It needs bash 4.4.
 #
 # SAVE_SECONDS before the time limit, this script asks the program to save and to end: it creates the
 # file that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
@@ -46,14 +49,14 @@
 #? for option, why in resources(cookiecutter)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
-#SBATCH {{ pad(requeue_option(cookiecutter)) }} # the job may go back into the queue: after a preemption, a node's failure, the warning
+#SBATCH {{ pad(requeue_option(cookiecutter)) }} # the job may go back into the queue: after a preemption, a node's failure, or when the program was asked to save
 #SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # time to save: SAVE_SECONDS of env.sh, which bash slurm/submit_multinode.sh puts here; Slurm may be a minute early
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
 #
-# bash cannot read a copy that was saved on Windows, whose lines end with another character. The
-# next line can: in a comment the character does no harm.
+# bash cannot read a copy that was saved on Windows, whose lines end with one character more. The line
+# with grep can: its last comment takes that character.
 # shellcheck disable=SC2034,SC2154 # the files of slurm/ share variables with the steps below
 if grep -q $'\r$' "$0"; then printf '%s\n' "$0 was saved on Windows: sed -i 's/\r\$//' '$0'" >&2 && exit 2; fi # here
 
@@ -66,14 +69,22 @@ if [[ ${0##*/} == slurm_script && -n ${SLURM_JOB_ID:-} ]]; then
     in_batch_job=1 stop=''
     trap 'stop=asked' USR1 # until arrange_stop_request; without a trap the signal would end this shell
     unset SLURM_CLUSTERS # of another shell: scontrol would ask that cluster
-    record=$(SLURM_TIME_FORMAT=standard scontrol --details show job "$SLURM_JOB_ID")
+    for pause in 1 2 0; do # a busy controller may not answer at once
+        record=$(SLURM_TIME_FORMAT=standard scontrol --details show job "$SLURM_JOB_ID") && break
+        sleep "$pause"
+    done
     original=$(sed -n 's/^ *Command=//p' <<<"$record" | head -n 1)
-    if [[ $original != /* ]]; then original=${SLURM_SUBMIT_DIR:-}/$original; fi
+    case $original in
+        /*) ;;
+        '' | "(null)") original='' ;;
+        *) original=${SLURM_SUBMIT_DIR:-}/$original ;;
+    esac
 else
     in_batch_job=0
     original=$(realpath "${BASH_SOURCE[0]}")
 fi
-# The shell of another project's slurm/interactive.sh has its PROJECT_DIR, so that comes late.
+# Without the name of the original, PROJECT_DIR counts, which a submission by this script has set. A
+# shell of slurm/interactive.sh has set it too, maybe that of another project, so the name comes first.
 for folder in "$original" "${PROJECT_DIR:-}/." "${SLURM_SUBMIT_DIR:-}/."; do
     while [[ $folder == */* ]]; do
         folder=${folder%/*}

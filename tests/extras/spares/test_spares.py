@@ -317,7 +317,7 @@ def test_the_walltime_is_over_after_the_first_node_has_died(drill, cluster):
     cluster.crash("node1")
     job, _ = drill.await_end()
     assert (job.state, job.exit_code, len(starts(job.output))) == ("COMPLETED", 0, 3), job.output
-    assert "warned: the program is asked to save and to end" in job.output, job.output
+    assert "the program is asked to save and to end" in job.output, job.output
 
 
 def test_a_slurmd_is_killed(drill):
