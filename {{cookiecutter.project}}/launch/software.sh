@@ -119,8 +119,15 @@ load_modules() {
 #? if runtime not in ("shifter", "podman-hpc")
 # Refuses an IMAGE that is not there.
 require_image_file() {
+    #? if pulls_image(cookiecutter)
+    # The name of an image in a registry: srun pulls it.
+    [[ ! $IMAGE =~ ^([[:alnum:]_.:-]+#)?[[:alnum:]_-]+(/[[:alnum:]_.-]+)*:[[:alnum:]_.-]+$ ]] || return 0
+    #? endif
     [[ $IMAGE == /* && -r $IMAGE ]] ||
-        #? if image_source(cookiecutter)
+        #? if pulls_image(cookiecutter)
+        missing "no image at '$IMAGE': set IMAGE to a name REGISTRY#NAME:TAG, or to the absolute" \
+            "path of a .sqsh file"
+        #? elif image_source(cookiecutter)
         missing "no image at '$IMAGE', which must be an absolute path; make it with" \
             "'bash slurm/build_container.sh', or set IMAGE"
         #? else

@@ -27,8 +27,9 @@
 # copy that file here, and this script makes the image from it.
 #? endif
 #? elif runtime == "edf"
-# Builds container/Dockerfile and makes of it the image of env.sh (IMAGE), on a compute node and in one job, because what
+# Builds container/Dockerfile and makes of it container/{{ cookiecutter.project }}.sqsh, or the file that IMAGE of env.sh names, on a compute node and in one job, because what
 # podman built is gone when the job ends: {{ site.title }}.
+# Not needed for an image as it is in a registry: the container engine pulls that.
 #
 #   bash slurm/build_container.sh [options of sbatch]  submits itself
 #? elif in_job
@@ -81,6 +82,11 @@
 prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
+    #? if pulls_image(cookiecutter)
+    if [[ $IMAGE != /* ]]; then # the name of an image in a registry
+        IMAGE="$PROJECT_DIR/container/{{ cookiecutter.project }}.sqsh"
+    fi
+    #? endif
     [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
     mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] ||
         die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
@@ -118,7 +124,7 @@ if [[ ! -f $PROJECT_DIR/env.sh ]]; then
     exit 2
 fi
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_container.sh
 export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
 
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
@@ -185,11 +191,14 @@ fi
 #? endif
 #? endif
 mv "$work/image" "$IMAGE"
+#? if pulls_image(cookiecutter)
+echo "To run jobs in this image, name it in env.sh: IMAGE=\"\${IMAGE:-$IMAGE}\""
+#? endif
 echo "ready: $IMAGE"
 #? else
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_container.sh
 expect_options "${BASH_SOURCE[0]}" "$@"
 (($# == 0)) || die "'$*' is not known: this script has no options"
 # shellcheck source=/dev/null
