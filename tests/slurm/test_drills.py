@@ -314,7 +314,7 @@ def test_a_start_that_takes_longer_than_the_time_limit(attempt, drill, cluster):
     (drill.folder / "tells.py").write_text(TELLS)
     options, how = ["--nodes=1", "--time=60"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
     if attempt == 0:
-        (drill.folder / "stop.py").symlink_to(drill.project / "training/stop.py")
+        (drill.folder / "stop.py").symlink_to(drill.project / "training/lm/stop.py")
     else:
         (drill.folder / "start.0").touch()
     drill.submit(*options, program="tells.py", **how)

@@ -1,7 +1,8 @@
-"""Checkpoints that survive: whole or not there at all, the last few kept, a damaged one passed over.
+"""Checkpoints that survive: whole or not there at all, the last few kept, a torn one passed over.
 
 A checkpoint is `checkpoint-00000200.pt`, a file that torch.load reads. That of train_fsdp.py is a folder of this name
-without `.pt`. It has model, optimizer, and what else a run needs to go on exactly. `latest` is a link to the newest.
+without `.pt`, see shards.py. It has model, optimizer, and what else a run needs to go on exactly. `latest` is a link to
+the newest.
 """
 
 from __future__ import annotations
@@ -19,126 +20,71 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from lm import setup
+
 PATTERN = "checkpoint-" + 8 * "[0-9]"
-PATIENCE = (1, 10)  # seconds between the attempts to read a checkpoint, if the file system fails
+PAUSES = (1, 10)  # seconds between the attempts to read a checkpoint, if the file system fails
 # No faults of the file system: a part of a checkpoint is missing, or it is of the other kind, a file or a folder.
 ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-RUN_FILES = (
-    "latest",
-    "unreadable-*",
-    "metrics.jsonl",
-    "trace-*",
-    "tensorboard",
-    "wandb",
-)  # of a run, beside its checkpoints
+# Of the host in an error of torch (2.13); of the C library, where torch maps a file; of a rank, in an error of DCP.
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "MemoryError")
+RUN_FILES = ("latest", "unreadable-*", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
 
 
 class IncompatibleCheckpoint(ValueError):
     """There are checkpoints, but this run cannot go on from them. The message is in words for the user."""
 
 
-def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error says that the host or the GPU has too little memory: a checkpoint is not torn by that.
-
-    Torch says so of the host in the text of a RuntimeError, and DCP has the ranks' errors in the text of its own.
-    """
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    texts = (
-        "can't allocate memory",  # torch's allocator, 2.13
-        "Cannot allocate memory",  # the C library, where torch maps a file
-        "MemoryError",  # an error of a rank, in DCP's text
-    )
-    return any(text in str(error) for text in texts)
+def existing(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, newest first."""
+    return sorted([*folder.glob(PATTERN), *folder.glob(f"{PATTERN}.pt")], reverse=True)
 
 
-def failed_read(error: BaseException) -> OSError | None:
-    """Return the error of the file system behind an error, or None: then the file itself may be torn.
-
-    A file server that is away for a moment, a folder whose group has changed: the checkpoint is as good as before.
-    """
-    reasons, seen = [error], []
-    while reasons:
-        reason = reasons.pop()
-        if isinstance(reason, OSError) and not isinstance(reason, ABSENT):
-            return reason
-        seen.append(reason)
-        # An error of DCP has those of the ranks, each with its traceback.
-        of_ranks = [failure[0] for failure in getattr(reason, "failures", {}).values()]
-        behind = (reason.__cause__, reason.__context__, *of_ranks)
-        reasons += [other for other in behind if other is not None and other not in seen]
-    return None
-
-
-def acquire_lock(folder: str, patience: float) -> str:
-    """Lock a folder for this process, until it ends. Return '', or who still holds the lock after `patience` seconds.
-
-    Two cases return '' without the lock. The file system may have no locks. And an earlier attempt of this job may hold
-    it: its node may be dead, which the file server does not know yet.
-    """
-    job = f"job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "a process"
-    file = os.open(Path(folder, ".in-use"), os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
-    for _ in range(1 + int(2 * patience)):
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(file, f"{job} on {socket.gethostname()}".ljust(1000).encode(), 0)  # over an earlier holder's name
-            return ""
-        except (BlockingIOError, PermissionError):
-            holder = os.pread(file, 1000, 0).decode().strip() or "another"
-        except OSError:  # a file system without locks
-            return ""
-        if os.environ.get("RESTART_COUNT", "0") != "0" and holder.startswith(f"{job} on "):
-            return ""
-        time.sleep(0.5)
-    return holder
-
-
-def _numbered(name: str) -> Path:
-    """Return NAME-1, or NAME-2, …: the first that is not there."""
-    return next(path for n in count(1) if not (path := Path(f"{name}-{n}")).exists())
-
-
-def _remove(path: Path) -> None:
-    if not path.is_dir() or path.is_symlink():
-        path.unlink(missing_ok=True)
-        return
-    if not path.suffix:  # a crash may leave a part of the folder, which must not have a checkpoint's name
-        leaving = path.with_suffix(".old")
-        shutil.rmtree(leaving, ignore_errors=True)  # of such a crash
-        path = path.rename(leaving)
-    shutil.rmtree(path)
+def newest_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of the newest checkpoint that can be read, without its weights; {} if there is none."""
+    for path in existing(folder):
+        with suppress(Exception):  # a torn one fails in many ways, and load() warns of it
+            if path.is_dir():
+                return json.loads((path / "run.json").read_text())["settings"]
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["settings"]
+    return {}
 
 
 class Checkpoints:
-    """The checkpoints in a folder. Any number of ranks load, one saves."""
+    """The checkpoints in a folder. All ranks load, rank 0 saves."""
 
     suffix = ".pt"  # of their names
-    is_writer = True  # one rank gives checkpoints their names and removes old ones
 
-    def __init__(self, folder: str, keep: int, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: str, keep: int, settings: dict[str, Any], rank: int = 0) -> None:
         """Keep the newest `keep`. `settings`: numbers and strings that must be equal for a run to go on from one."""
-        self.folder, self.keep, self.settings = Path(folder), keep, settings
-        self.passed_over: list[Path] = []  # by load(), because they are torn
+        self.folder, self.keep, self.settings, self.rank = Path(folder), keep, settings, rank
+        self.torn: list[Path] = []  # what load() has passed over
 
-    def existing(self) -> list[Path]:
-        """Return the checkpoints in the folder, newest first."""
-        return sorted([*self.folder.glob(PATTERN), *self.folder.glob(f"{PATTERN}.pt")], reverse=True)
+    def start(self, model: Module, optimizer: Optimizer, resume: bool) -> dict[str, Any]:
+        """Return the step from which the run goes on, with its loss and validation loss. All ranks call.
 
-    def newest_settings(self) -> dict[str, Any]:
-        """Return the settings of the newest checkpoint of either kind, without reading its weights; {} if none is good.
-
-        Silently passes over what cannot be read: load() warns of it.
+        To resume, fill model and optimizer from the newest checkpoint. Otherwise, and without a checkpoint, move the
+        files of an earlier run aside. Fails on all ranks if they see different data or checkpoints.
         """
-        for path in self.existing():
-            with suppress(Exception):  # a torn one fails in many ways
-                if path.is_dir():
-                    return json.loads((path / "run.json").read_text())["settings"]
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["settings"]
-        return {}
+        self._lock()
+        newest = next((path.name for path in existing(self.folder)), "none")
+        setup.require_same("data or checkpoints", f"{self.settings['corpus']}, newest checkpoint {newest}")
+        if resume:
+            try:
+                state = self.load(model, optimizer)
+            except IncompatibleCheckpoint as error:
+                setup.fail(str(error))
+            setup.require_same("checkpoint to start from", f"step {state['step'] if state else 0}")
+            if state:
+                return state
+        if self.rank == 0:
+            metrics = self.folder / "metrics.jsonl"  # without a checkpoint it may say why that run died
+            if newest != "none" or (metrics.exists() and metrics.stat().st_size):
+                print(f"before  an earlier run is now in {self.set_aside()}; --resume goes on from a checkpoint")
+        return {"step": 0, "loss": None, "val_loss": None}
 
     def load(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
         """Fill model and optimizer from the newest checkpoint that can be read, and return what else is in it.
@@ -147,18 +93,18 @@ class Checkpoints:
         Raises IncompatibleCheckpoint if the newest of the others belongs to another run, if there is no other, or if
         the file system does not give one.
         """
-        for path in self.existing():
+        paths = existing(self.folder)
+        for path in paths:
             try:
                 return self._read_patiently(path, model, optimizer)
             except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
-                ends = (SystemExit, KeyboardInterrupt)
-                if isinstance(error, (IncompatibleCheckpoint, ImportError, *ends)) or lacks_memory(error):
-                    raise  # no fault of the file
+                if not is_of_torn_file(error):
+                    raise
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
-                self.passed_over.append(path)
-        if self.existing():
+                self.torn.append(path)
+        if paths:
             raise IncompatibleCheckpoint(
                 f"no checkpoint in {self.folder} is good: give another --out, or start without --resume"
             )
@@ -167,46 +113,45 @@ class Checkpoints:
     def save(self, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
         """Write the checkpoint of step state["step"]. It gets that name once it is whole and on the disk.
 
-        If the disk does not take it, the part that was written is removed. The error is an OSError, or of a sharded
-        checkpoint DCP's CheckpointException.
+        If the disk does not take it, the part that was written is removed, and the error goes on.
         """
         path, temporary = (self.folder / f"checkpoint-{state['step']:08d}{end}" for end in (self.suffix, ".tmp"))
-        if self.is_writer:
-            _remove(temporary)  # of a run that died while it wrote
+        if self.rank == 0:
+            remove(temporary)  # of a run that died while it wrote
         try:
             self._write(temporary, {**state, "settings": self.settings}, model, optimizer)
-            if self.is_writer:
+            if self.rank == 0:
                 self._publish(temporary, path)
         finally:
-            if self.is_writer:
-                _remove(temporary)  # of what did not fit
+            if self.rank == 0:
+                remove(temporary)  # of what did not fit
 
     def set_aside(self) -> Path:
         """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
-        aside = _numbered(f"{self.folder}/previous")
-        aside.mkdir()
         others = [path for name in RUN_FILES for path in self.folder.glob(name)]
-        for path in (*self.existing(), *others):
+        return self._move([*existing(self.folder), *others], "previous")
+
+    def _move(self, paths: list[Path], name: str) -> Path:
+        aside = next(path for n in count(1) if not (path := self.folder / f"{name}-{n}").exists())
+        aside.mkdir()
+        for path in paths:
             os.replace(path, aside / path.name)
         return aside
 
-    def _keep_torn(self) -> None:
-        """Move what load() has passed over into a folder unreadable-1, -2, …: what is wrong with it is not known."""
-        torn = [path for path in self.passed_over if path.exists()]
-        self.passed_over = []
-        if torn:
-            aside = _numbered(f"{self.folder}/unreadable")
-            aside.mkdir()
-            for path in torn:
-                os.replace(path, aside / path.name)
+    def _lock(self) -> None:
+        """Keep other jobs out of the folder until this process ends. Fail on all ranks if another job holds it."""
+        holder = acquire_lock(self.folder) if self.rank == 0 else ""
+        if setup.sum_over_ranks(torch.tensor([float(holder != "")])) > 0:
+            setup.fail(f"{self.folder} is in use by {holder or 'another run'}: give another --out, or wait for its end")
 
     def _verify(self, path: Path, state: dict[str, Any]) -> None:
         """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run."""
-        differences = []
-        for name, here in self.settings.items():
-            there = state["settings"].get(name)
-            if there != here:
-                differences.append(f"{name} is {there} there and {here} here")
+        there = state["settings"]
+        differences = [
+            f"{name} is {there.get(name)} there and {here} here"
+            for name, here in self.settings.items()
+            if there.get(name) != here
+        ]
         if differences:
             raise IncompatibleCheckpoint(
                 f"{path} belongs to another run: {'; '.join(differences)}. Use its values, or give another --out"
@@ -214,11 +159,11 @@ class Checkpoints:
 
     def _read_patiently(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
         """Read a checkpoint, again if the file system fails. Raises IncompatibleCheckpoint if it does not recover."""
-        for pause in (*PATIENCE, None):
+        for pause in (*PAUSES, None):
             try:
                 return self._read(path, model, optimizer)
             except BaseException as error:
-                reason = failed_read(error)
+                reason = file_system_error(error)
                 if reason is None:
                     raise
                 if pause is None:
@@ -244,60 +189,73 @@ class Checkpoints:
                 os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
         except RuntimeError as error:
             # On a full disk torch.save raises an OSError and then, as it closes the file, a RuntimeError that hides it.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
+            raise file_system_error(error) or error from None
 
     def _publish(self, temporary: Path, path: Path) -> None:
         """Give a complete checkpoint its name. Remove those beyond `keep`, and what crashes have left."""
-        self._keep_torn()
-        if path.is_dir() or temporary.is_dir():  # os.replace() puts a file in the place of a file, and no folder
-            _remove(path)
+        torn = [torn for torn in self.torn if torn.exists()]
+        if torn:
+            self._move(torn, "unreadable")  # what is wrong with them is not known
+        self.torn = []
+        if path.is_dir():  # os.replace() puts a file in the place of a file, and no folder
+            remove(path)
         os.replace(temporary, path)
         temporary.symlink_to(path.name)
         os.replace(temporary, self.folder / "latest")
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
-        leftovers = [*self.folder.glob(f"{PATTERN}.tmp"), *self.folder.glob(f"{PATTERN}.old")]  # of a crash
-        for old in (*self.existing()[self.keep :], *leftovers):
-            _remove(old)
+        for old in (*existing(self.folder)[self.keep :], *self.folder.glob(f"{PATTERN}.tmp")):
+            remove(old)
 
 
-class ShardedCheckpoints(Checkpoints):
-    """The same for a model that is divided among ranks (FSDP): a folder to which each writes its part. All ranks call.
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
-    The parts fit any number of ranks: torch.distributed.checkpoint (DCP) reads and writes them. run.json has the state,
-    such as the step, and the settings.
+
+def is_of_torn_file(error: BaseException) -> bool:
+    """Return whether an error while a checkpoint is read can come from the file itself."""
+    if isinstance(error, (IncompatibleCheckpoint, ImportError, SystemExit, KeyboardInterrupt)):
+        return False
+    lacks_memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+    return not lacks_memory and not any(text in str(error) for text in NO_MEMORY)
+
+
+def file_system_error(error: BaseException) -> OSError | None:
+    """Return the error of the file system behind an error, or None: then the file itself may be torn.
+
+    A file server that is away for a moment, a folder whose group has changed: the checkpoint is as good as before.
     """
+    # An error of DCP has those of the ranks, each with its traceback.
+    of_ranks = [failure[0] for failure in getattr(error, "failures", {}).values()]
+    reasons: list[BaseException | None] = [error, *of_ranks]
+    for reason in reasons:
+        if isinstance(reason, OSError) and not isinstance(reason, ABSENT):
+            return reason
+        if reason is not None:
+            reasons.append(reason.__cause__ or reason.__context__)
+    return None
 
-    suffix = ""
 
-    def __init__(self, folder: str, keep: int, settings: dict[str, Any], group: dist.ProcessGroup) -> None:
-        """Take the group in which ranks wait for each other, with a timeout that is long enough for a slow disk."""
-        import shards  # imports torch.distributed.checkpoint: half a second that the other programs do without
-        import torch.distributed.checkpoint.state_dict
+def acquire_lock(folder: Path) -> str:
+    """Lock a folder for this process, until it ends. Return '', or who holds the lock.
 
-        super().__init__(folder, keep, settings)
-        torch.zeros(1).numpy()  # torch.distributed.checkpoint needs NumPy: better said now than at the first save
-        self.group, self.dcp, self.shards = group, torch.distributed.checkpoint, shards
-        self.is_writer = dist.get_rank() == 0
-
-    def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
-        state = json.loads((path / "run.json").read_text())
-        self._verify(path, state)
-        weights, moments = self.dcp.state_dict.get_state_dict(model, optimizer)
-        self.shards.load({"model": weights, "optimizer": moments}, path, self.group)
-        self.dcp.state_dict.set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-        return state
-
-    def _write(self, path: Path, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
-        if self.is_writer:
-            path.mkdir()
-            with (path / "run.json").open("w") as file:
-                print(json.dumps(state, indent=1), file=file, flush=True)
-                os.fsync(file.fileno())
-        dist.barrier(self.group)
-        weights, moments = self.dcp.state_dict.get_state_dict(model, optimizer)
-        # It calls fsync for each of its files.
-        self.dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=path, process_group=self.group)
+    Two cases return '' without the lock. The file system may have no locks. And an earlier attempt of this job may hold
+    it: its node may be dead, which the file server does not know yet.
+    """
+    job = f"job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "a process"
+    file = os.open(folder / ".in-use", os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        holder = os.pread(file, 1000, 0).decode().strip() or "another"
+        is_own = os.environ.get("RESTART_COUNT", "0") != "0" and holder.startswith(f"{job} on ")
+        return "" if is_own else holder
+    except OSError:  # a file system without locks
+        return ""
+    os.pwrite(file, f"{job} on {socket.gethostname()}".ljust(1000).encode(), 0)  # over an earlier holder's name
+    return ""

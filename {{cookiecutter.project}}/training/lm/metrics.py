@@ -1,4 +1,4 @@
-"""What a run tells: lines of progress, metrics.jsonl, trackers, and --json. Rank 0 alone writes and prints."""
+"""What a run tells: lines of progress, metrics.jsonl, trackers, --json and --profile; and the validation loss."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import argparse
 import json
 import math
 import os
+import resource
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import distributed
 import torch
-from distributed import fail
-from memory import peak_memory
-from precision import Precision, peak_flops
-from schedule import learning_rate_at
-from trackers import start_trackers
+from torch.profiler import profile, schedule
+from torch.utils.data import Dataset, default_collate
+
+from lm import setup
+from lm.schedule import learning_rate_at
+from lm.trackers import TRACKERS, numbers
+
+MOST_SAMPLES = 1024  # of the validation data: more cost time, fewer make the loss noisy
+HEARTBEAT_SECONDS = 5.0
 
 
 class Metrics:
-    """The losses and the speed of a run.
+    """The losses and the speed of a run. Rank 0 alone writes and prints.
 
     Losses stay on the device until log() reads those of several steps at once, so that the device seldom waits.
     """
@@ -31,84 +34,68 @@ class Metrics:
         self,
         args: argparse.Namespace,
         state: dict[str, Any],
-        model: torch.nn.Module,
-        precision: Precision,
         device: torch.device,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Say what is about to happen.
-
-        state: step, loss and validation loss of the checkpoint that the run goes on from. It is updated in place.
-        """
-        self.args, self.state, self.precision, self.device = args, state, precision, device
-        self.rank, self.world_size = rank, world_size
+        """Open the files. `state`: where the run begins, see Checkpoints.start(). It is updated in place."""
+        self.args, self.state, self.device, self.rank, self.world_size = args, state, device, rank, world_size
         self.first_step = state["step"]
         self.losses: list[float] = []  # mean of all ranks, of each step
         self.unread: list[torch.Tensor] = []  # this rank's losses since the last log()
         # Without the first step, which pays for memory, buckets and kernels, and without evaluations and checkpoints.
         self.tokens, self.seconds = 0, 0.0
-        self.mfu_per_speed = model.flops() / (world_size * peak_flops(precision, device))  # MFU / (tokens/s); or 0
-        # A bar that is drawn anew on a terminal. mpirun gives ranks a terminal even where its own output is a file.
-        self.bar = sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
         self.trackers = []
         if rank == 0:
-            path = Path(args.out, "metrics.jsonl")
-            self.file = open_metrics(path, self.first_step)
-            self.trackers = start_trackers(args, self.first_step, path)
-        self.say(self.plan(model))
-        for tracker in self.trackers:
-            self.say(tracker.start_line)
+            self.file, rows = open_metrics(Path(args.out, "metrics.jsonl"), self.first_step)
+            self.trackers = [start_tracker(name, args, rows) for name in TRACKERS if getattr(args, name)]
         self.spent: dict[str, float] = {}  # seconds, by what they were spent on
-        self.clock = time.monotonic()
+        self.clock = self.heartbeat = time.monotonic()
         if "START_TIME" in os.environ:  # when the submit script started [s since 1970]
             self.spent["start"] = max(0.0, time.time() - float(os.environ["START_TIME"]))
 
-    def plan(self, model: torch.nn.Module) -> str:
-        """Return what is trained, on what and how, in lines."""
-        args, corpus = self.args, self.args.corpus
+    def print_plan(self, model: torch.nn.Module, samples: int, validation_samples: int, data_name: str) -> None:
+        """Print what is trained, on what and how."""
+        args = self.args
         parameters = sum(parameter.numel() for parameter in model.parameters())
         compiled = ", compiled" if args.compile else ""
-        steps_per_epoch = len(corpus.train) // args.global_batch
-        samples = f"{len(corpus.train):,} samples to train on, {len(corpus.validation):,} to validate"
-        tokens = args.global_batch * args.context
-        divided = f"{self.world_size} (ranks) x {args.micro_batch} (micro batch) x {args.accumulation} (accumulation)"
-        left = ""
-        if self.first_step >= args.steps:
-            left = f": nothing is left of --steps {args.steps}, a larger number continues"
-        lines = [
-            f"ranks   {self.world_size} ({self.device.type}, {self.precision.name}{compiled})",
-            f"model   {parameters:,} parameters, {args.config}",
-            f"corpus  {corpus.name}: {samples}; steps per epoch: {steps_per_epoch:,}",
-            f"batch   {args.global_batch} sequences{args.batch_remark} = {divided}, {tokens:,} tokens a step",
-            f"start   at step {self.first_step}{left}",
-        ]
-        return "\n".join(lines)
+        accumulation = args.global_batch // self.world_size // args.micro_batch
+        divided = f"{self.world_size} (ranks) x {args.micro_batch} (micro batch) x {accumulation} (accumulation)"
+        data = f"{samples:,} samples to train on, {validation_samples:,} to validate"
+        left = "" if self.first_step < args.steps else f": nothing is left of --steps {args.steps}"
+        self.say(f"ranks   {self.world_size} ({self.device.type}, {args.dtype}{compiled})")
+        self.say(f"model   {parameters:,} parameters, {args.config}")
+        self.say(f"corpus  {data_name}: {data}; steps per epoch: {samples // args.global_batch:,}")
+        self.say(f"batch   {args.global_batch} sequences{args.batch_remark} = {divided}")
+        self.say(f"start   at step {self.first_step}{left}")
 
     def add(self, loss: torch.Tensor) -> None:
-        """Keep the loss of a step, a tensor on the device."""
+        """Keep the loss of a step, a tensor on the device, and say that the run is alive."""
         self.unread.append(loss)
+        heartbeat = os.environ.get("HEARTBEAT_FILE")  # of extras/hangs, which ends a job that stands still
+        if heartbeat and self.rank == 0 and time.monotonic() >= self.heartbeat:
+            Path(heartbeat).touch()
+            self.heartbeat = time.monotonic() + HEARTBEAT_SECONDS
 
     def log(self, step: int) -> None:
         """Read the losses since the last log() from all ranks, write and print them. All ranks have to call.
 
         Fails on all ranks if a loss is no longer finite.
         """
-        means = distributed.sum_over_ranks(torch.stack(self.unread).double()) / self.world_size
+        means = setup.sum_over_ranks(torch.stack(self.unread).double()) / self.world_size
         losses = means.tolist()  # waits for the device
+        self.unread = []
         seconds = time.monotonic() - self.clock
-        tokens = self.args.global_batch * self.args.context * len(losses)
+        tokens = self.args.global_batch * getattr(self.args, "context", 1) * len(losses)  # or samples
         if self.losses:
             self.tokens += tokens
             self.seconds += seconds
         self.losses += losses
-        self.unread = []
 
-        speed = self.speed(tokens, seconds)
+        speed = round(tokens / seconds, 1) if seconds else None
         for number, loss in enumerate(losses, start=step - len(losses) + 1):
-            self.write(number, "loss", loss, lr=learning_rate_at(number, self.args), **speed)
-        self.say(f"step {step}/{self.args.steps}  loss {losses[-1]:.4f}, {speed_in_words(**speed)}")
-        self.draw_bar(step, seconds / len(losses))
+            self.write(number, "loss", loss, lr=learning_rate_at(number, self.args), tokens_per_second=speed)
+        self.say(f"step {step}/{self.args.steps}  loss {losses[-1]:.4f}, {speed or 0:,.0f} tokens/s")
         self.restart_clock("steps")
 
     def log_validation(self, step: int, loss: float) -> None:
@@ -126,79 +113,61 @@ class Metrics:
     def finish(self) -> None:
         """Say how the run went, write the figures for --json, and let the trackers end."""
         args, state = self.args, self.state
-        speed = self.speed(self.tokens, self.seconds)
-        memory = peak_memory(self.device)
+        speed = round(self.tokens / self.seconds, 1) if self.seconds else None
         if self.losses:
             self.say("time    " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.spent.items()))
         if state["step"] < args.steps:
-            self.say(
-                f"stopped at step {state['step']} of {args.steps}, saved in {args.out}; --resume goes on from there"
-            )
+            stopped = f"stopped at step {state['step']} of {args.steps}"
+            self.say(f"{stopped}, saved in {args.out}; --resume goes on from there")
         elif self.losses:
             fell = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}, validation {state['val_loss']:.4f}"
-            used = f"{memory / 2**30:.1f} GiB on rank 0"
-            self.say(f"done    {fell}, {speed_in_words(**speed)}, {used}; see {args.out}")
+            used = f"{peak_memory(self.device) / 2**30:.1f} GiB on rank 0"
+            self.say(f"done    {fell}, {speed or 0:,.0f} tokens/s, {used}; see {args.out}")
         # A run that had nothing left to do keeps the figures of the run before it.
         if args.json and self.rank == 0 and (self.losses or not Path(args.json).stat().st_size):
             figures = {
-                "program": Path(sys.argv[0]).stem,
                 "world_size": self.world_size,
                 "device": self.device.type,
-                "dtype": self.precision.name,
+                "dtype": args.dtype,
                 "global_batch": args.global_batch,
                 "micro_batch": args.micro_batch,
-                "accumulation": args.accumulation,
                 "first_step": self.first_step,
                 "steps": state["step"],
                 "losses": self.losses,
                 "final_loss": state["loss"],
                 "val_loss": state["val_loss"],
-                "peak_memory_bytes": memory,
-                **speed,
+                "tokens_per_second": speed,
             }
             Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
         for tracker in self.trackers:
-            if line := tracker.finish():
-                self.say(line)
+            tracker.finish()
 
     def say(self, text: str) -> None:
-        """Print lines on rank 0, in place of the bar if there is one."""
+        """Print a line on rank 0."""
         if self.rank == 0:
-            print(f"\r\033[K{text}" if self.bar else text, flush=True)
-
-    def draw_bar(self, step: int, seconds_per_step: float) -> None:
-        """Draw how much is done and how long the rest takes, on a terminal."""
-        if self.rank == 0 and self.bar:
-            bar = "#" * (40 * step // self.args.steps)
-            left = timedelta(seconds=round((self.args.steps - step) * seconds_per_step))
-            print(f"\r\033[K[{bar:40}] {step}/{self.args.steps}, {left} left", end="", flush=True)
-
-    def speed(self, tokens: int, seconds: float) -> dict[str, float | None]:
-        """Return tokens/s of all ranks and MFU, the part of the GPUs' peak rate that the model uses; None: not known.
-
-        MFU: model FLOPs utilization (PaLM, https://arxiv.org/abs/2204.02311, section 4.1).
-        """
-        tokens_per_second = tokens / seconds if seconds else 0
-        mfu = tokens_per_second * self.mfu_per_speed
-        return {"tokens_per_second": round(tokens_per_second, 1) or None, "mfu": round(mfu, 4) or None}
+            print(text, flush=True)
 
     def write(self, step: int, name: str, loss: float, **others: float | None) -> None:
         """Write a loss of a step. If it is not finite, fail on all ranks, before a checkpoint of this step is saved."""
         self.state.update({"step": step, name: loss})
         is_finite = math.isfinite(loss)
-        row = {"step": step, name: loss, **others}
-        now = {"steps": self.args.steps, "time": round(time.time(), 1)}  # for who watches: when is it done?
+        row = {"step": step, name: loss if is_finite else None, **others}  # JSON has no NaN
         if self.rank == 0:
-            line = {**row, **now, name: loss if is_finite else None}  # JSON has no NaN
-            print(json.dumps(line), file=self.file, flush=True)
-        for tracker in self.trackers:
-            tracker.write(row)
+            # Who watches the run wants to know when it is done.
+            print(json.dumps({**row, "steps": self.args.steps, "time": round(time.time(), 1)}), file=self.file)
+            self.file.flush()
+        for tracker in list(self.trackers):
+            try:
+                tracker.log(step, numbers(row))
+            except Exception as error:  # a server that is away must not end the training
+                self.say(f"warning: {type(tracker).__name__} is off from step {step} on: {error}")
+                self.trackers.remove(tracker)
         if not is_finite:
-            fail(f"{name} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
+            setup.fail(f"{name} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
 
 
-def open_metrics(path: Path, first_step: int) -> Any:
-    """Open metrics.jsonl to add lines to those of the steps up to `first_step`.
+def open_metrics(path: Path, first_step: int) -> tuple[TextIO, list[dict[str, Any]]]:
+    """Open metrics.jsonl to add lines to those of the steps up to `first_step`; return these lines, too.
 
     A run that died has written lines after its last checkpoint. These steps come again, so their lines are dropped.
     """
@@ -208,9 +177,74 @@ def open_metrics(path: Path, first_step: int) -> Any:
     file.writelines(kept)
     file.flush()
     os.replace(file.name, path)  # at once: a run that is killed here loses no line
-    return file
+    return file, [json.loads(line) for line in kept]
 
 
-def speed_in_words(tokens_per_second: float | None, mfu: float | None) -> str:
-    """Return the speed for a line of progress."""
-    return f"{tokens_per_second or 0:,.0f} tokens/s" + (f", mfu {mfu:.1%}" if mfu else "")
+def start_tracker(name: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> Any:
+    """Return the tracker of a flag."""
+    try:
+        return TRACKERS[name](args, rows)
+    except Exception as error:  # each package has errors of its own
+        if sys.modules.get(name) is None:
+            setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
+        setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory [bytes] that this rank has had: of the GPU, or on a CPU of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@torch.no_grad()
+def evaluate(
+    model: torch.nn.Module,
+    samples: Dataset,
+    args: argparse.Namespace,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> float:
+    """Return the mean loss over samples spread over the validation data, each computed by one rank.
+
+    A sharded model is gathered by all ranks at once. So every rank computes the same number of batches. A rank that has
+    no sample left computes the first one, and does not count it. The ranks add up sums of losses, and not means,
+    because their numbers of samples differ.
+    """
+    spacing = -(-len(samples) // MOST_SAMPLES)  # rounded up
+    numbers_of_samples = range(0, len(samples), spacing)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    model.eval()
+    for start in range(0, len(numbers_of_samples), args.micro_batch * world_size):
+        mine = numbers_of_samples[start : start + args.micro_batch * world_size][rank::world_size]
+        batch = default_collate([samples[number] for number in mine or numbers_of_samples[:1]])
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+            loss = model(*(tensor.to(device) for tensor in batch))
+        loss_sum += len(mine) * loss.double()
+    model.train()
+    return setup.sum_over_ranks(loss_sum).item() / len(numbers_of_samples)
+
+
+def start_profiler(args: argparse.Namespace, metrics: Metrics) -> profile | None:
+    """Return torch's profiler for the steps of --profile, or None on the ranks that record nothing.
+
+    Its slice of step N is called ProfilerStep#N. It ends where the next step begins, so the evaluation and the
+    checkpoint after a step are in it.
+    """
+    if not args.profile or metrics.rank != 0:
+        return None
+    first, last = args.profile
+    path = Path(args.out, f"trace-rank0-steps{first}-{last}.json.gz")
+
+    def write(profiler: profile) -> None:
+        profiler.export_chrome_trace(str(path))
+        metrics.say(f"profile {path}: open it in https://ui.perfetto.dev")
+
+    # Add record_shapes=True for the shapes of tensors, with_stack=True for the lines of Python. Both cost time.
+    profiler = profile(
+        schedule=schedule(wait=first - 1, warmup=1, active=last - first + 1, repeat=1), on_trace_ready=write
+    )
+    profiler.step_num = metrics.first_step + 1
+    profiler.start()
+    return profiler
