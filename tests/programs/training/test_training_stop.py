@@ -83,7 +83,7 @@ def test_after_slow_steps_the_ranks_ask_each_other_one_by_one(seconds, most, mod
     clock = [0.0]
     monkeypatch.setattr(modules.stop.time, "monotonic", lambda: clock[0])
     stop, asked = modules.stop.Stop(), []
-    monkeypatch.setattr(stop, "_asked", lambda: asked.append(stop.step))
+    monkeypatch.setattr(stop, "_asked", lambda: bool(asked.append(stop.step)))
     for _ in range(300):
         clock[0] += seconds
         assert not stop.requested()
