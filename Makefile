@@ -50,6 +50,9 @@ test-gpu: .venv/ready ## on a machine with a GPU: everything that needs one, the
 gpu-bundle: .venv/ready ## write build/gpu-bundle: copy it to a machine with GPU and torch, and type bash gpu-bundle/run.sh
 	PYTHON="$(CURDIR)/$(BIN)/python" bash tests/gpu/run.sh --write-bundle build/gpu-bundle
 
+weight: .venv/ready packages ## files and lines of written projects, and what a default job reads and runs
+	$(BIN)/python perf/weight.py
+
 lint: .venv/ready ## ruff, shellcheck, actionlint: the template is clean as it stands
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
@@ -132,4 +135,4 @@ packages:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $(PACKAGES); } || \
 	    echo "missing, and not to be installed without root and apt:$$missing"
 
-.PHONY: help demo test test-extras test-all test-gpu gpu-bundle lint bakes dates perf sites drills pictures clean packages
+.PHONY: help demo test test-extras test-all test-gpu gpu-bundle weight lint bakes dates perf sites drills pictures clean packages

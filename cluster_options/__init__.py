@@ -7,6 +7,7 @@ The modules. Each imports only those above it:
     schema       what a site file may hold, and its JSON Schema
     checks       whether an answer fits a site: choices, queues, nodes, GPUs, walltime
     describe     reads a Slurm cluster and writes a site file; needs no package
+    sources      whether a file in sites/ names a source for each kind of fact
     sites        reads site files, fills in what they leave out, finds keys that contradict each other
     detect       which site this machine belongs to
     extras       the extras: what each is for, which kind of site can have it, which ones the answers choose

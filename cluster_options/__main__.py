@@ -54,16 +54,27 @@ def describe():
 
 
 def check(files):
-    """Say which site files have no fault; return the faults of the others."""
-    from cluster_options.sites import SiteError, site_facts
+    """Say which site files have no fault; return the faults of the others. Files of the template need sources, too."""
+    from cluster_options.sites import SITES, SiteError, site_facts
+    from cluster_options.sources import GENERIC, missing_sources
 
     faults = []
     for file in files:
+        path = os.path.abspath(file)
         try:
-            site_facts(os.path.abspath(file))
-            print(f"{file}: a site file without faults")
+            site_facts(path)
         except SiteError as error:
             faults.append(error.message)
+            continue
+        unsourced = []
+        folder, name = os.path.split(path)
+        if folder == str(SITES) and os.path.splitext(name)[0] not in GENERIC:
+            with open(path, encoding="utf-8") as opened:
+                unsourced = missing_sources(opened.read())
+        if unsourced:
+            faults.append("\n  ".join([f"{file} lacks sources, which others need to check its facts:", *unsourced]))
+        else:
+            print(f"{file}: a site file without faults")
     return "\n".join(faults) or 0
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-from .runtimes import IN_SRUN, KINDS, MPI, RUNTIMES, image_fits, image_rule
+from .runtimes import IN_SRUN, KINDS, MPI, RUNTIMES, image_fits, image_rule, other_spelling
 from .schema import LIMIT_DEFAULTS, WALLTIME
 from .wording import choose_from, did_you_mean
 
@@ -96,7 +96,9 @@ def check_image(given, facts):
     elif not image:
         yield f"image is empty, but runtime {runtime!r} needs one; {image_rule(runtime)}"
     elif not image_fits(runtime, image):
-        yield f"image {image!r} is of the wrong kind for runtime {runtime!r}; {image_rule(runtime)}"
+        right = other_spelling(runtime, image)
+        hint = f": here {right}" if right else ""
+        yield f"image {image!r} is of the wrong kind for runtime {runtime!r}; {image_rule(runtime)}{hint}"
 
 
 def check_account(given, facts):

@@ -6,7 +6,7 @@ import re
 import shlex
 import textwrap
 
-from .runtimes import IN_SRUN, RUNTIMES
+from .runtimes import IN_SRUN, PULLING, RUNTIMES
 from .sbatch import interactive_answers, jobs_of, node_facts, resources
 from .schema import CONTAINER_DEFAULTS
 from .sites import site_facts
@@ -37,9 +37,15 @@ def packages_from(answers) -> str:
     index         a package index
     """
     facts = site_facts(answers["site"])
-    if facts["containers"].get("venv", CONTAINER_DEFAULTS)["wheelhouse"]:
+    venv = facts["containers"].get("venv", CONTAINER_DEFAULTS)
+    if venv["wheelhouse"]:
         return "wheelhouse"
-    return "folder" if facts["internet"] is False else "index"
+    return "folder" if facts["internet"] is False and not venv["on_login_node"] else "index"
+
+
+def builds_on_login_node(answers) -> bool:
+    """Return whether slurm/build_venv.sh makes the environment where it is called, and not in a job."""
+    return site_facts(answers["site"])["containers"].get("venv", CONTAINER_DEFAULTS)["on_login_node"]
 
 
 def torch_pin(answers) -> list[str]:
@@ -72,7 +78,7 @@ def interactive_line(answers) -> str:
     facts, job, runtime = site_facts(answers["site"]), interactive_answers(answers), answers["runtime"]
     here, container = '"$PWD"', facts["containers"][runtime]
     image, ending = answers["image"], "sif" if runtime == "apptainer" else "sqsh"
-    if image_source(answers) and runtime in ("apptainer", "enroot", *IN_SRUN):
+    if image_source(answers) and not pulls_image(answers) and runtime in ("apptainer", "enroot", *IN_SRUN):
         image = f'"$PWD/container/{answers["project"]}.{ending}"'
     if runtime == "podman-hpc":
         image = f"localhost/{image_name(answers)}:latest"
@@ -137,6 +143,17 @@ def image_source(answers) -> str:
     if name and not (slash and re.search(r"[.:]", registry)):  # what Docker alone would look up in its own registry
         name = f"docker.io/{name}" if slash else f"docker.io/library/{name}"
     return name
+
+
+def pulls_image(answers) -> bool:
+    """Return whether the runtime itself pulls the image for a job, by the name that the registry has for it."""
+    return answers["runtime"] in PULLING and image_source(answers) != ""
+
+
+def builds_image(answers) -> bool:
+    """Return whether the first job needs an image that the project makes; not where the site has one, or pulls it."""
+    own = site_facts(answers["site"])["containers"].get(answers["runtime"], CONTAINER_DEFAULTS)["find_image"]
+    return image_source(answers) != "" and not pulls_image(answers) and not own
 
 
 def pull_command(answers) -> str:

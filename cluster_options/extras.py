@@ -14,23 +14,41 @@ from .runtimes import KINDS, MPI
 from .sites import site_facts
 from .wording import choose_from, did_you_mean
 
-EXTRAS = {  # by name: the kinds of site that can have it, and what it is for
+EXTRAS = {  # by name: the kinds of site that can have it, its word at the prompt, and what it is for
     "hangs": (
         ("slurm", "runai", "local"),
+        "stuck ranks",
         "at which line each rank of a hanging job waits, and for which rank",
     ),
-    "mpi": (("slurm",), "the launchers mpirun and mpirun-ranks; Horovod is built, and trains a model"),
-    "notebook": (("slurm",), "JupyterLab on a compute node, opened in your own browser"),
+    "mpi": (
+        ("slurm",),
+        "mpirun, Horovod",
+        "the launchers mpirun and mpirun-ranks; Horovod is built, and trains a model",
+    ),
+    "notebook": (("slurm",), "JupyterLab", "JupyterLab on a compute node, opened in your own browser"),
     "scaling": (
         ("slurm", "runai", "local"),
+        "bandwidth by nodes",
         "one job per number of nodes, tables and pictures of bandwidth, the slow node",
     ),
-    "snapshot": (("slurm", "runai"), "jobs run the sources as submitted; a record of each job, and its repetition"),
-    "spares": (("slurm",), "spare nodes for those that fail, going on with fewer nodes, a memory of bad nodes"),
-    "stage": (("slurm",), "environment and data on the nodes' own disks, so that many nodes start fast"),
-    "sweep": (("slurm",), "a job for each line of a file, as an array, and a table of their results"),
-    "trackers": (("slurm",), "offline runs of W&B and MLflow are sent on from a login node"),
-    "watch": (("slurm",), "a running job on one screen, and the use of its GPUs in its last line"),
+    "snapshot": (
+        ("slurm", "runai"),
+        "code as submitted",
+        "jobs run the sources as submitted; a record of each job, and its repetition",
+    ),
+    "spares": (
+        ("slurm",),
+        "spare nodes",
+        "spare nodes for those that fail, going on with fewer nodes, a memory of bad nodes",
+    ),
+    "stage": (
+        ("slurm",),
+        "copies on nodes",
+        "environment and data on the nodes' own disks, so that many nodes start fast",
+    ),
+    "sweep": (("slurm",), "many runs", "a job for each line of a file, as an array, and a table of their results"),
+    "trackers": (("slurm",), "W&B offline", "offline runs of W&B and MLflow are sent on from a login node"),
+    "watch": (("slurm",), "GPU use", "a running job on one screen, and the use of its GPUs in its last line"),
 }
 # Extras that a project with examples=no cannot have: each runs a program that it leaves out.
 NEEDS_EXAMPLES = {"scaling": "benchmark/all_reduce.py"}
@@ -43,7 +61,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "{{cookiecutter.project}}" / "
 
 def extras_at(kind: str) -> dict[str, str]:
     """Return the extras that a kind of site can have, each with what it is for."""
-    return {name: purpose for name, (kinds, purpose) in EXTRAS.items() if kind in kinds}
+    return {name: purpose for name, (kinds, _, purpose) in EXTRAS.items() if kind in kinds}
 
 
 def extras_of(answers) -> dict[str, str]:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from .answers import suggest
 from .checks import node_of
-from .commands import image_source, packages_from
+from .commands import builds_image, packages_from, pulls_image
 from .questions import QUESTION_NAMES
 from .sbatch import node_facts
 from .sites import site_facts, site_names
 
 COPY, ACCOUNT, CHECK, CLIENT = 2, 1, 2, 5
 # What makes the software of a first job: is there, pulled or built.
-VENV = {"wheelhouse": 3, "index": 10, "folder": 20}
+PULL = 10
+VENV = {"wheelhouse": 2, "index": 10, "folder": 20}
 
 
 def software_minutes(answers) -> int:
-    """Return about how many minutes the software takes that the project has to make; 1: it is there."""
+    """Return about how many minutes it takes to get the software; 1: it is there."""
     facts, runtime = site_facts(answers["site"]), answers["runtime"]
     if runtime == "venv":
         return VENV[packages_from(answers)]
-    if not image_source(answers):
+    if pulls_image(answers):
+        return PULL
+    if not builds_image(answers):
         return 1
     if runtime == "shifter":
         return 5
@@ -32,7 +35,7 @@ def software_minutes(answers) -> int:
 
 def builds(answers) -> bool:
     """Return whether the project has to make an image or an environment before its first job."""
-    return software_minutes(answers) > 1
+    return answers["runtime"] == "venv" or builds_image(answers)
 
 
 def steps(answers) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from .answers import suggest
-from .extras import ADDING
+from .extras import ADDING, extras_of
 from .questions import QUESTION_NAMES
 
 VERSION = "1.2.1"  # CHANGELOG.md begins with it
@@ -101,3 +102,16 @@ def link_command(answers) -> str:
     words = ["cruft", "link", "--no-input", "--default-config", *checkout, source["git"]]
     context = json.dumps({**given_answers(answers), "extras": "EXTRAS"})
     return shlex.join([*words, "--extra-context", context]).replace("EXTRAS", "'\"$(bash launch/extras.sh)\"'")
+
+
+def extras_lost(answers) -> list[str]:
+    """Return the extras that a `cruft update` from version 1 takes away, where all of them were part of each project.
+
+    cruft renders in another folder, and asks before it changes the project, so the hook can say this first. It is
+    called in the project's folder, the shell's PWD; the .cruft.json there knows no answer to `extras`.
+    """
+    record = Path(os.environ.get("PWD", ""), ".cruft.json")
+    if answers["extras"] != "none" or not record.exists():
+        return []
+    known = json.loads(record.read_text())["context"]["cookiecutter"]
+    return [] if "extras" in known else list(extras_of(answers))

@@ -157,11 +157,12 @@ QUESTIONS = (
     ),
     Question(
         "extras",
-        prompt=f"Extras: none, all, or names with commas, of {', '.join(EXTRAS)}; each can be added later",
+        prompt="Extras, each can be added later: none, all, or names with commas, as hangs,watch for long trainings. "
+        f"There are {', '.join(f'{name} ({word})' for name, (_, word, _) in EXTRAS.items())}",
         rule="folders of `extras/` that the project has: `none`, `all` that this kind of site can have, or names with "
         f"commas, of {', '.join(f'`{name}`' for name in EXTRAS)}. [What they are, and how to add one later](extras.md)",
         check=check_extras,
-        default="all",
+        default="none",
         check_text=check_extras_text,
     ),
 )

@@ -28,6 +28,9 @@ VENDOR_IMAGES = {
 }
 # These live in options of srun, so mpirun, whose tasks are no steps of their own, cannot start them.
 IN_SRUN = ("pyxis", "edf")
+# These pull an image themselves for a job, and keep it where all nodes see it:
+# https://docs.cscs.ch/software/container-engine/run/ (2026-08-20).
+PULLING = ("edf",)
 MPI = {"mpirun", "mpirun-ranks"}
 LAUNCHERS = ("torchrun", "srun", "spawn", "mpirun", "mpirun-ranks")
 LAUNCHER_ROWS = {  # of a table: what is started on the nodes, what starts the ranks, when to pick it
@@ -48,6 +51,15 @@ KINDS = {
 def image_fits(runtime: str, image: str) -> bool:
     """Return whether a runtime can take an image of this name."""
     return bool(RUNTIMES[runtime] and re.fullmatch(RUNTIMES[runtime][0], image))
+
+
+def other_spelling(runtime: str, image: str) -> str:
+    """Return the name of an image as the runtime writes it, if it was written as another does; '' if it is no name."""
+    name = image.removeprefix("docker://").replace("#", "/", 1)
+    host, slash, rest = name.partition("/")
+    registry = slash and re.search(r"[.:]", host)
+    spellings = (name, f"docker://{name}", f"{host}#{rest}" if registry else name)
+    return next((spelling for spelling in spellings if spelling != image and image_fits(runtime, spelling)), "")
 
 
 def image_rule(runtime: str) -> str:

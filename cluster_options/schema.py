@@ -371,6 +371,7 @@ CONTAINER = Record(
             "what is put before the command that gets the image on a login node: of podman-hpc and shifter the build, "
             "of apptainer the pull, where login nodes alone have internet; ACCOUNT stands for the answer"
         ),
+        "find_image": Text("Markdown: how a user finds the site's own image, whose path changes"),
         "after_build": Text("what is left to do when the image is there"),
         "wheelhouse": Like(
             r"[\w./-]+( [\w./-]+)*",
@@ -379,6 +380,9 @@ CONTAINER = Record(
             "the command that lists those of a package, without the package's name",
         ),
         "torch": TORCH,
+        "on_login_node": Flag(
+            "of venv: login nodes have internet and the processor of the compute nodes, and pip may run there"
+        ),
     },
 )
 VOLUME = Record(
@@ -549,7 +553,9 @@ CONTAINER_DEFAULTS = {
     "entry_environment": [],
     "unset": [],
     "torch": {},
+    "on_login_node": False,
     "build_with": "",
+    "find_image": "",
     "after_build": "",
     "wheelhouse": "",
 }

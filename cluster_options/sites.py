@@ -287,6 +287,8 @@ def contradictions_of_containers(facts, broken):
             yield f"containers.{runtime}.torch: only a virtual environment has a requirements.txt; use containers.venv"
         elif container["torch"] and container["wheelhouse"]:
             yield "containers.venv.torch: a wheelhouse has versions of its own; leave out one of both"
+        if container["on_login_node"] and (runtime != "venv" or facts["login_internet"] is not True):
+            yield f"containers.{runtime}.on_login_node: pip runs there for venv, and needs login_internet: true"
         if container["unset"] and runtime != "apptainer":
             yield f"containers.{runtime}.unset: only apptainer takes over the host's variables; use module_lines"
 

@@ -13,7 +13,7 @@ PROJECT = "{{ cookiecutter.project }}"
 TITLE = {{site_facts(cookiecutter.site).title | tojson}}  # noqa: F821
 KIND = "{{ site_facts(cookiecutter.site).kind }}"
 RUNTIME = "{{ cookiecutter.runtime }}"
-BUILDS_IMAGE = {{"slurm/build_container.sh" not in unneeded(cookiecutter)}}  # noqa: F821
+BUILDS_IMAGE = {{"slurm/build_container.sh" not in unneeded(cookiecutter) and builds_image(cookiecutter)}}  # noqa: F821
 OFFLINE = {{site_facts(cookiecutter.site).internet is false}}  # noqa: F821
 FILLS_WHEELS = {{packages_from(cookiecutter) == "folder"}}  # noqa: F821
 SCRIPTS = {{scripts()}}  # noqa: F821
@@ -23,13 +23,14 @@ LEFT_OUT = {{left_out(cookiecutter)}}  # noqa: F821
 EXAMPLES = "{{ cookiecutter.examples }}"
 ADDED = {{chosen_extras(cookiecutter) if is_adding(cookiecutter) else []}}  # noqa: F821
 BROUGHT = {{brought_extras(cookiecutter)}}  # noqa: F821
+LOST = {{extras_lost(cookiecutter)}}  # noqa: F821
 LAUNCHER = "{{ cookiecutter.launcher }}"
 PAGE = "{{ instructions(cookiecutter) }}"
 
 SUBMIT = "bash local/submit.sh" if KIND == "local" else f"bash {KIND}/submit_multinode.sh"
 FIRST_JOBS = [
     (f"{SUBMIT} check/ranks.py", "checks the node, GPU and network of each rank"),
-    (SUBMIT, "checks the ranks, then trains 200 steps"),
+    (SUBMIT, "trains 200 steps"),
 ]
 if EXAMPLES == "no":
     FIRST_JOBS[1] = (f"{SUBMIT} PROGRAM.py", "a program of yours; its arguments may follow")
@@ -44,7 +45,7 @@ FIRST_STEPS = {
 PACKAGES = ("echo torch >requirements.txt", "the packages of your programs, one a line")
 BUILD = {
     "local": ("python3 -m venv .venv && .venv/bin/pip install -r requirements.txt", "once"),
-    "slurm": ("bash slurm/build_venv.sh", "once, on a compute node; go on when its output ends with ready:"),
+    "slurm": ("bash slurm/build_venv.sh", "once; go on when its output ends with ready:"),
 }
 BUILD_IMAGE = ("bash slurm/build_container.sh", "once; go on when its output ends with ready:")
 
@@ -83,6 +84,15 @@ def say_what_was_kept(kept: list) -> None:
     print("If one of them is yours, rename it and run this again: the scripts need the template's file of that name.")
 
 
+def say_what_an_update_takes_away() -> None:
+    """Tell of what version 1 had in each project, before cruft asks whether to go on."""
+    if LOST:
+        print("This update takes away what are extras since version 2, and no part of each project any more:")
+        print(f"  {', '.join(LOST)}")
+        print("To keep them, answer n below, and type:")
+        print("""  cruft update --variables-to-update '{"extras": "all"}'""")
+
+
 def main() -> None:
     """Drop, restore, say."""
     before = json.loads(Path(".being-written/there.json").read_text())
@@ -109,6 +119,7 @@ def main() -> None:
         steps = [steps[0], *((f"less extras/{name}/README.md", "what it does, and its settings") for name in ADDED)]
     width = max(len(command) for command, _ in steps)
     say_what_was_kept(kept)
+    say_what_an_update_takes_away()
     print(f"{written} Next:")
     for command, why in steps:
         print(f"  {command:{width}}  # {why}")

@@ -125,7 +125,7 @@ def time_of_stacks(folder: Path) -> None:
     print()
     environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "PREFLIGHT": "0"}
     with Cluster(folder / "cluster", nodes=4, cpus=64, gpus=0) as cluster:
-        project = bake(folder, site="slurm", nodes="4", gpus_per_node="0")
+        project = bake(folder, site="slurm", nodes="4", gpus_per_node="0", extras="hangs")
         (project / "program.py").write_text(SLEEPS)
         for ranks in (4, 64, 256):
             words = ["--nodes=4", "--cpus-per-task=64", project / "slurm/submit_multinode.sh", "program.py"]

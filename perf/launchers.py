@@ -39,7 +39,7 @@ def main() -> None:
     launchers = LAUNCHERS
     turns = [launchers if turn % 2 == 0 else launchers[::-1] for turn in range(-1, rounds)]  # turn -1 fills caches
     timed = "\n".join(
-        f"a=$EPOCHREALTIME; LAUNCHER={launcher} bash slurm/submit_multinode.sh program.py >/dev/null\n"
+        f"a=$EPOCHREALTIME; LAUNCHER={launcher} bash slurm/run_here.sh program.py >/dev/null\n"
         f"b=$EPOCHREALTIME; echo {launcher} $((${{b/./}} - ${{a/./}}))"
         for turn in turns
         for launcher in turn
@@ -47,7 +47,7 @@ def main() -> None:
     environment = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder) / "cluster", nodes=2) as cluster:
-        project = bake(Path(folder), "--overwrite-if-exists", site="slurm", nodes="2", gpus_per_node="2")
+        project = bake(Path(folder), "--overwrite-if-exists", site="slurm", nodes="2", gpus_per_node="2", extras="mpi")
         (project / "program.py").write_text(PROGRAM)
         command = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8", "bash", "-ec", timed]
         lines = cluster.run(*command, cwd=project, env=environment, timeout=60 * (rounds + 1)).stdout.splitlines()

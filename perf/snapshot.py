@@ -28,7 +28,7 @@ SIZE = 10_000  # bytes of each further file
 
 def project(folder: Path, files: int) -> Path:
     """Write a project into a repository with further files, and commit all; return its folder."""
-    project = bake(folder, site="slurm", account="x")
+    project = bake(folder, site="slurm", account="x", extras="snapshot")
     write(folder, {f"library/part{n // 100}/file{n}.py": f"# {n}\n" + "x" * SIZE for n in range(files)})
     write(folder, {".gitignore": "logs/\n"})
     git(folder, "init", "--quiet")

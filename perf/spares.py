@@ -80,7 +80,7 @@ def main() -> None:
     found = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(prefix="spares-") as temporary:
         home = Path(temporary)
-        project = bake(home / "project", **ANSWERS)
+        project = bake(home / "project", **ANSWERS, extras="spares")
         with Cluster(home / "c", nodes=4, extra_conf=CONF) as cluster:
             for number in range(rounds):
                 for way in WAYS:

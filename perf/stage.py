@@ -132,7 +132,7 @@ def main() -> None:
         (folder / "no-sbcast").mkdir()
         (folder / "no-sbcast/sbcast").write_text("#!/bin/sh\nexit 1\n")
         (folder / "no-sbcast/sbcast").chmod(0o755)
-        project = bake(folder / "project", **ANSWERS)
+        project = bake(folder / "project", **ANSWERS, extras="stage")
         begin = time.time()
         pack(project, folder)
         print(f"packing: {time.time() - begin:.0f} s\n")
@@ -140,7 +140,7 @@ def main() -> None:
         (folder / "shared").mkdir()
         with (
             slow_files(folder / "disks", folder / "shared", args.latency, args.bandwidth, nodes) as counts,
-            Cluster(folder / "cluster", nodes=max(sizes), cpus=2) as cluster,
+            Cluster(folder / "cluster", nodes=max(sizes)) as cluster,
         ):
             bind = f'mount --bind "{folder}/shared-$SLURMD_NODENAME" "{folder}/shared"'
             cluster.run("srun", "--overcommit", f"--nodes={max(sizes)}", "sh", "-c", bind, check=True)

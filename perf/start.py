@@ -94,7 +94,7 @@ def cpu_seconds() -> tuple[float, float, float]:
 
 
 def through_submit(folder: Path) -> list[float]:
-    """Return the seconds that slurm/submit_multinode.sh takes up to srun, inside a job on the test cluster.
+    """Return the seconds that slurm/run_here.sh takes up to srun, inside a job on the test cluster.
 
     A script that does nothing stands in for srun. The list is empty where Slurm is not installed.
     """
@@ -108,9 +108,7 @@ def through_submit(folder: Path) -> list[float]:
     (folder / "bin").mkdir()
     (folder / "bin/srun").write_text("#!/bin/sh\n")
     (folder / "bin/srun").chmod(0o755)
-    timed = (
-        f"for i in {{1..{CALLS}}}; do a=$EPOCHREALTIME; PATH={folder}/bin:$PATH bash slurm/submit_multinode.sh pi/pi.py"
-    )
+    timed = f"for i in {{1..{CALLS}}}; do a=$EPOCHREALTIME; PATH={folder}/bin:$PATH bash slurm/run_here.sh pi/pi.py"
     timed += " >/dev/null; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./})); done"
     with Cluster(folder / "cluster", nodes=2) as cluster:
         alone = {"PYTHON": sys.executable, "PREFLIGHT": "0"}  # which would be an srun by itself

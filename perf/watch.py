@@ -108,7 +108,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        project = bake(folder / "project", **ANSWERS)
+        project = bake(folder / "project", **ANSWERS, extras="watch")
         sample = seconds_per_sample(project)
         with Cluster(folder / "cluster", nodes=2) as cluster:
             ratios = ratio_of_speeds(cluster, project, folder, rounds)

@@ -45,7 +45,7 @@ write_bundle() {
     [[ ! -e $1 || -f $1/steps.py ]] || die "$1 is there, and no bundle: name a new folder"
     rm -rf "$1"
     mkdir -p "$1"
-    "$PYTHON" -B -m cookiecutter --no-input --output-dir "$1" "$repository" project=project site=slurm >/dev/null
+    "$PYTHON" -B -m cookiecutter --no-input --output-dir "$1" "$repository" project=project site=slurm extras=hangs,watch >/dev/null
     rm -rf "$1/project/slurm/docs" "$1/project/tests"
     find "$1/project" -name '*.md' -delete
     cp "$here"/{run.sh,steps.py,harness.py,provoke.py,speed.py,event_timing.py,stuck_collective.py} "$1"

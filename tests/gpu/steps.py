@@ -294,7 +294,7 @@ def preflight_lines(machine: Machine, **environment: str) -> dict[str, list[str]
     """Run preflight_node.sh as slurm/preflight.sh has srun run it; return the texts of each kind of line."""
     scripts = [machine.project / name for name in ("launch/count_gpus.sh", "slurm/preflight_node.sh")]
     (machine.folder / "preflight.sh").write_text("\n".join(path.read_text() for path in scripts))
-    of_a_step = {"SLURMD_NODENAME": socket.gethostname(), "SLURM_NODEID": "0", "MIN_FREE_GB": "0"}
+    of_a_step = {"SLURMD_NODENAME": socket.gethostname(), "SLURM_NODEID": "0"}
     of_a_step |= {"RUN_DIR": str(machine.folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     # All GPUs of the node count here, and not those of CUDA_VISIBLE_DEVICES.
     command = ["env", "-u", "CUDA_VISIBLE_DEVICES"] if machine.device == "cuda" else ["env"]

@@ -100,7 +100,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b"), site="slurm")
+    return bake(tmp_path_factory.mktemp("a b"), site="slurm", extras="hangs,watch")
 
 
 def call(folder, project, table, *words, torch=NO_GPU, **environment):

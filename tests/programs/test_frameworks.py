@@ -60,7 +60,7 @@ def environment(frameworks):
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
     """A project for two nodes of two ranks; the GPUs are invented."""
-    return bake(tmp_path_factory.mktemp("a b"), **ANSWERS)
+    return bake(tmp_path_factory.mktemp("a b"), **ANSWERS, extras="mpi")
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,18 @@ pytestmark = pytest.mark.skipif(bool(RunaiCluster.missing()), reason=f"no pods: 
 class Site:
     """A cluster with one volume, the project on it, and a user who submits from elsewhere."""
 
-    def __init__(self, folder: Path, generation: str = "v2", operator: str = "1.9", image: Image | None = None, **more):
+    def __init__(
+        self,
+        folder: Path,
+        generation: str = "v2",
+        operator: str = "1.9",
+        image: Image | None = None,
+        extras: str = "none",
+        **more,
+    ):
         self.folder, self.volume = folder, folder / "volume"
-        self.project = bake(self.volume, site="rcp", account="mlo-jdoe", partition="cpu", gpus_per_node="0")
+        answers = {"site": "rcp", "account": "mlo-jdoe", "partition": "cpu", "gpus_per_node": "0"}
+        self.project = bake(self.volume, **answers, extras=extras)
         shutil.rmtree(self.volume / ".cookiecutter_replay", ignore_errors=True)
         self.own()
         options = {
@@ -219,17 +228,16 @@ sys.exit(int(os.environ["STAGE_CODE"]) if os.environ["RANK"] == "0" else 0)  # o
 
 
 @pytest.mark.parametrize("code", [0, 9])
-def test_training_follows_a_check_that_succeeds_and_on_another_port(code, tmp_path):
-    """Another, as pods that are slower may still hold the first one's."""
+def test_a_job_that_names_no_program(code, tmp_path):
+    """It runs DEFAULT_PROGRAM, and ends with its exit code."""
     with Site(tmp_path) as site:
         site.without_torchrun()
         with (site.project / "env.sh").open("a") as settings:
             settings.write(f"export STAGE_CODE={code}\n[[ -n $NOTHING ]] && export NOTHING\n")  # ends with a failure
-        for name in ("check/ranks.py", "training/train_ddp.py"):
-            (site.project / name).write_text(STAGES)
+        (site.project / "training/train_ddp.py").write_text(STAGES)
         job = site.run(NNODES="2")
         stages = re.findall(r"^stage (.*)", job.outputs[f"{site.name()}-master-0"], re.MULTILINE)
-        assert stages == ["ranks.py 23456 23456", "train_ddp.py 23457 23457"][: 1 if code else 2]
+        assert stages == ["train_ddp.py 23456 23456"]
         assert job.exit_codes[f"{site.name()}-master-0"] == code
 
 

@@ -444,9 +444,10 @@ def test_what_is_submitted_from_macos_needs_no_more_than_bash_3(project):
     newer = r"\b(mapfile|readarray|declare -[Ang]|coproc|wait -n)\b|\$\{\w+(,|\^|@\w)|\[\[ -v |&>>|\|&|local -[An]"
     files = (
         "env.sh",
-        "launch/program.sh",
         "launch/extras.sh",
-        "runai/lib.sh",
+        "runai/project.sh",
+        "runai/submit.sh",
+        "runai/command.sh",
         "runai/submit_multinode.sh",
         "runai/interactive.sh",
     )
@@ -456,7 +457,7 @@ def test_what_is_submitted_from_macos_needs_no_more_than_bash_3(project):
 
 # ---- RDMA ------------------------------------------------------------------------------------------------------------
 
-POD_LIB = (TEMPLATE / "runai/pod_lib.sh").read_text()
+POD_LIB = (TEMPLATE / "runai/job.sh").read_text()
 FUNCTION = re.search(r"^roce_gid_index\(\) {\n.*?^}\n", POD_LIB, re.DOTALL | re.M)[0]
 OTHER = "0" * 39
 

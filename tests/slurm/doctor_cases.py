@@ -40,7 +40,7 @@ CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:2
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
     """A project, in a folder with a space in its name."""
-    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS, extras="hangs,mpi")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ each line to the doctor, and expects the row.
 
 EXAMPLES = {
     "stuck": (
-        "slurm/lib.sh of this project (2026-11-23)",
+        "slurm/ranks.sh of this project (2026-11-23)",
         "2026-11-23 16:00:00 stuck: nothing was printed for 600 s (STALL_TIMEOUT), and no rank moves; where each",
     ),
     "project": (

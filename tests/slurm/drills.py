@@ -47,8 +47,6 @@ def set_learning_rate(*arguments, set_learning_rate=schedule.set_learning_rate):
         time.sleep(0.05)
     return set_learning_rate(*arguments)
 schedule.set_learning_rate = set_learning_rate
-while os.environ.get("LATE") and slow and time.time() < float(os.environ["STOP_TIME"]):  # a start that takes too long
-    time.sleep(0.1)
 if os.environ.get("SLOW_DISK"):  # a checkpoint takes seconds once the run has been asked to stop
     import lm.checkpoints
     def fsync(file, fsync=os.fsync):
@@ -74,8 +72,8 @@ while count < int(os.environ.get("LAST", 100)):
         print("stops at", count, flush=True)
         break
 """
-# A program that uses training/lm/stop.py. To start it waits for a file. With LINGER it stays after it has
-# saved, until Slurm tells it to end.
+# A program that stops by training/lm/stop.py. To start it waits for a file. With LINGER it stays after it has saved,
+# until Slurm tells it to end.
 TELLS = """\
 import os, sys, time
 sys.path.insert(0, os.environ["PROJECT_DIR"] + "/training/lm")
@@ -85,6 +83,8 @@ while not os.path.exists("start." + attempt):
     time.sleep(0.05)
 stop = Stop()
 for step in range(100_000):
+    if step == 1:
+        print("first step", flush=True)
     time.sleep(0.1)
     if os.path.exists("enough"):
         break
@@ -434,7 +434,7 @@ def launcher_stays_until_the_time_limit(drill, name):
     (drill.folder / "tells.py").write_text(TELLS)
     for attempt in "01":
         (drill.folder / f"start.{attempt}").touch()  # neither has to wait
-    options, how = ["--nodes=1", "--time=1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
+    options, how = ["--nodes=1", "--time=1", "--signal=B:CONT@1"], {"LAUNCHER": "srun", "NPROC_PER_NODE": "1"}
     drill.submit(*options, program="tells.py", LINGER="1", **how)
     wait_for(lambda: "saved" in drill.output, "the save")
     (drill.folder / "enough").touch()

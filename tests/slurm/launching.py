@@ -16,7 +16,7 @@ from slurm_cluster import PATH
 from two_nodes import ENVIRONMENT
 from waiting import PATIENCE
 
-from cluster_options.runtimes import IN_SRUN, KINDS, LAUNCHERS
+from cluster_options.runtimes import IN_SRUN, KINDS, LAUNCHERS, PULLING
 
 RUNTIMES = KINDS["slurm"]["runtimes"]
 STAND_INS = REPOSITORY / "tests/clusters/stand_ins"
@@ -139,6 +139,12 @@ def surroundings_of(request, runtime, project, tmp_path, cluster):
         "SCRATCH": str(tmp_path / "scratch"),
         "ENROOT_DATA_PATH": f"{cluster.node_local}/enroot",
     }
+
+
+def get_image(cluster, project, runtime, environment):
+    """Make the image of a project whose first job needs one; edf pulls it for the job."""
+    if runtime not in PULLING and (project / "slurm/build_container.sh").exists():
+        build_image(cluster, project, environment)
 
 
 def build_image(cluster, project, environment):

@@ -30,13 +30,20 @@ THIS_AND_NEWER = ["cluster", *(pytest.param(name, marks=pytest.mark.drill) for n
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    """A project, in a folder with a space in its name."""
-    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS)
+    """A project, in a folder with a space in its name. Its only extra adds the launchers mpirun and mpirun-ranks."""
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS, extras="mpi")
 
 
-def apptainer_project(tmp_path_factory, sif):
+@pytest.fixture(scope="session")
+def project_of_extras(tmp_path_factory):
+    """A project with all extras."""
+    return bake(tmp_path_factory.mktemp("a b") / "extras", **ANSWERS, extras="all")
+
+
+def apptainer_project(tmp_path_factory, sif, extras):
     """Return a project whose ranks run in an image that sees this Python."""
-    project = bake(tmp_path_factory.mktemp("a b") / "apptainer", **ANSWERS, runtime="apptainer", image=sif)
+    answers = {**ANSWERS, "runtime": "apptainer", "image": sif, "extras": extras}
+    project = bake(tmp_path_factory.mktemp("a b") / "apptainer", **answers)
     settings = project / "env.sh"
     binds = "".join(f"    {path!s}\n" for path in (sys.prefix, *python_folders()))
     settings.write_text(settings.read_text().replace("BINDS=(\n", f"BINDS=(\n{binds}"))

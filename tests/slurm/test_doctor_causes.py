@@ -333,6 +333,7 @@ def test_fixes_name_files_of_the_project(tmp_path, site, runtime):
     """No row sends a user to a script that this runtime does not have."""
     for examples in ("yes", "no"):
         answers = {"site": site, "runtime": runtime, "account": account(site), "examples": examples}
+        answers["extras"] = "all"
         project = bake(tmp_path / examples, **answers)
         files = [*(project / "slurm/doctor").glob("causes*.py"), *project.glob("extras/*/causes.py")]
         rows = "".join(path.read_text() for path in files)

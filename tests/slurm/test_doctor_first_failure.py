@@ -207,7 +207,7 @@ def test_a_second_step_after_one_that_was_ended(ask):
 
 
 def test_a_rank_has_the_number_that_torch_says(ask_job, project):
-    """torchrun may number the nodes in another order than slurm/lib.sh: rank 0 of this job is on node2."""
+    """torchrun may number the nodes in another order than slurm/job.sh: rank 0 of this job is on node2."""
     run = project / "logs/900014.0"
     write_logs(run, {0: "", 1: traceback("RuntimeError: CUDA error: uncorrectable ECC error", "[rank0]: ")}, per_node=1)
     answer = ask_job(run)

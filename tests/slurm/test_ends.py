@@ -83,7 +83,7 @@ def test_a_signal_reaches_the_ranks_alone(cluster, project, start, launcher):
 
 @pytest.mark.drill
 def test_a_signal_reaches_ranks_in_a_container(containers, sif, tmp_path_factory, start):
-    own = apptainer_project(tmp_path_factory, sif)
+    own = apptainer_project(tmp_path_factory, sif, "mpi")
     number, folder = start(containers, own, LAUNCHER="srun", STOP_SIGNAL="USR1", MAX_REQUEUES="0")
     containers.run("scancel", "--signal=USR1", "--batch", str(number))
     job = containers.wait(number)
@@ -159,7 +159,7 @@ def test_workers_that_ignore_the_end_of_a_job(cluster, project, tmp_path, launch
 def test_a_run_inside_another_job(cluster, project, tmp_path):
     """The outer script's job is not put back into the queue, and the output says that the program was not done."""
     (tmp_path / "x.py").write_text("import os\nopen(os.environ['REQUEUE_FILE'], 'w')\n")
-    line = f"bash '{project}/slurm/submit_multinode.sh' '{tmp_path}/x.py'"
+    line = f"bash '{project}/slurm/run_here.sh' '{tmp_path}/x.py'"
     done = salloc(cluster, [line], cwd=tmp_path, LAUNCHER="srun")
     assert done.stdout.count("saved, but not done") == 1 and "not requeued" in done.stdout
     (tmp_path / "x.py").write_text("print('done')\n")

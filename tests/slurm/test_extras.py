@@ -116,7 +116,7 @@ def test_moments_of_a_job_that_restarts_and_is_requeued(submit, project):
     assert of_two == [line.replace("default", "chosen") for line in expected], log
     order = [line.split(" ")[0] for line in log if "beside" not in line]  # those two run at the same time
     assert order == ["one", "two"] * (len(order) // 2)
-    assert "back into the queue as attempt 2, as an extra wants" in job.output
+    assert "an extra wants a requeue: back into the queue as attempt 2" in job.output
     assert sorted(path.name for path in project.glob(f"logs/{job.id}.*")) == [f"{job.id}.{n}" for n in range(3)]
 
 
@@ -132,7 +132,7 @@ mine_job_start() {
 }
 choose_nodes() {
     hosts=("${nodes[-1]}")
-    set_rendezvous_endpoint
+    set_endpoint
     check_nodes
 }
 build_step_of_mine() {
@@ -263,8 +263,9 @@ def test_a_folder_that_an_extra_mounts_in_the_container(tmp_path):
         (tmp_path / name).chmod(0o755)
     add(project, "one", f"one_job_start() {{ container_folders+=('{tmp_path}/more'); }}\n")
     (tmp_path / "more").mkdir()
-    code = f"""export PROJECT_DIR='{project}' && cd "$PROJECT_DIR" && source slurm/lib.sh slurm/x.sh || exit
-    read_extras; read_arguments check/hello.py; call_extras job_start; set_up_run
+    code = f"""export PROJECT_DIR='{project}' && cd "$PROJECT_DIR" && source slurm/project.sh slurm/x.sh || exit
+    source slurm/submit.sh; source slurm/job.sh; read_extras; read_settings; read_program check/hello.py
+    call_extras job_start; load_software
     printf '%s\\n' "${{CONTAINER_EXEC[@]}}" "${{CONTAINER_FOLDERS[@]}}" """
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "IMAGE": f"{tmp_path}/image.sif", "HOME": str(tmp_path)}
     done = subprocess.run(["bash", "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -290,7 +291,7 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
     lines = []
     for launcher in PER_NODE:
         log = f"PREFIXES='{project}/{launcher}' LAUNCHER={launcher}"
-        lines.append(f"{log} bash slurm/submit_multinode.sh {program(project, 'pass')}")
+        lines.append(f"{log} bash slurm/run_here.sh {program(project, 'pass')}")
     allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8", "bash", "-ec", "\n".join(lines)]
     environment = python_environment(**MPIRUN_AS_ROOT, PREFLIGHT="0", NPROC_PER_NODE="2")
     cluster.run(*allocation, cwd=project, env=environment)
@@ -302,6 +303,15 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
             command = f"{project}/extras/mpi/ranks.sh {wrapper}"
         expected += [f"PREFIX one|{command}"] * 2 * count
         assert sorted((project / launcher).read_text().splitlines()) == sorted(expected), launcher
+
+
+def test_a_rank_prefix_that_the_nodes_lack(submit, project):
+    """The check of the nodes names it, before any rank starts."""
+    settings = project / "env.sh"
+    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", "RANK_PREFIX=(no-such-profiler run)", settings.read_text()))
+    job = submit(program(project, "print('a rank')"), PREFLIGHT="1")
+    assert job.state == "FAILED" and "a rank" not in job.output, job.output
+    assert re.search(r"^preflight: on all of 2 node.*: cannot read no-such-profiler: put it where", job.output, re.M)
 
 
 # ---- what is refused before the queue --------------------------------------------------------------------------------
@@ -437,6 +447,42 @@ def test_a_rank_sees_what_torchrun_typed_by_hand_gives_it(submit, project):
         before, now = by_hand["environment"], ours["environment"]
         differ = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)} - apart
         assert differ <= listed, {name: (before.get(name), now.get(name)) for name in differ - listed}
+
+
+# Inserted into the submit script and before the ranks: all files that they and their children open.
+TRACE = """strace -f -qq -e trace=open,openat,execve -o "%s/trace-script" -p $$ &
+until grep -q 'TracerPid:[[:space:]]*[1-9]' /proc/$$/status; do sleep 0.05; done
+"""
+TRACED = '#!/bin/sh\nexec strace -f -qq -e trace=open,openat,execve -o "%s/trace-$SLURMD_NODENAME" "$@"\n'
+
+
+@pytest.mark.drill
+def test_the_files_that_a_default_job_reads(cluster, project):
+    """Of the project: on the login node, in the job's script, and in the ranks' step; the list is printed."""
+    script = project / "slurm/submit_multinode.sh"
+    kept = script.read_text()
+    script.write_text(kept.replace("# Finds the project:", f"{TRACE % project}# Finds the project:", 1))
+    assert script.read_text() != kept
+    (project / "traced").write_text(TRACED % project)
+    (project / "traced").chmod(0o755)
+    settings = project / "env.sh"
+    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", f"RANK_PREFIX=('{project}/traced')", settings.read_text()))
+    typed = ["bash", script, program(project, "print('ran')\n")]
+    done = cluster.run(*typed, cwd=project, env=python_environment(NPROC_PER_NODE="1"))
+    (project / "trace-script").rename(project / "trace-login")
+    job = cluster.wait(int(re.search(r"Submitted batch job (\d+)", done.stdout)[1]))
+    assert (job.state, job.exit_code, job.output.count("ran")) == ("COMPLETED", 0, 2), job.output
+    ours = {path.relative_to(project): path for path in project.rglob("*") if path.suffix in (".sh", ".py")}
+    read = {}
+    for trace in sorted(project.glob("trace-*")):
+        calls = re.findall(rf'(?:openat?\(.*?|execve\()"{project}/([^"]+)".*= [0-9]', trace.read_text())
+        read[trace.name] = {name for name in map(os.path.normpath, calls) if Path(name) in ours} - {"program.py"}
+    read["trace-login"].add("slurm/submit_multinode.sh")  # open before it was traced
+    lines = {name: len((project / name).read_text().splitlines()) for name in set().union(*read.values())}
+    print("\n".join(f"{count:5} {name}" for name, count in sorted(lines.items())), f"\n{sum(lines.values()):5} in all")
+    assert read["trace-node1"] == read["trace-node2"] == {"launch/torchrun.sh", "launch/count_gpus.sh"}
+    assert "slurm/preflight_node.sh" in read["trace-script"] and "slurm/submit.sh" in read["trace-login"]
+    assert len(lines) <= 13 and sum(lines.values()) < 4391 / 2, lines  # in version 1.2: 24 files of 4,391 lines
 
 
 SLEEPS = "import time; time.sleep(40)\n"

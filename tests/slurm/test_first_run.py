@@ -106,7 +106,7 @@ class Walk:
         assert 'the last line begins with "ready:"' in self.steps[3]
         assert self.followed(self.typed(build), tail).output.splitlines()[-1].startswith("ready: ")
 
-    def run_job(self) -> None:
+    def run_job(self, checked_nodes: int = 2) -> None:
         """Step 4: a check, then a training; the ends of their outputs. Then the commands for jobs that fail."""
         check, squeue, tail, train, _, doctor = self.commands(4)
         assert 'its last line ends with "right"' in self.steps[4]
@@ -114,8 +114,9 @@ class Walk:
         printed = self.typed(check)
         self.typed(squeue)  # the job may have ended already
         job = self.followed(printed, tail)
-        assert job.nodes == ["node1", "node2"]
-        assert job.output.splitlines()[-1].endswith("all-reduce over 2 rank(s) on 2 host(s): right")
+        assert len(job.nodes) == checked_nodes
+        over = f"all-reduce over {checked_nodes} rank(s) on {checked_nodes} host(s): right"
+        assert job.output.splitlines()[-1].endswith(over)
         job = self.followed(self.typed(train), tail)
         assert job.nodes == ["node1", "node2"]
         assert re.search(r"ranks   2 \(cpu, float32\)$", job.output, re.MULTILINE), job.output
@@ -163,7 +164,8 @@ def test_mn5_with_apptainer(debian13, archive, tmp_path):
     acc = "PartitionName=acc Nodes=ALL Default=YES State=UP"
     nodes = [Nodes(2, cpus=80, gpus=4)]
     with cluster_of(debian13, tmp_path / "cluster", nodes=nodes, partitions=(acc,)) as cluster:
-        written = bake(tmp_path / "laptop", site="mn5", account="bsc12", runtime="apptainer")
+        image = "docker://nvcr.io/nvidia/pytorch:25.05-py3"
+        written = bake(tmp_path / "laptop", site="mn5", account="bsc12", runtime="apptainer", image=image)
         walk = Walk(
             cluster, written, tmp_path / "files", **MODULES,
             MASTER_ADDR_SUFFIX="", APPTAINER_MKSQUASHFS_ARGS=FAST_SQUASHFS,
@@ -184,7 +186,7 @@ def test_mn5_with_apptainer(debian13, archive, tmp_path):
 @pytest.mark.drill
 @pytest.mark.skipif(os.geteuid() != 0, reason="the stand-ins mount things, as root")
 def test_clariden_with_its_container_engine(tmp_path):
-    """podman, enroot and the container engine are stand-ins."""
+    """The container engine is a stand-in, which gets the image from a registry."""
     partitions = tuple(f"PartitionName={name} Nodes=ALL State=UP" for name in ("debug", "normal"))
     nodes = [Nodes(2, cpus=288, gpus=4, memory_mb=460800)]
     with Cluster(tmp_path / "cluster", nodes=nodes, partitions=partitions) as cluster:
@@ -196,7 +198,6 @@ def test_clariden_with_its_container_engine(tmp_path):
             STAND_IN_HIDE=str(tmp_path), STAND_IN_SITE_FS=str(tmp_path),
         )  # fmt: skip
         walk.replace("container/demo.toml", '    "/capstor:/capstor",\n    "/iopsstor:/iopsstor",\n', "")
-        build, tail = walk.commands(3)
-        walk.make_image(build, tail)
-        walk.run_job()
+        assert walk.commands(3) == []
+        walk.run_job(checked_nodes=1)
         walk.run_own_program()

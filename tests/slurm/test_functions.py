@@ -1,4 +1,4 @@
-"""Functions of the scripts, each by itself: those of the submit script and slurm/lib.sh, and two of launch/."""
+"""Functions of the scripts of slurm/, each by itself, and two of launch/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import pytest
 from baking import TEMPLATE, bake
 
-# ---- functions of slurm/submit_multinode.sh, slurm/lib.sh and launch/ ------------------------------------------------
+# ---- functions of slurm/ and launch/ ---------------------------------------------------------------------------------
 
 
 def function(script, name):
@@ -31,36 +31,36 @@ def bash(code, **environment):
 
 
 @pytest.mark.parametrize(
-    ("header", "typed", "given"),
+    ("header", "typed", "told"),
     [
-        ("--gpus-per-node=4  # GPUs", "--gres=gpu:2 --nodes=2", "--nodes=2 --gpus-per-node=2"),
-        ("--nodes=2 --gpus-per-node=4", "--gres=gpu:2", "--gpus-per-node=2"),
-        ("--nodes=2  # not --gpus-per-node", "--gres=gpu:2", "--gres=gpu:2"),
-        ("--gpus-per-node=4", "--gres=gpu:2,nvme:1", "--gpus-per-node=2 --gres=nvme:1"),
-        ("--gpus-per-node=4", "--gres=nvme:1,gpu:a:1,gpu:b:2", "--gpus-per-node=a:1,b:2 --gres=nvme:1"),
-        ("--gpus-per-node=4", "--gres", "--gres"),
-        ("--gpus-per-node=4", "--nodes 2 --gres gpu:a100:2", "--nodes 2 --gpus-per-node=a100:2"),
-        ("--gpus-per-node=4", "--gres=gpu", "--gpus-per-node=1"),
-        ("--gpus-per-node=4", "--gpus-per-node 2", "--gpus-per-node=2"),
-        ("--gpus-per-node=4", "--gres=nvme:1", "--gres=nvme:1"),
-        ("--gpus-per-node=4", "", ""),
-        ("--gres=gpu:a100:4", "--gpus-per-node=2", "--gres=gpu:2"),
-        ("--gres gpu:4", "--gpus-per-node a100:2", "--gres=gpu:a100:2"),
-        ("--gres=gpu:4", "--gres=gpu:2", "--gres=gpu:2"),
-        ("--gres=gpu:4", "--gpus-per-node=a:1,b:2", "--gres=gpu:a:1,gpu:b:2"),
-        ("--gres=nvme:1,gpu:4", "--gres=nvme:1 --gpus-per-node=2", "--gres=gpu:2,nvme:1"),
-        ("--gres=nvme:1", "--gpus-per-node=2", "--gpus-per-node=2"),
+        ("--gpus-per-node=4", "--gres=gpu:2", "--gpus-per-node=N; use that"),
+        ("--gpus-per-node=4", "--gres gpu:a100:2", "--gpus-per-node=N; use that"),
+        ("--nodes=2 --gpus-per-node=4", "--gres=nvme:1,gpu:2", "--gpus-per-node=N; use that"),
+        ("--gres=gpu:a100:4", "--gpus-per-node=2", "--gres=gpu:N; use that"),
+        ("--gres=gpu:4", "-G 4", "--gres=gpu:N"),
+        ("--gpus-per-node=4", "--gpus=4", "--gpus-per-node=N"),
+        ("--gpus-per-node=4", "--gpus-per-task=1", "--gpus-per-node=N"),
+        ("--nodes=2", "--gpus 4", "--gpus-per-node=N"),
+        ("--gpus-per-node=4", "--ntasks-per-node=4", "NPROC_PER_NODE=N bash slurm/submit_multinode.sh"),
+        ("--gpus-per-node=4", "-n 8", "NPROC_PER_NODE=N bash slurm/submit_multinode.sh"),
+        ("--gpus-per-node=4", "--signal=B:USR1@60", "SAVE_SECONDS=600 bash slurm/submit_multinode.sh"),
+        ("--gpus-per-node=4", "--gpus-per-node=2 --nodes=2 -N 3 --gres=nvme:1 --no-requeue", ""),
+        ("--gres=gpu:4", "--gres gpu:2 --gpu-freq=low", ""),
+        ("--nodes=2  # not --gpus-per-node", "--gres=gpu:2", ""),
+        ("--gres=nvme:1", "--gpus-per-node=2", ""),
     ],
 )
-def test_the_option_for_gpus_is_that_of_the_header(submit, tmp_path, header, typed, given):
+def test_a_number_in_other_words_is_refused(submit, tmp_path, header, typed, told):
+    """Slurm would take both spellings of GPUs; the message has the right one."""
     (tmp_path / "header").write_text(f"#!/bin/bash\n#SBATCH {header}\n")
-    code = function(submit.with_name("lib.sh"), "match_gpu_option")
-    done = bash(f'{code}\nsbatch_options=({typed})\nmatch_gpu_option {tmp_path}/header\necho "${{sbatch_options[@]}}"')
-    assert done.stdout == f"{given}\n", done.stderr
+    code = function(submit.with_name("submit.sh"), "refuse_other_spelling")
+    code = f'die() {{ echo "$*"; exit 2; }}\n{code}\njob_script={tmp_path}/header sbatch_options=({typed})'
+    done = bash(f"{code}\nrefuse_other_spelling")
+    assert (done.returncode, told in done.stdout, done.stderr) == (2 if told else 0, True, ""), done
 
 
 def port(submit, job, attempt=0, port_range=None):
-    library = submit.with_name("lib.sh")
+    library = submit.with_name("job.sh")
     code = function(library, "free_port") + "\n" + function(library, "port_range")
     in_use = re.search(r"^in_use\(\) {.*}$", library.read_text(), re.MULTILINE)[0]
     if port_range:
@@ -68,7 +68,7 @@ def port(submit, job, attempt=0, port_range=None):
     done = bash(
         f'die() {{ echo "$*"; exit 2; }}\n{code}\n{in_use}\nfree_port',
         SLURM_JOB_ID=str(job),
-        RESTART_COUNT=str(attempt),
+        attempt=str(attempt),
     )
     return int(done.stdout) if done.returncode == 0 else done.stdout
 
@@ -112,6 +112,7 @@ def test_a_port_in_use_is_passed_over(submit, family):
     "command",
     [
         "{project}/slurm/submit_multinode.sh",
+        "{project}/experiments/mine.sh pi/pi.py",  # a renamed copy
         "{project}/slurm/submit_multinode.sh pi/pi.py --intervals 5",
         "{project}/slurm/submit_multinode.sh /data/slurm/x.py /slurm/",
         "slurm/submit_multinode.sh x.py",
@@ -122,28 +123,30 @@ def test_a_port_in_use_is_passed_over(submit, family):
 def test_the_project_is_found_from_a_spooled_copy(submit, command, tmp_path):
     """As in a job: this file is somewhere else, and scontrol tells where it came from."""
     project = tmp_path / "in slurm/my project"
-    (project / "slurm").mkdir(parents=True)
-    (project / "slurm/lib.sh").touch()
+    shutil.copytree(submit.parents[1], project)
+    (project / "experiments").mkdir()
+    shutil.copy(submit, project / "experiments/mine.sh")
+    (project / "slurm/project.sh").write_text('echo "$PROJECT_DIR"; exit\n')
     (tmp_path / "bin").mkdir()
     scontrol = tmp_path / "bin/scontrol"
-    scontrol.write_text(
-        f"#!/bin/bash\n[[ $* == 'show job 7' ]] && echo '   Command={command.format(project=project)}'\n"
-    )
+    line = f"   Command={command.format(project=project)}"
+    scontrol.write_text(f"#!/bin/bash\n[[ $* == *'show job 7' ]] && echo 'JobId=7' && echo '{line}'\n")
     scontrol.chmod(0o755)
-    spool = tmp_path / "spool"
-    spool.mkdir()
-    (spool / "slurm_script").write_text(function(submit, "find_project") + "\nfind_project\n")
-    environment = {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "7",
-        "SLURM_SUBMIT_DIR": str(project),
-    }
-    found = bash(f"source {spool}/slurm_script", **environment)
-    assert found.stdout.strip().replace("/./", "/") in (str(project), f"{project}/.")
-    elsewhere = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/"})
-    assert (elsewhere.returncode == 0) == command.startswith("{project}")
-    told = bash(f"source {spool}/slurm_script", **{**environment, "SLURM_SUBMIT_DIR": "/", "PROJECT_DIR": str(project)})
-    assert told.stdout.strip() == str(project)
+    script = tmp_path / "spool/slurm_script"
+    script.parent.mkdir()
+    shutil.copy(submit, script)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+
+    def found(**more):
+        done = bash(f"bash '{script}' program.py", **environment, **more)
+        assert (done.returncode == 0) or "holds slurm/job.sh" in done.stderr, done
+        return done.stdout.strip()
+
+    assert found(SLURM_SUBMIT_DIR=str(project)) == str(project)
+    assert bool(found(SLURM_SUBMIT_DIR="/")) == command.startswith("{project}")
+    assert found(SLURM_SUBMIT_DIR="/", PROJECT_DIR=str(project)) == str(project)
+    own = bash(f"bash '{project}/experiments/mine.sh'") if "mine" in command else None
+    assert own is None or own.stdout.strip() == str(project), own
 
 
 @pytest.mark.parametrize(("site", "own_queue"), [("slurm", False), ("clariden", True)])
@@ -205,8 +208,8 @@ def test_no_gpus_are_no_failure(tmp_path):
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """Calls functions of slurm/lib.sh, where scontrol fails so many times before it prints a record."""
-    library = bake(tmp_path_factory.mktemp("steps"), site="mn5", account="abc") / "slurm/lib.sh"
+    """Calls functions of slurm/, where scontrol fails so many times before it prints a record."""
+    library = bake(tmp_path_factory.mktemp("steps"), site="mn5", account="abc") / "slurm/commands.sh"
     tools = 'sleep() { echo "sleep $1" >&2; }; sbatch() { echo "sbatch $*"; }; exec() { "$@"; }\n'
     tools += "scontrol() { if [[ $2 == hostnames ]]; then echo n1; return; fi\n"
     tools += '  echo >>"$CALLS"; (($(wc -l <"$CALLS") > FAILS)) || return 1; echo "$RECORD"; }\n'
@@ -215,7 +218,8 @@ def steps(tmp_path_factory):
         calls = tmp_path_factory.mktemp("calls") / "calls"
         calls.touch()
         environment |= {"PROJECT_DIR": str(library.parent.parent), "CALLS": str(calls), "FAILS": str(fails)}
-        return bash(f"{tools}source '{library}' slurm/x.sh\n{code}", RECORD=record, **environment)
+        read = "".join(f"source '{library.with_name(name)}'\n" for name in ("submit.sh", "job.sh", "ranks.sh"))
+        return bash(f"{tools}source '{library}' slurm/x.sh\n{read}{code}", RECORD=record, **environment)
 
     return call
 
@@ -223,29 +227,42 @@ def steps(tmp_path_factory):
 OF_AN_ARRAY = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
 
 
-@pytest.mark.parametrize(("record", "said"), [("JobId=9 ArrayTaskId=3", "of task 3"), ("JobId=9", "of task -")])
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [("JobId=9 ArrayTaskId=3 Restarts=2", "7_3 of task 3, 2"), ("JobId=9 Restarts=0", "9 of task -, 0")],
+)
 def test_a_busy_controller_is_asked_again_whether_a_job_is_of_an_array(steps, record, said):
     """A job that took itself for another's would have that one requeued."""
-    code = 'unset_variables_of_another_job; echo "of task ${SLURM_ARRAY_TASK_ID:--}"'
-    done = steps(code, fails=2, record=record, **OF_AN_ARRAY)
-    assert done.stdout == f"{said}\n" and done.stderr == "sleep 1\nsleep 2\n"
+    code = 'identify_job; echo "$job_id of task ${SLURM_ARRAY_TASK_ID:--}, $requeues${SLURM_RESTART_COUNT:+ counted}"'
+    of_another = {**OF_AN_ARRAY, "SLURM_RESTART_COUNT": "2"}
+    done = steps(code, fails=2, record=record, **of_another)
+    assert done.stdout == f"{said}{' counted' if said[-1] == '2' else ''}\n" and done.stderr == "sleep 1\nsleep 2\n"
     done = steps(code, fails=9, record=record, **OF_AN_ARRAY)
     assert (done.returncode, done.stdout) == (2, "")
     assert "slurm/x.sh: Slurm does not answer 'scontrol show job 9', which says whether this job belongs" in done.stderr
+
+
+def test_a_record_of_siblings_decides_nothing(steps):
+    """For the last task of an array, `scontrol show job` of its number prints all tasks: the own one is asked for."""
+    own = "JobId=7 ArrayTaskId=3 JobState=RUNNING Restarts=1"
+    tools = (
+        f"scontrol() {{ if [[ $4 == 7_3 ]]; then echo '{own}'; else echo 'JobId=8 ArrayTaskId=2 Restarts=0'; fi; }}\n"
+    )
+    code = 'identify_job; echo "$job_id $requeues"'
+    assert steps(tools + code, **{**OF_AN_ARRAY, "SLURM_JOB_ID": "7"}).stdout == "7_3 1\n"
 
 
 def test_what_the_allocation_has(steps):
     """Cores of all tasks of a node. Without Slurm's answer its GPUs are asked in a step, and not taken for none."""
     given = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "80(x2)"}
     given |= {"SLURM_GPUS_ON_NODE": "4"}
-    code = 'look_at_allocation; echo "$cores cores, gpus=$gpus, ${SLURM_GPUS_ON_NODE:-unset}"'
+    code = 'record=$RECORD; read_allocation; echo "$cores cores, gpus=$gpus, ${SLURM_GPUS_ON_NODE:-unset}"'
     record = "   JobState=RUNNING\n   Nodes=n1 CPU_IDs=0-79 Mem=0 GRES=gpu:hopper:4(IDX:0-3)"
     done = steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20", SLURM_TASKS_PER_NODE="4(x2)")
     assert done.stdout == "80 cores, gpus=4, 4\n", done.stderr
     assert steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20").stdout == "20 cores, gpus=4, 4\n"
     assert steps(code, record="JobState=RUNNING Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
-    in_batch_job = f"BASH_ARGV0=slurm_script; {code}"
-    assert steps(in_batch_job, fails=9, **given).stdout == "80 cores, gpus=unknown, 4\n"
+    assert steps(code, **given).stdout == "80 cores, gpus=unknown, 4\n"
 
 
 @pytest.mark.parametrize(
@@ -264,34 +281,78 @@ def test_what_the_allocation_has(steps):
 )
 def test_gpus_in_the_record_of_a_job(steps, asked, held, gpus, told):
     nodes = "".join(f"     Nodes=n{n} GRES=gpu:{count}(IDX:0)\n" for n, count in enumerate(held.split()))
-    code = 'read_gpus "$RECORD"; echo "gpus=$gpus told=${SLURM_GPUS_PER_NODE:-}"'
+    code = 'record=$RECORD; read_gpus; echo "gpus=$gpus told=${SLURM_GPUS_PER_NODE:-}"'
     assert steps(code, record=f"JobState=RUNNING\n{nodes}   {asked}\n").stdout == f"gpus={gpus} told={told}\n"
 
 
-@pytest.mark.parametrize(("running", "written", "told"), [("-m", "", 1), ("x.py", "", 0), ("-m", "save 0", 0)])
-def test_a_program_that_tells_of_its_steps(steps, tmp_path, running, written, told):
-    """It has done so in an earlier attempt, if only of a save that took no second; or stop.py lies beside it."""
-    (tmp_path / "stop.py").touch()
-    code = f"""cd '{tmp_path}' && PROJECT_DIR={tmp_path} SLURM_JOB_ID=9 running={running}
-    mkdir -p logs/9.0 && echo '{written}' >logs/9.0/times
-    read_times; tells_of_steps; echo $? ${{took[save]:-none}}"""
-    assert steps(code).stdout == f"{told} {written.removeprefix('save ') or 'none'}\n"
+# ---- the end of a job ------------------------------------------------------------------------------------------------
+
+END = "in_batch_job=1 job_id=9 requeues=0 attempt=0 code={code} stop={stop} MAX_REQUEUES=2 STOP_TIME={clock}\n"
+END += "explained=''; explain_failure() {{ echo explained; }}; outcome={outcome}\nrequeue_or_explain"
+BACK = "back into the queue as attempt 1"
+
+
+@pytest.mark.parametrize(
+    ("values", "record", "said"),
+    [
+        ({"stop": "asked"}, "JobState=RUNNING Reason=None", f"saved, but not done: {BACK}"),
+        ({"stop": "asked"}, "Reason=None JobState=RUNNING", f"saved, but not done: {BACK}"),  # by name, not by order
+        ({"clock": 0}, "JobState=RUNNING Reason=None", f"saved, but not done: {BACK}"),  # it stopped by the clock
+        ({}, "JobState=RUNNING Reason=None", ""),  # nobody asked: REQUEUE_FILE alone does not count
+        ({"stop": "asked", "code": 1}, "JobState=RUNNING Reason=None", "explained"),
+        ({"stop": "cancelled"}, "JobState=CANCELLED Reason=None", "told to end"),
+        ({"stop": "cancelled", "outcome": "requeue"}, "JobState=CANCELLED Reason=None", "told to end"),
+        ({"stop": "cancelled"}, "JobState=RUNNING Reason=None PreemptTime=None", "told to end"),
+        ({"code": 1}, "JobState=RUNNING PreemptTime=2026-11-27T10:00:00", f"saved, but not done: {BACK}"),
+        ({"stop": "cancelled"}, "JobState=RUNNING PreemptTime=2026-11-27T10:00:00", f"saved, but not done: {BACK}"),
+        ({"stop": "cancelled"}, "JobState=TIMEOUT Reason=TimeLimit", f"saved, but not done: {BACK}"),
+        ({"code": 1, "outcome": "requeue"}, "JobState=RUNNING", f"an extra wants a requeue: {BACK}"),
+        ({"stop": "asked", "outcome": "end"}, "JobState=RUNNING", ""),
+        ({"stop": "asked"}, "JobState=RUNNING Requeue=0", "saved, but not done, and this job may not be requeued"),
+    ],
+)
+def test_whether_a_job_goes_back_into_the_queue(steps, tmp_path, values, record, said):
+    (tmp_path / "requeue").touch()
+    code = END.format(**{"code": 0, "stop": "''", "outcome": "''", "clock": 9999999999, **values})
+    done = steps(code, record=record, REQUEUE_FILE=str(tmp_path / "requeue"))
+    assert done.returncode == 0 and (said in done.stdout if said else not done.stdout), done
 
 
 def test_a_job_that_saved_says_so_where_slurm_does_not_answer(steps, tmp_path):
     (tmp_path / "requeue").touch()
-    code = "batch=9 cancelled='' warning=passed-on RESTART_COUNT=0 MAX_REQUEUES=2\nrequeue_or_explain 0"
-    where = {"REQUEUE_FILE": str(tmp_path / "requeue"), "TIMES_FILE": str(tmp_path / "times")}
+    code = END.format(code=0, stop="asked", outcome="''", clock=0)
+    where = {"REQUEUE_FILE": str(tmp_path / "requeue")}
     record = "   JobState=RUNNING Reason=None\n   Requeue=1 Restarts=0"
-    assert "back into the queue as attempt 1" in steps(code, fails=2, record=record, **where).stdout
+    assert BACK in steps(code, fails=2, record=record, **where).stdout
     done = steps(code, fails=9, record=record, **where)
-    assert "saved, but not done, and Slurm does not answer, so this job is not requeued" in done.stdout
+    assert "saved, but not done, and Slurm has not requeued this job, see above: the next job" in done.stdout
     answers = f"if [[ $* == *show* ]]; then echo '{record}'; else ((++asked > FAILS)); fi"
     once = f"asked=0\nscontrol() {{ {answers}; }}\n{code}"
-    assert "back into the queue as attempt 1" in steps(once, fails=2, **where).stdout
+    assert BACK in steps(once, fails=2, **where).stdout
     assert "and Slurm has not requeued this job, see above: the next job" in steps(once, fails=3, **where).stdout
-    done = steps(code, record=record.replace("Requeue=1", "Requeue=0"), **where)
-    assert "saved, but not done, and this job may not be requeued" in done.stdout
+    ended = f"scontrol() {{ if [[ $* == *show* ]]; then echo '{record}'; else return 143; fi; }}\n{code}"
+    assert BACK in steps(ended, **where).stdout  # the requeue has ended scontrol, too
+
+
+def test_the_exit_code_of_ranks_that_bash_has_forgotten(steps):
+    """In its POSIX mode bash knows the exit code of a process once; a signal may come before and after its end."""
+    code = "set -o posix; set -m; trap 'interrupted=1' USR1\nstart_ranks bash -c 'sleep 0.5; exit 7'\n"
+    code += '(command sleep 0.1; kill -USR1 $$) &\nwait_for_ranks; echo "$code${ranks:-}"'
+    assert steps(code).stdout == "7\n"
+
+
+@pytest.mark.parametrize(
+    ("save_seconds", "left", "reserve"), [(180, 3600, 180), (180, 600, 60), (600, 36000, 600), (0, 3600, 0)]
+)
+def test_the_clock_of_a_program_follows_from_one_number(steps, save_seconds, left, reserve):
+    code = f'end=$(($(date +%s) + {left})); record="EndTime=$(date -d @$end +%FT%T) Deadline=N/A"\n'
+    code += f"SAVE_SECONDS={save_seconds}; set_stop_time; echo $((end - STOP_TIME))"
+    assert int(steps(code).stdout) in (reserve, reserve - 1)
+
+
+def test_a_job_without_a_time_limit_stops_by_no_clock(steps):
+    code = "record=EndTime=Unknown SAVE_SECONDS=60; set_stop_time; echo $(((STOP_TIME - $(date +%s)) / 86400))"
+    assert int(steps(code).stdout) >= 364
 
 
 @pytest.mark.parametrize("own", ["--partition=fast", "--qos fast", "-p fast", "-qfast"])
@@ -307,34 +368,39 @@ def test_a_build_s_own_queue_stays(steps, own, tmp_path):
 # ---- why a run failed ------------------------------------------------------------------------------------------------
 
 EXPLAIN = """\
-DOCTOR_LIMIT=1 LAUNCHER=torchrun PROJECT_DIR='/a b' RUN_DIR='/a b/logs/12.0' batch={batch}
+DOCTOR_LIMIT=1 LAUNCHER=torchrun PROJECT_DIR='/a b' RUN_DIR='/a b/logs/12.0' code=3 explained=''
+job_id={job} in_batch_job={batch}
 say() {{ echo "$*"; }}
-explain_failure 3
-explain_failure 3 # once for each start
+explain_failure
+explain_failure # once for each start
 """
 
 
 @pytest.mark.parametrize(
-    ("batch", "python", "said"),
+    ("job", "python", "said"),
     [
         ("12", 'echo "cause: $*"', ["cause: -B /a b/slurm/doctor.py 12", "To ask again, run {} 12"]),
         ("3_7", "exit 1", ["To ask again, run {} 3_7"]),
-        ("''", 'echo "cause: $*"', ["cause: -B /a b/slurm/doctor.py /a b/logs/12.0", "To ask again, run {} logs/12.0"]),
+        (
+            "in a shell",
+            'echo "cause: $*"',
+            ["cause: -B /a b/slurm/doctor.py /a b/logs/12.0", "To ask again, run {} logs/12.0"],
+        ),
         ("12", "exec sleep 60", ["slurm/doctor.py found no answer within 1 s", "To ask again, run {} 12"]),
         # It does not end by TERM; bash then tells of the KILL.
         ("12", "trap '' TERM; sleep 9", ["slurm/doctor.py found no answer within 1 s", "To ask again, run {} 12"]),
         ("12", "", ["To see why, run {} 12 on a login node: this node has no python3"]),
     ],
 )
-def test_the_doctor_in_a_job(submit, tmp_path, batch, python, said):
+def test_the_doctor_in_a_job(submit, tmp_path, job, python, said):
     """The cause first, then the exit code and the command to ask again; the nodes do not wait for ever."""
     for tool in ("bash", "timeout", "sleep"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     if python:
         (tmp_path / "python3").write_text(f"#!/bin/bash\n{python}\n")
         (tmp_path / "python3").chmod(0o755)
-    library = submit.with_name("lib.sh")
-    done = bash(function(library, "explain_failure") + "\n" + EXPLAIN.format(batch=batch), PATH=str(tmp_path))
+    code = EXPLAIN.format(job=job.split()[-1], batch=0 if " " in job else 1)
+    done = bash(function(submit.with_name("ranks.sh"), "explain_failure") + "\n" + code, PATH=str(tmp_path))
     *report, last = said
     expected = [*report, "torchrun ended with exit code 3. " + last.format("python3 slurm/doctor.py")]
     lines = [line for line in (done.stderr + done.stdout).splitlines() if " Killed " not in line]

@@ -37,7 +37,7 @@ def program(tmp_path):
 @pytest.fixture
 def own(tmp_path):
     """A project that the test may edit."""
-    return bake(tmp_path / "own", **ANSWERS)
+    return bake(tmp_path / "own", **ANSWERS, extras="snapshot,spares")
 
 
 def ranks(output):
@@ -177,8 +177,9 @@ def test_a_shell_whose_job_has_ended(cluster, project, program):
     number = re.search(r"\d+", cluster.run("salloc", "--nodes=1", "true").stderr)[0]
     variables = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_CPUS_PER_NODE": "8"}
     for left in (number, "999999"):
-        said = refused(cluster, project, program, **{**variables, "SLURM_JOB_ID": left})
-        assert left in said and "unset SLURM_JOB_ID" in said
+        environment = python_environment(**{**variables, "SLURM_JOB_ID": left})
+        done = cluster.run("bash", "slurm/run_here.sh", program, cwd=project, env=environment, check=False)
+        assert done.returncode == 2 and f"SLURM_JOB_ID={left} of this shell is no job that runs" in done.stderr, done
 
 
 # ---- GPUs that no rank uses ------------------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ def test_gpus_that_the_header_does_not_ask_for_per_node(usual_slurm, own, progra
     "options", [["-n4", "--gpus=4"], ["-n4", "--gpus-per-task=1"], ["-n4", "--ntasks-per-gpu=1", "--gpus=4"]]
 )
 def test_gpus_in_a_shell_of_salloc(cluster, project, program, options, launcher):
-    command = ["salloc", "--nodes=2", "--exclusive", *options, "bash", "slurm/submit_multinode.sh", program]
+    command = ["salloc", "--nodes=2", "--exclusive", *options, "bash", "slurm/run_here.sh", program]
     done = cluster.run(*command, cwd=project, env={**ENVIRONMENT, "LAUNCHER": launcher})
     assert ranks(done.stdout) == RIGHT, done.stdout + done.stderr
 
@@ -314,8 +315,8 @@ def test_a_number_for_scripts(cluster, own, program):
     cluster.run("scancel", done.stdout.strip())
 
 
-@pytest.mark.parametrize("option", ["--ntasks-per-gpu=1", "--gpus=a100:4"])
-def test_a_spelling_that_sbatch_refuses(cluster, project, program, option):
+@pytest.mark.parametrize("option", ["--gpus-per-node=nosuch:1", "--nodelist=nowhere"])
+def test_a_value_that_sbatch_refuses(cluster, project, program, option):
     command = ["bash", "slurm/submit_multinode.sh", option, "--", program]
     done = cluster.run(*command, cwd=project, env=python_environment(), check=False)
     assert done.returncode == 1 and "sbatch: " in done.stderr
@@ -339,7 +340,7 @@ def programs_with_siblings(project):
 
 @needs_safe_path
 def test_programs_find_their_siblings(tmp_path):
-    own = bake(tmp_path / "own", **ANSWERS)
+    own = bake(tmp_path / "own", **ANSWERS, extras="all")
     programs = list(programs_with_siblings(own))
     assert {"train_ddp.py", "snapshot.py", "screen.py", "group.py"} <= {path.name for path in programs}
     for path in programs:

@@ -431,15 +431,6 @@ def test_spawn_runs_a_module(tmp_path):
     assert f"__main__ ['--max', '3'] {tmp_path}\n" in done.stdout, done.stderr
 
 
-def test_spawned_ranks_draw_different_numbers(tmp_path):
-    """Also where NumPy's random numbers were there before the fork, as NumPy 1 has them from the start."""
-    (tmp_path / "sitecustomize.py").write_text("import numpy.random\n")
-    (tmp_path / "x.py").write_text("import random, numpy\nprint(numpy.random.random())\nprint(random.random())\n")
-    done = spawn({"NPROC_PER_NODE": "2", "PYTHONPATH": str(tmp_path)}, "x.py", cwd=tmp_path)
-    numbers = [line.partition("] ")[2] for line in done.stdout.splitlines()]
-    assert len(numbers) == len(set(numbers)) == 4, done.stdout + done.stderr
-
-
 def test_spawned_ranks_customize_their_site(tmp_path):
     """As a Python does that starts with RANK set; the launcher has done so before, without."""
     (tmp_path / "sitecustomize.py").write_text("import os\nSEEN = os.environ.get('RANK')\n")

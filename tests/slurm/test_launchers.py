@@ -28,7 +28,7 @@ PROGRAMS |= {"all_reduce": "benchmark/all_reduce.py --max 4K", "train": TRAINING
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("a b") / "launchers", **ANSWERS)
+    return bake(tmp_path_factory.mktemp("a b") / "launchers", **ANSWERS, extras="mpi")
 
 
 @pytest.fixture(params=["cluster", "cluster24", pytest.param("cluster26", marks=pytest.mark.drill)])
@@ -47,7 +47,7 @@ SHARED_OUT = (("cluster", " ".join(PROGRAMS)), ("cluster24", "check train"), ("c
 def test_the_same_programs_give_the_same_results_under_every_launcher(each_slurm, project, tmp_path, names):
     programs = {name: PROGRAMS[name] for name in names.split()}
     lines = [
-        f"LAUNCHER={launcher} bash slurm/submit_multinode.sh {program} --json '{tmp_path}/{launcher}.{name}'"
+        f"LAUNCHER={launcher} bash slurm/run_here.sh {program} --json '{tmp_path}/{launcher}.{name}'"
         + (f" --out '{tmp_path}/{launcher}'" if name == "train" else "")
         for launcher in LAUNCHERS
         for name, program in programs.items()
@@ -92,7 +92,7 @@ def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(each_slurm, project, 
     wanted = [f"{rank}|2|1|host|" for rank in range(2)]
     options = ["--nodes=2", "--gpus-per-node=1", "--exclusive"]
     for place, names in (([], allocated), (["srun", "--nodes=1", "--ntasks=1"], ["srun"])):
-        lines = "\n".join(f"LAUNCHER={name} bash slurm/submit_multinode.sh '{tmp_path}/own.py'" for name in names)
+        lines = "\n".join(f"LAUNCHER={name} bash slurm/run_here.sh '{tmp_path}/own.py'" for name in names)
         command = ["salloc", *options, "--cpus-per-task=8", *place, "bash", "-ec", lines]
         done = each_slurm.run(*command, cwd=project, env=ENVIRONMENT)
         found = re.findall(r"RESULT (\d\|\d\|\d\|host\|)", done.stdout)
@@ -147,10 +147,7 @@ def test_half_the_gpus_of_nodes_that_are_given_whole(cluster, tmp_path, gpu_opti
 def test_inside_an_interactive_shell(each_slurm, project, tmp_path):
     """A step within a step, where a plain srun would wait for ever."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
-    lines = [
-        f"LAUNCHER={launcher} bash slurm/submit_multinode.sh '{tmp_path}/own.py'"
-        for launcher in ("srun", "mpirun-ranks")
-    ]
+    lines = [f"LAUNCHER={launcher} bash slurm/run_here.sh '{tmp_path}/own.py'" for launcher in ("srun", "mpirun-ranks")]
     allocation = ["salloc", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=8"]
     command = [*allocation, "srun", "--nodes=1", "--ntasks=1", "bash", "-ec", "\n".join(lines)]
     done = each_slurm.run(*command, cwd=project, env=ENVIRONMENT)
@@ -176,9 +173,10 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
         "start pi/pi.py through the submit script" in said
     )
     script = ["bash", "slurm/submit_multinode.sh"]
-    assert "no program 'python3': python3 is started by the launcher" in refused(*script, "python3", "pi/pi.py")
+    assert "no program 'python3': the submit script starts Python" in refused(*script, "python3", "pi/pi.py")
     bare = path_without(tmp_path / "bin", "srun")
     assert "srun was not found after MODULES of env.sh were loaded" in refused(*script, "pi/pi.py", PATH=bare)
+    script = ["bash", "slurm/run_here.sh"]
     said = refused("salloc", "--nodes=2", "--gpus-per-node=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="9")
     assert "NPROC_PER_NODE=9, but the job has 1 core(s) on each node" in said
     said = refused("salloc", "--nodes=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="two")

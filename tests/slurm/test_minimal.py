@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -65,7 +66,7 @@ def minimal(tmp_path_factory):
 def test_it_is_short_and_reads_no_other_file(minimal, site, runtime):
     text = minimal(site=site, runtime=runtime, account=account(site)).read_text()
     lines = text.splitlines()
-    most = 72 if runtime == "edf" else 66  # the container's description is in it
+    most = 70 if runtime == "edf" else 60  # the container's description is in it
     assert len(lines) <= most and max(map(len, lines)) <= 100, text
     assert not re.search(r"\{\{|#\?|cookiecutter", text), text
     of_site = [entry["line"] for entries in site_facts(site)["module_lines"].values() for entry in entries]
@@ -88,12 +89,13 @@ SPECIFIC = [
     ("frontier", "venv", "module reset\n"),
     ("frontier", "venv", ' || exit\nexport LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH" # the libraries'),
     ("roihu", "none", "source /etc/profile.d/zz-csc-env.sh # defines the command module\nmodule purge\n"),
-    ("isambard-ai", "apptainer", '    "$IMAGE"\n    "/host/adapt.sh"\n    env # sets'),
+    ("isambard-ai", "apptainer", ' "$IMAGE" # the folders that it sees\n    "/host/adapt.sh"\n    env # sets'),
     ("isambard-ai", "apptainer", '    "NCCL_CROSS_NIC=$NCCL_CROSS_NIC"\n    "FI_HMEM_CUDA_'),
     ("isambard-ai", "apptainer", 'export "NCCL_CROSS_NIC=1" # faster'),
     ("isambard-ai", "podman-hpc", "    --gpu --openmpi-pmi2 \\\n"),
     ("perlmutter", "shifter", '    "--module=gpu,nccl-cu13-plugin"\n'),
-    ("mn5", "apptainer", '    "--nv"\n    --bind "$PWD,/gpfs/projects,/gpfs/scratch"'),
+    ("mn5", "apptainer", '    singularity exec "--nv" # '),
+    ("mn5", "apptainer", '    --bind "$PWD,/gpfs/projects,/gpfs/scratch" "$IMAGE"'),
     ("clariden", "edf", 'mounts = ["$PWD:$PWD", "/capstor:/capstor", "/iopsstor:/iopsstor"]\n'),
     ("clariden", "edf", 'export "NCCL_PROTO=^LL128"\n'),
 ]
@@ -111,6 +113,42 @@ def test_only_what_builds_software_is_left_out(minimal):
         names = [variable["name"] for variable in site_facts(site)["environment"]]
         left_out = [name for name in names if f'\nexport "{name}=' not in text]
         assert set(left_out) <= {"PIP_EXTRA_INDEX_URL", "APPTAINER_TMPDIR"}, (site, runtime)
+
+
+# Calls the command that minimal.sbatch gives it, as on a node of three cores.
+SRUN = """\
+#!/bin/bash
+until [[ $1 == bash ]]; do shift; done
+export SLURM_CPUS_PER_TASK=3 SLURM_NODEID=0 {gpus}
+"$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "started"),
+    [
+        ("", "2 ranks, 2 threads"),
+        ("SLURM_GPUS_ON_NODE=0", "2 ranks, 2 threads"),
+        ("SLURM_GPUS_ON_NODE=4", "4 ranks, 1 threads"),
+    ],
+)
+def test_ranks_and_threads_of_a_node(minimal, tmp_path, gpus, started):
+    """Without GPUs, too, and with fewer cores than ranks."""
+    programs = {
+        "srun": SRUN.format(gpus=gpus),
+        "scontrol": "#!/bin/bash\necho node1\n",
+        "python3": "#!/bin/bash\n[[ $* =~ --nproc-per-node=([0-9]+) ]]\n"
+        'echo "${BASH_REMATCH[1]} ranks, $OMP_NUM_THREADS threads"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "3"}
+    command = ["bash", minimal(site="slurm", runtime="none"), "program.py"]
+    done = subprocess.run(
+        command, env={"PATH": f"{tmp_path}:{PATH}", **job}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, started), done.stderr
 
 
 # ---- as it runs ------------------------------------------------------------------------------------------------------

@@ -166,13 +166,12 @@ COMMANDS = [("scontrol release {job}", "COMPLETED"), ("scancel {job}", "CANCELLE
 
 @pytest.mark.parametrize(("command", "state"), COMMANDS)
 def test_a_program_that_fails_on_healthy_nodes_is_held(short, cluster, command, state):
-    """The output says so, and each of the two commands that it names does what it says."""
+    """Each of the two commands that the page names does what it says."""
     (short.folder / "own.py").write_text(FAILS)
     job = short.submit(program="own.py", LAUNCHER="srun")
     held = "JobState=REQUEUE_HOLD Reason=job_requeued_in_held_state"
     wait_for(lambda: held in record(cluster, job), lambda: f"the hold: {record(cluster, job)}{short.output}")
-    assert "Slurm now holds this job" in short.output and "on purpose" in short.output, short.output
-    assert f"'{command.format(job=job)}'" in short.output, short.output
+    assert "on purpose" in short.output, short.output
     doctor = cluster.run("python3", short.project / "slurm/doctor.py", str(job), cwd=short.folder, check=False)
     assert "on purpose" in doctor.stdout, doctor.stdout
     cluster.run(*command.format(job=job).split())
@@ -188,7 +187,6 @@ def test_a_program_that_fails_ends_without_requeue(short, cluster):
     (short.folder / "own.py").write_text(FAILS)
     done = cluster.wait(short.submit("--no-requeue", program="own.py", LAUNCHER="srun"))
     assert done.state == "FAILED" and "on purpose" in done.output, done.output
-    assert "Slurm now holds" not in done.output, done.output
 
 
 def test_a_program_that_fails_on_a_faulty_node_starts_again_on_others(short, cluster):
@@ -228,15 +226,14 @@ def test_segments_of_a_block_topology(debian, request, tmp_path):
             shown = racks.run("scontrol", "show", "job", done.stdout.strip()).stdout
             return (re.search(r"SegmentSize=(\d+)", shown) or ["", "accepted"])[1]
 
-        taken = [(), ("--nodes=8",), ("--nodes=4",), ("--nodes=2",), ("--nodes=1",), ("--nodes=6", "--segment=3")]
-        segments = ["4", "4", "4", "2", "1", "3"]
+        taken = [(), ("--nodes=8",), ("--nodes=4",), ("--nodes=2", "--segment=2"), ("--nodes=6", "--segment=3")]
+        segments = ["4", "4", "4", "2", "3"]
         if racks.version < "25":  # it does not show segments: all that is seen is that sbatch accepts the job
             segments = ["accepted"] * len(taken)
         assert [submit(*options) for options in taken] == segments
         if racks.version >= "25":
             assert submit("--nodes=8", SBATCH_SEGMENT_SIZE="2") == "2"
-        assert "needs a multiple of 4 here; use 4 or 8, or add" in submit("--nodes=6")
-        # Submitted by sbatch itself, it is Slurm that refuses, in words of its version.
+        # Slurm refuses in words of its version.
         said = racks.run("sbatch", "--nodes=6", script, cwd=project, env=python_environment(), check=False).stderr
         known = re.search("does not fit the job size|Requested topology configuration is not available", said)
         assert known and f"{known[0]}`" in page(project, "it-does-not-work"), said

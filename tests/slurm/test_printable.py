@@ -11,7 +11,7 @@ from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
-from baking import TEMPLATE
+from baking import TEMPLATE, bake
 from doctor_cases import doctor, project
 from waiting import PATIENCE
 
@@ -73,8 +73,9 @@ def test_group():
     assert is_harmless(done.stdout) and not done.stderr and b"^[]52;c;" in done.stdout
 
 
-def test_reasons_of_bad_nodes(project):
+def test_reasons_of_bad_nodes(tmp_path):
     """Any user of the project writes into this file."""
+    project = bake(tmp_path, site="slurm", extras="spares")
     file = project / "logs/bad_nodes"
     file.parent.mkdir(exist_ok=True)
     reason = NASTY.replace("\udc9b", "").encode()

@@ -169,6 +169,27 @@ def test_build_venv(cluster, offline):
     assert again.returncode == 2 and "exists already; remove it first" in again.stderr
 
 
+def test_build_venv_on_the_login_node(cluster, tmp_path):
+    """Where login nodes have internet and the processor of the compute nodes: no job, and no wait for one."""
+    site = (REPOSITORY / "sites/slurm.yaml").read_text() + "login_internet: true\ninternet: false\n"
+    (tmp_path / "lab.yaml").write_text(site + "containers: {venv: {on_login_node: true}}\n")
+    project = bake(tmp_path / "a b", **{**ANSWERS, "site": tmp_path / "lab.yaml", "runtime": "venv"})
+    stand_in_for_torch(tmp_path / "wheels")
+    (project / "requirements.txt").write_text("torch==0.0.1\n")
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels")}
+
+    def build(*words):
+        command = ["bash", "slurm/build_venv.sh", *words]
+        return cluster.run(*command, cwd=project, env=python_environment(**index), check=False)
+
+    refused = build("--time=00:05:00")
+    assert refused.returncode == 2 and "this script has no options" in refused.stderr
+    assert not (project / ".venv").exists()
+    done = build()
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == f"ready: {project}/.venv", done.stderr
+    assert "Submitted batch job" not in done.stdout and not list(project.glob("*.out"))
+
+
 @pytest.mark.drill
 def test_build_venv_from_a_wheelhouse(cluster, tmp_path):
     """pip finds the site's wheels by its own settings, and takes nothing else."""

@@ -1,22 +1,16 @@
-"""How a run is asked to save and to end: training/stop.py in processes of its own, without torch.
-
-And what the submit script makes of the times that it has measured, on a real Slurm.
-"""
+"""How a run is asked to save and to end: training/stop.py in processes of its own, without torch."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 
 import pytest
-from baking import bake
 from waiting import FOREVER, PATIENCE
 
 TRAINING = Path(__file__).resolve().parent.parent.parent / "{{cookiecutter.project}}" / "training"
@@ -124,44 +118,3 @@ def test_times_that_nobody_writes(start, environment, tmp_path):
     process = start(LOOKS, **environment)
     assert process.wait(PATIENCE) == 0
     assert json.loads((tmp_path / "seen").read_text()) == 4 * [None]
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    return bake(tmp_path_factory.mktemp("project"), site="slurm", nodes="1", gpus_per_node="1")
-
-
-LIMITS = {"short": 5, "long": 60}  # minutes
-
-
-@pytest.mark.parametrize(
-    ("limit", "times", "reserve"),
-    [
-        ("short", None, 30),  # the first attempt: seconds that are guessed
-        ("short", "", 30),
-        ("long", None, 150),
-        ("long", "start 40\nlook 20\n", 150),  # it did not come to save
-        ("long", "start 40\nlook 20\nsave 1", 150),  # torn
-        ("long", "start 4x\nlook 20\nsave 08\n\0\n", 150),
-        ("long", "start 40\nlook 20\nsave 30\n", 150),  # it has time enough
-        ("long", "start 40\nlook 20\nsave 300\n", 490),
-        ("long", "start 40\nlook 20000\nsave 2\n", 1800),  # it stood still: half of the time is left to it
-        ("short", "start 40\nlook 2\nsave 2\n", 30),
-        ("short", "start 250\nlook 2\nsave 2\n", 16),  # else it would have less time for its steps
-        ("short", "start 40\nlook 20\nsave 40\n", 100),
-    ],
-)
-def test_a_later_attempt_knows_what_the_first_one_took(limit, times, reserve, cluster, project, tmp_path):
-    """In an allocation, where another attempt of its job has left its times."""
-    (tmp_path / "told.py").write_text("import os\nprint('STOP_TIME', os.environ['STOP_TIME'], flush=True)\n")
-    if times is not None:
-        (tmp_path / "times").write_text(times)
-    script = f"logs='{project}/logs'; mkdir -p $logs/$SLURM_JOB_ID.7; cp times $logs/$SLURM_JOB_ID.7/ 2>/dev/null; "
-    script += f"bash '{project}/slurm/submit_multinode.sh' told.py; "
-    script += "squeue --noheader --job=$SLURM_JOB_ID --format=%e"
-    environment = {"PYTHON": sys.executable, "LAUNCHER": "srun", "NPROC_PER_NODE": "1", "PREFLIGHT": "0"}
-    command = ["salloc", f"--time={LIMITS[limit]}", "--nodes=1", "--gpus-per-node=1", "bash", "-c", script]
-    done = cluster.run(*command, cwd=tmp_path, env=environment)
-    stop = int(re.search(r"STOP_TIME (\d+)", done.stdout)[1])
-    end = datetime.strptime(done.stdout.split()[-1], "%Y-%m-%dT%H:%M:%S").astimezone().timestamp()
-    assert abs(end - stop - reserve) <= 2, done.stdout

@@ -90,7 +90,7 @@ def usual(answers):
     ids=lambda answers: "-".join(filter(None, answers.values())),
 )
 def test_every_combination_is_whole_and_clean(answers, tmp_path):
-    project = bake(tmp_path, **answers)
+    project = bake(tmp_path, **answers, extras="all")
     assert files(project) == kept(answers)
     assert_clean(project)
 
@@ -98,7 +98,7 @@ def test_every_combination_is_whole_and_clean(answers, tmp_path):
 @pytest.mark.parametrize("answers", INTO_A_PROJECT, ids=lambda answers: "-".join(answers.values()))
 def test_examples_are_left_out_whole_and_clean(answers, tmp_path):
     """Nothing that is written names a file that is not."""
-    project = bake(tmp_path, examples="no", **answers)
+    project = bake(tmp_path, examples="no", **answers, extras="all")
     facts = site_facts(answers["site"])
     defaults = {"runtime": facts["runtimes"][0], "launcher": facts["launchers"][0]}
     assert files(project) == kept({**defaults, **answers, "examples": "no"})
@@ -218,11 +218,12 @@ def test_the_header_follows_the_answers(tmp_path):
     assert "--exclusive" in (project / "slurm/submit_multinode.sh").read_text()
 
 
+OF_DOCKER = {"image": "docker://nvcr.io/nvidia/pytorch:25.05-py3"}
 # What a site's file says, and where it has to arrive.
 SPECIFIC = [
     ("juwels-booster", {}, "env.sh", 'MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-i}"'),
     ("juwels-booster", {}, "env.sh", 'export "CUDA_VISIBLE_DEVICES=0,1,2,3"'),
-    ("juwels-booster", {}, "slurm/lib.sh", '[[ $tasks == ranks ]] || step+=("--cpu-bind=none")'),
+    ("juwels-booster", {}, "slurm/ranks.sh", 'if [[ $1 != rank.sh ]]; then step+=("--cpu-bind=none"); fi'),
     ("jupiter", {}, "slurm/interactive.sh", 'step+=("--cpu-bind=none")'),
     ("frontier", {}, "launch/software.sh", "    module reset\n"),
     (
@@ -246,7 +247,7 @@ SPECIFIC = [
     ),
     ("frontier", {}, "env.sh", 'LAUNCHER="${LAUNCHER:-srun}"'),
     ("frontier", {}, "env.sh", "https_proxy=${https_proxy:-http://proxy.ccs.ornl.gov:3128/}"),
-    ("frontier", {}, "slurm/lib.sh", '$per_node != "8" ]] || step+=("--cpu-bind=mask_cpu:'),
+    ("frontier", {}, "slurm/ranks.sh", '$per_node == "8" ]]; then step+=("--cpu-bind=mask_cpu:'),
     ("frontier", {}, "slurm/submit_multinode.sh", "#SBATCH --network=disable_rdzv_get "),
     ("frontier", {}, "slurm/build_venv.sh", "torch.version.hip is None"),
     ("frontier", {"runtime": "apptainer"}, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
@@ -277,19 +278,24 @@ SPECIFIC = [
     ("isambard-ai", {}, "README.md", "\nssh PROJECT.aip2.isambard\n"),
     ("jean-zay", {"runtime": "apptainer"}, "README.md", "idrcontmgr cp container/*.sif"),
     ("jean-zay", {"runtime": "venv"}, "README.md", "On a login node, with the modules of `env.sh` loaded"),
-    ("jean-zay", {}, "slurm/lib.sh", 'echo "10001 10000"'),
+    ("jean-zay", {}, "slurm/job.sh", 'echo "10001 10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "env.sh", 'export "HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}"'),
-    ("mn5", {}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
+    ("mn5", {"extras": "all"}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
     ("mn5", {}, "README.md", "\nssh USER@alogin1.bsc.es\n"),
     ("slurm", {}, "README.md", "\nssh USER@HOST\n"),
     ("clariden", {}, "README.md", "\nssh -J USER@ela.cscs.ch USER@clariden.alps.cscs.ch\n"),
     ("clariden", {}, "README.md", 'rsync -e "ssh -J USER@ela.cscs.ch" -a demo USER@clariden.alps.cscs.ch:/iopsstor/'),
     ("lumi", {}, "README.md", "\nLogging in needs a key that is registered in MyAccessID.\n"),
-    ("alex", {}, "extras/stage/README.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
-    ("mn5", {}, "extras/notebook/README.md", "such as --time=02:00:00"),
-    ("mn5", {}, "extras/sweep/README.md", "--nodes=1 --qos=NAME -- training/"),
-    ("mn5", {}, "README.md", "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"),
+    ("alex", {"extras": "all"}, "extras/stage/README.md", 'write `STAGE_DIR="${STAGE_DIR:-${TMPDIR:-/tmp}}"` into'),
+    ("mn5", {"extras": "all"}, "extras/notebook/README.md", "such as --time=02:00:00"),
+    ("mn5", {"extras": "all"}, "extras/sweep/README.md", "--nodes=1 --qos=NAME -- training/"),
+    (
+        "mn5",
+        OF_DOCKER,
+        "README.md",
+        "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/",
+    ),
     (
         "leonardo",
         {"runtime": "venv"},
@@ -368,7 +374,7 @@ def test_an_image_is_pulled_where_its_cluster_lets_it(tmp_path):
     # where login nodes pull, and where there is nothing to pull from
     answers = {"site": "jean-zay", "runtime": "apptainer", "account": account("jean-zay"), "project": "pulls"}
     assert "\nsingularity pull container/pulls.sif docker://" in (bake(tmp_path, **answers) / "README.md").read_text()
-    project = bake(tmp_path, site="mn5", account=account("mn5"), project="packs")
+    project = bake(tmp_path, site="mn5", account=account("mn5"), project="packs", **OF_DOCKER)
     assert "singularity pull" not in documents(project) + (project / "slurm/build_container.sh").read_text()
 
 
@@ -425,13 +431,13 @@ def test_caches_of_compilers_are_on_the_node_at_lumi(tmp_path):
 
 
 def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(tmp_path):
-    project = bake(tmp_path, site="lumi", account=account("lumi"))
+    project = bake(tmp_path, site="lumi", account=account("lumi"), extras="hangs")
     for file in "env.sh", "slurm/minimal.sbatch":
         text = (project / file).read_text()
         assert "NCCL_NET_GDR_LEVEL" not in text and 'export "FI_MR_CACHE_MONITOR=' in text, file
     row = row_of(project, "a second process group")
     assert "unset NCCL_NET_GDR_LEVEL" in row and "kdreg2" in row
-    plain = bake(tmp_path, site="slurm", project="plain")
+    plain = bake(tmp_path, site="slurm", project="plain", extras="hangs")
     assert "have a known cause" in (project / "extras/hangs/README.md").read_text()
     assert "have a known cause" not in (plain / "extras/hangs/README.md").read_text()
 
@@ -547,7 +553,7 @@ def test_what_concerns_one_runtime_is_told_in_its_projects(runtime, tmp_path):
 
 def test_every_open_question_of_the_first_users_is_answered_for_clariden(tmp_path):
     """What they had to ask about containers, file systems, header, placement, queues and tools."""
-    text = documents(bake(tmp_path, site="clariden"))
+    text = documents(bake(tmp_path, site="clariden", extras="scaling"))
     for words in (
         "bash slurm/build_container.sh",
         "`podman build` and `enroot import`",
@@ -627,12 +633,12 @@ def test_files_of_another_kind_of_site_are_rendered_where_no_hook_removes_them(t
     bake(tmp_path / "hooks", site="local")
     config = {"default_config": True, "no_input": True, "accept_hooks": False}
     write(str(REPOSITORY), extra_context={"site": "local"}, output_dir=str(tmp_path), **config)
-    for name in ("slurm/lib.sh", "runai/docs/cluster.md", "local/README.md"):
+    for name in ("slurm/job.sh", "runai/docs/cluster.md", "local/README.md"):
         assert (tmp_path / "demo" / name).read_text(), name
 
 
 def test_the_next_commands_are_printed(tmp_path):
-    for site, expected in (("local", "bash local/submit.sh"), ("mn5", "bash slurm/build_container.sh")):
+    for site, expected in (("local", "bash local/submit.sh"), ("karolina", "bash slurm/build_venv.sh")):
         done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project=site, site=site, account=account(site))
         assert f"cd {site} " in done.stdout
         assert expected in done.stdout

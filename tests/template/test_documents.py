@@ -33,15 +33,17 @@ OF_OTHERS = re.compile(
 )
 PROJECTS = [
     {"site": "slurm", "runtime": "venv"},
+    {"site": "slurm", "runtime": "venv", "extras": "all"},
     {"site": "slurm", "runtime": "none", "launcher": "mpirun-ranks"},
-    {"site": "slurm", "runtime": "enroot", "examples": "no"},
+    {"site": "slurm", "runtime": "enroot", "examples": "no", "extras": "all"},
     {"site": "clariden", "runtime": "edf"},
-    {"site": "mn5", "runtime": "apptainer"},
+    {"site": "mn5", "runtime": "apptainer", "extras": "all"},
     {"site": "lumi", "runtime": "apptainer"},
     {"site": "perlmutter", "runtime": "podman-hpc"},
-    {"site": "rcp"},
+    {"site": "rcp", "extras": "all"},
     {"site": "rcp", "examples": "no"},
     {"site": "local"},
+    {"site": "local", "extras": "all"},
 ]
 
 

@@ -22,7 +22,7 @@ THEIRS = {
     "training/model.py": "LAYERS = 3\n",
     "parts/updating.md": "the parts of mine\n",
     "container/Dockerfile": "FROM mine\n",
-    "runai/lib.sh": "echo mine\n",
+    "runai/submit.sh": "echo mine\n",
     "slurm/old_job.sh": "#!/bin/bash\nsrun python train.py\n",
     "extras/scaling/scaling.sh": "echo not executable\n",
     "train.py": """\

@@ -100,8 +100,8 @@ def test_an_extra_is_for_sites_that_have_its_launchers(tmp_path):
 
 
 def test_every_name_can_be_answered_and_typed():
-    for name, (kinds, purpose) in EXTRAS.items():
-        assert re.fullmatch("[a-z]+", name) and set(kinds) <= set(KINDS) and 20 < len(purpose) < 100
+    for name, (kinds, word, purpose) in EXTRAS.items():
+        assert re.fullmatch("[a-z]+", name) and set(kinds) <= set(KINDS) and len(word) < 20 < len(purpose) < 100
 
 
 def test_the_hook_refuses_too():
@@ -128,11 +128,11 @@ def add(project, name):
 
 
 @pytest.mark.parametrize(("site", "examples"), [("slurm", "yes"), ("slurm", "no"), ("runai", "yes"), ("local", "yes")])
-def test_adding_writes_the_folder_and_nothing_else(site, examples, tmp_path):
+def test_adding_writes_the_folders_and_nothing_else(site, examples, tmp_path):
     """Files that the user has changed, deleted or added stay so."""
     account = {"account": "mlo-jdoe"} if site == "runai" else {}
-    name = "scaling" if examples == "yes" else "notebook"
     project = bake(tmp_path, site=site, extras="none", examples=examples, **account)
+    names = list(extras.extras_of({"site": site, "examples": examples}))
     with (project / "env.sh").open("a") as settings:
         settings.write("export MINE=1\n")
     (project / "check/ranks.py").unlink()
@@ -142,14 +142,16 @@ def test_adding_writes_the_folder_and_nothing_else(site, examples, tmp_path):
     if examples == "no":
         (project / "README.md").write_text("# mine\n")
     before = state(project)
-    done = add(project, name)
+    done = add(project, ",".join(names))
     assert done.returncode == 0, done.stderr
-    assert f"demo has extras/{name} now. Next:" in done.stdout and f"less extras/{name}/README.md" in done.stdout
+    assert f"demo has {', '.join(f'extras/{name}' for name in names)} now. Next:" in done.stdout
+    assert all(f"less extras/{name}/README.md" in done.stdout for name in names)
     after = state(project)
     assert {path: after[path] for path in before} == before
     added = {path for path in after if path not in before}
-    assert added and all(path.startswith(f"extras/{name}/") for path in added), added
-    fresh = bake(tmp_path / "fresh", site=site, extras=name, examples=examples, **account)
+    assert {path.split("/")[1] for path in added if path.startswith("extras/")} == {*names}
+    assert all(path.startswith("extras/") for path in added), added
+    fresh = bake(tmp_path / "fresh", site=site, extras="all", examples=examples, **account)
     assert {path: what[0] for path, what in state(fresh).items() if path in added} == {
         path: after[path][0] for path in added
     }

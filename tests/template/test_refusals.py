@@ -51,6 +51,7 @@ REFUSED = [
     ({"runtime": "apptainer", "image": "nvcr.io/a/b:1"}, ["or docker://REGISTRY/NAME:TAG"]),
     ({"runtime": "apptainer", "image": "docker://a/b"}, ["'docker://a/b' is of the wrong kind"]),
     ({**CLARIDEN, "runtime": "edf", "image": "docker://a/b:1"}, ["of the wrong kind", "or REGISTRY#NAME:TAG"]),
+    ({**CLARIDEN, "runtime": "edf", "image": "nvcr.io/nvidia/pytorch:26.06-py3"}, [": here nvcr.io#nvidia/pytorch:26"]),
     ({**CLARIDEN, "runtime": "edf", "image": "x.sqsh"}, ["of the wrong kind", "the absolute path of a .sqsh file"]),
     (
         {"site": "slurm", "partition": "", "qos": "", "runtime": "pyxis", "image": "a#b:1", "launcher": "mpirun"},
@@ -349,6 +350,12 @@ BROKEN_SITES = [
         "kind: slurm\nqos: {short: {max_time: '00:10:00', default: true}}",
         ["defaults: time_limit 00:30:00: qos short allows at most 00:10:00"],
     ),
+    (
+        "kind: slurm",
+        "kind: slurm\npartitions: {gpu: {default: true, tiers: [{max_nodes: 4, max_time: '00:20:00'}]}}",
+        ["defaults: time_limit 00:30:00: partition gpu allows jobs of up to 4 nodes at most 00:20:00"],
+    ),
+    ("docs:", "#docs:", ["docs: missing"]),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),

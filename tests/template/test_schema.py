@@ -15,6 +15,7 @@ from baking import REPOSITORY
 from test_refusals import BROKEN_SITES, GOOD_SITE
 
 from cluster_options.schema import SCHEMA, schema_file
+from cluster_options.sources import missing_sources
 
 FILES = sorted((REPOSITORY / "sites").glob("*.yaml"))
 PACKAGE = REPOSITORY / "cluster_options"
@@ -139,6 +140,31 @@ def test_check_tells_all_faults_of_all_files(tmp_path):
     for words in ("defaults.nodes: expected a whole number", "comands: unknown key", "title: missing", "no such file"):
         assert words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_site_file_names_its_sources():
+    done = check(*FILES)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+SOURCED = (REPOSITORY / "sites/fir.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (r"(?m)^# \[.*\n", "", ['no source: begin a line at the top with "# [X]", and the address and date']),
+        (r"(?m)^# \[W\].*\n", "", ["node: [W] is not among the sources at the top; add a line # [W] there"]),
+        (r"(?m)^(file_systems:) #.*", r"\1", ["file_systems: no source; put it into a comment beside the fact"]),
+        (r"(?m)^# ualberta.*\n", "", ["login: no source; put it into a comment beside the fact"]),
+    ],
+)
+def test_a_site_file_without_a_source_is_refused(old, new, expected):
+    """Without the fault that is looked for there is none."""
+    text, count = re.subn(old, new, SOURCED)
+    found = missing_sources(text)
+    assert count and missing_sources(SOURCED) == []
+    assert all(any(words in fault for fault in found) for words in expected), found
 
 
 @pytest.mark.parametrize("words", [[], ["chek"], ["check"], ["describe", "x"], ["table", "x"]])

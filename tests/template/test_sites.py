@@ -199,7 +199,7 @@ def scripts(tmp_path_factory):
 
 
 def options_of_jobs(project, header):
-    """Return the options that a build script takes from slurm/submit_multinode.sh: of slurm/lib.sh, submit_build."""
+    """Return the options that a build script takes from slurm/submit_multinode.sh: submit_build of slurm/commands.sh."""
     names = "account" if any(re.match("--(partition|qos)=", option) for option in header) else "account|partition|qos"
     return re.findall(
         rf"^#SBATCH (--(?:{names})=\S+)", (project / "slurm/submit_multinode.sh").read_text(), re.MULTILINE
@@ -209,7 +209,7 @@ def options_of_jobs(project, header):
 def interactive_options(project, answers):
     """Return the options of salloc in slurm/interactive.sh, and in the line that the README has."""
     lines = re.search(r"^mapfile.*?^\)$", (project / "slurm/interactive.sh").read_text(), re.MULTILINE | re.DOTALL)
-    library = (project / "slurm/lib.sh").read_text()
+    library = (project / "slurm/commands.sh").read_text()
     taken = re.search(r"^options_of_jobs\(\) {.*?^}", library, re.MULTILINE | re.DOTALL)
     script = f"PROJECT_DIR='{project}'\n{taken[0]}\n{lines[0]}\nprintf '%s\\n' \"${{options[@]}}\""
     listed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()

@@ -75,6 +75,8 @@ def template(tmp_path_factory):
     written = folder / TEMPLATE.name
     change(written / "env.sh", "#!/usr/bin/env bash\n", "#!/usr/bin/env bash\n# New in v2.\n")
     change(written / "launch/torchrun.sh", "#!/usr/bin/env bash\n", "#!/usr/bin/env bash\n# New in v2.\n")
+    for extra in ("watch", "sweep"):
+        change(written / f"extras/{extra}/settings.sh", "#!/usr/bin/env bash\n", "#!/usr/bin/env bash\n# New in v2.\n")
     (written / "launch/new.sh").write_text("#!/usr/bin/env bash\n")
     (written / "launch/new.sh").chmod(0o755)
     with (written / "README.md").open("a") as readme:
@@ -254,6 +256,32 @@ def test_cruft_merges_a_newer_version_with_the_user_s_edits(how, template, tmp_p
     assert set(after) - set(before) == {"launch/new.sh"} and os.access(project / "launch/new.sh", os.X_OK)
     assert set(before) <= set(after) and all(after[name][0] == mode for name, (mode, _) in before.items())
     assert "nodes=3" in commands(project)[0] and "runtime=venv" in commands(project)[0]
+
+
+@pytest.mark.parametrize("how", ["with cruft", "without"])
+def test_extras_that_came_or_went_stay_so(how, template, tmp_path):
+    """One that was added later is updated, too, and one whose folder was deleted stays away."""
+    project, source = tmp_path / "demo", f"file://{template}"
+    if how == "with cruft":
+        answers = json.dumps({**ANSWERS, "extras": "hangs,sweep"})
+        shell(f"cruft create -y --checkout v1 {source} --extra-context '{answers}'", tmp_path, tmp_path)
+    else:
+        words = " ".join(f"{name}={value}" for name, value in ANSWERS.items())
+        shell(f"cookiecutter --no-input --checkout v1 {source} {words} extras=hangs,sweep", tmp_path, tmp_path)
+    section = (project / "README.md").read_text().partition("\n## Extras\n")[2]
+    shell(re.search(r"```bash\n(.*)\n```", section)[1].replace("+NAME", "+watch"), tmp_path, tmp_path)
+    shutil.rmtree(project / "extras/sweep")
+    shell("git init -q && git add -A && git commit -qm first", project, tmp_path)
+    _, link, overwrite = commands(project)
+    if how == "with cruft":
+        shell(link, project, tmp_path)
+        shell("cruft update -y", project, tmp_path)
+        shell("cruft check", project, tmp_path)
+    else:
+        shell(overwrite, tmp_path, tmp_path)
+    assert {path.name for path in (project / "extras").iterdir()} == {"hangs", "watch"}
+    assert "# New in v2.\n" in (project / "extras/watch/settings.sh").read_text()
+    assert "\nWritten by version 9.9.9 of the template" in (project / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
-# count_gpus prints how many GPUs of this node a run may use: 0 on a node without GPUs.
+# Counts the GPUs and the cores of this node that a run may use. Other scripts read this file:
+#
+#   count_gpus     prints the number of GPUs, 0 on a node without
+#   count_cores    prints the number of cores
 #? if kind == "slurm"
 #
-# launch/torchrun.sh, launch/rank.sh, slurm/submit_multinode.sh and slurm/preflight.sh read this
-# file. Under Slurm only a step knows its GPUs, so these scripts call count_gpus on each node, in a
-# step. Measured with Slurm 22.05.8 and 24.11.5 and --gpus-per-node=2 --exclusive on nodes of four
-# GPUs (2026-11-22):
+# launch/torchrun.sh, launch/rank.sh, slurm/submit_multinode.sh and slurm/preflight.sh call these
+# functions on each node, in a step of srun. Only a step knows its GPUs. Measured with Slurm 22.05.8
+# and 24.11.5 and --gpus-per-node=2 --exclusive on nodes of four GPUs (2026-11-22):
 #
 #                          scontrol show job   batch script   shell of salloc   step of srun
 #   GRES                   gpu:4               -              -                 -
@@ -17,11 +19,8 @@
 #
 # With --exclusive alone Slurm sets neither variable in a step, and count_gpus asks nvidia-smi. With
 # --gpus=4 on two nodes Slurm may give one node three GPUs and the other node one.
-
-#? else
-# launch/torchrun.sh reads this file.
-
 #? endif
+
 count_gpus() {
     local reported=${SLURM_GPUS_ON_NODE:-} visible
     #? if kind == "runai"
@@ -63,4 +62,14 @@ count_visible_devices() {
         count=$((count + 1))
     done
     echo "$count"
+}
+
+# Slurm may allow a step fewer cores than SLURM_CPUS_PER_TASK, or more: the smaller number counts.
+count_cores() {
+    local cores
+    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
+    if ((cores > ${SLURM_CPUS_PER_TASK:-$cores})); then
+        cores=$SLURM_CPUS_PER_TASK
+    fi
+    echo "$cores"
 }

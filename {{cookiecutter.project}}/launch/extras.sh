@@ -12,8 +12,8 @@
 #   check_settings   after env.sh, on the login node and in the job; refuses what cannot work
 #   before_submit    on the login node; may change sbatch_options, job_script, typed, and export
 #                    variables
-#   job_start        first in the job, before env.sh; may change arguments, container_folders,
-#                    attempt, or end the job by exit
+#   job_start        early in the job, after env.sh and before its software; may change arguments,
+#                    container_folders, attempt, or end the job by exit
 #   before_launch    before each start of the ranks; may add to rank_prefix and srun_options, and
 #                    export variables
 #   beside_launch    a process beside the ranks, on the first node; it is ended with them
@@ -22,7 +22,7 @@
 #   job_end          once at the end, before a requeue, or the explanation of a failure
 #
 # hooks.sh may also define choose_nodes anew, and build_step_of_NAME, a LAUNCHER of its own
-# (slurm/lib.sh). A "-" in the launcher's name is a "_" in the function's.
+# (slurm/ranks.sh). A "-" in the launcher's name is a "_" in the function's.
 #? elif kind == "runai"
 #   check_settings   after env.sh, where you submit and in each pod; refuses what cannot work
 #   before_submit    where you submit; may change program, pod_variables, RUNAI_OPTIONS, job_script
@@ -44,17 +44,11 @@
 # write "command || return". A failure ends the script with a message, but for beside_launch,
 # after_launch and job_end: there the job goes on, with a message.
 #
-# A script sets PROJECT_DIR, and reads launch/program.sh before this file.
+# A script sets PROJECT_DIR, and reads project.sh of its kind, which reads this file.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts that read this file share its variables
 
 extras=''            # the names of those with hooks.sh, with spaces between them
 extra_running=''     # what runs of an extra: "extras/NAME: FUNCTION"
-#? if kind == "slurm"
-attempt=''           # the number of RUN_DIR, if an extra has set it
-container_folders=() # further folders that the container mounts, from extras
-srun_options=()      # further options of srun, from extras
-outcome=''           # what an extra wants after the ranks have ended
-#? endif
 RANK_PREFIX=()       # a setting of env.sh, which an older one lacks
 rank_prefix=()       # what stands before the launcher: RANK_PREFIX, then the words of extras
 beside=()            # the process groups beside the ranks

@@ -24,16 +24,17 @@
 set -euo pipefail
 
 main() {
+    local cores
     (($#)) || die "no program given. Usage: launch/rank.sh program.py [arguments]"
     [[ $1 != -* || $1 == -m ]] || die "no program '$1': write ./$1 if a file has this name"
     command -v "${PYTHON:=python3}" >/dev/null ||
         die "$PYTHON was not found: set RUNTIME or PYTHON in env.sh"
-    count_cores    # sets cores
     find_this_rank # sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, nodes
     check_ranks_per_node
     choose_endpoint # sets MASTER_ADDR, MASTER_PORT
-
     export RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
+
+    cores=$(count_cores)
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
     # Lightning, Accelerate and others look for this variable of torchrun. Where it is set, they
     # read the variables above and leave Slurm's alone.
@@ -45,32 +46,19 @@ main() {
     exec "$PYTHON" "$@"
 }
 
-# Sets cores, the number that this rank may use. Slurm may allow a step fewer cores than
-# SLURM_CPUS_PER_TASK, or more: the smaller number counts.
-count_cores() {
-    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
-    if ((cores > ${SLURM_CPUS_PER_TASK:-$cores})); then
-        cores=$SLURM_CPUS_PER_TASK
-    fi
-}
-
-# Sets nodes and the variables of PyTorch that tell the ranks apart.
+# Sets nodes and the variables of PyTorch that tell the ranks apart. SLURM_STEP_* describe srun's
+# step; SLURM_JOB_* and SLURM_NTASKS the allocation, which may be larger.
 find_this_rank() {
-    if [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then
-        read_srun
-    else
+    if [[ -z ${SLURM_STEP_NUM_TASKS:-} ]]; then # no srun: this process is the only rank
         nodes=1 RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=0
+        return
     fi
-}
-
-# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation.
-read_srun() {
+    nodes=$SLURM_STEP_NUM_NODES
     RANK=$SLURM_PROCID
     WORLD_SIZE=$SLURM_STEP_NUM_TASKS
     LOCAL_RANK=$SLURM_LOCALID
-    LOCAL_WORLD_SIZE=$((SLURM_STEP_NUM_TASKS / SLURM_STEP_NUM_NODES))
+    LOCAL_WORLD_SIZE=$((WORLD_SIZE / nodes))
     GROUP_RANK=$SLURM_NODEID
-    nodes=$SLURM_STEP_NUM_NODES
 }
 
 # Refuses a number of ranks that leaves GPUs idle, or gives one GPU to two ranks.
@@ -114,7 +102,6 @@ die() {
 }
 
 host=${SLURMD_NODENAME:-$(hostname)}
-here=$(realpath "$(dirname "${BASH_SOURCE[0]}")")
 # shellcheck source=/dev/null
-source "$here/count_gpus.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/count_gpus.sh"
 main "$@"

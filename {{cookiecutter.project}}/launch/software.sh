@@ -55,22 +55,33 @@ CONTAINER_FOLDERS=()
 
 #? endif
 set_up_software() {
-    local fix="set PYTHON, or RUNTIME=venv"
     #? if slurm
     load_modules || return 2
     #? endif
     case $RUNTIME in
         #? if container
-        "{{ runtime }}") enter_container "$@" && return ;;
+        "{{ runtime }}")
+            enter_container "$@"
+            return # the container has a Python of its own
+            ;;
         #? endif
-        venv) activate_venv ;;
+        venv) activate_venv || return ;;
         #? if runai
         pod) ;;
         #? else
         none) ;;
         #? endif
-        *) missing "RUNTIME='$RUNTIME' is not known; use {{ runtime ~ ", " if container }}venv or {{ bare }}" ;;
-    esac || return
+        *)
+            missing "RUNTIME='$RUNTIME' is not known; use {{ runtime ~ ", " if container }}venv or {{ bare }}"
+            return
+            ;;
+    esac
+    require_python
+}
+
+# Refuses a PYTHON that is no command.
+require_python() {
+    local fix="set PYTHON, or RUNTIME=venv"
     if [[ $RUNTIME == venv ]]; then
         fix="set PYTHON, or VENV"
     fi
@@ -84,7 +95,9 @@ missing() { echo "env.sh: $*" >&2 && return 2; }
 # Unloads the modules that a login shell may have loaded, then loads MODULES. Without MODULES all
 # stays as it is.
 load_modules() {
-    ((${#MODULES[@]})) || return 0
+    if ((${#MODULES[@]} == 0)); then
+        return 0
+    fi
     #? call module_lines("before", cookiecutter, indent="    ")
     #? endcall
     #? if site.modules_after == "reset"
@@ -106,8 +119,15 @@ load_modules() {
 #? if runtime not in ("shifter", "podman-hpc")
 # Refuses an IMAGE that is not there.
 require_image_file() {
+    #? if pulls_image(cookiecutter)
+    # The name of an image in a registry: srun pulls it.
+    [[ ! $IMAGE =~ ^([[:alnum:]_.:-]+#)?[[:alnum:]_-]+(/[[:alnum:]_.-]+)*:[[:alnum:]_.-]+$ ]] || return 0
+    #? endif
     [[ $IMAGE == /* && -r $IMAGE ]] ||
-        #? if image_source(cookiecutter)
+        #? if pulls_image(cookiecutter)
+        missing "no image at '$IMAGE': set IMAGE to a name REGISTRY#NAME:TAG, or to the absolute" \
+            "path of a .sqsh file"
+        #? elif image_source(cookiecutter)
         missing "no image at '$IMAGE', which must be an absolute path; make it with" \
             "'bash slurm/build_container.sh', or set IMAGE"
         #? else

@@ -7,7 +7,8 @@ reads --nnodes, --nproc-per-node, --node-rank, --rdzv-endpoint, --rdzv-id, --log
 
 The program runs unchanged, as __main__, with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR
 and MASTER_PORT as torchrun sets them. The nodes meet when the program calls init_process_group(). When the program
-starts, torch is imported already. So set the variables that torch reads at import in env.sh, not in the program.
+starts, torch is imported already. So set the variables that torch reads at import in env.sh, not in the program. With
+NumPy 1, torch imports numpy.random, too: all ranks of a node then draw the same numbers, until the program seeds it.
 
 This script passes signals on to every rank. When a rank fails, this script ends the other ranks of its node. It exits
 with the exit code of the rank that failed first, or with 128 + N after signal N.
@@ -75,9 +76,6 @@ def run_rank(local_rank: int, first_rank: int, args) -> None:
         Path("/proc/self/comm").write_text("rank " + os.environ["RANK"])  # ps and top show it
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")
         customize_site()
-        # NumPy 1 loads numpy.random together with torch. Unseeded, all ranks of a node would draw the same numbers.
-        if "numpy.random" in sys.modules:
-            sys.modules["numpy.random"].seed()
         run_program(args)
     except (Exception, KeyboardInterrupt) as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal, and passed on

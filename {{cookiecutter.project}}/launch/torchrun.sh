@@ -10,7 +10,9 @@
 #
 # The number of nodes, this node's rank and the endpoint come from the variables of the launcher
 # that started this script. The first of these launchers whose variables are set decides:
+#? if kind == "slurm"
 #   SLURM_STEP_*               srun, one task per node
+#? endif
 #? if kind == "local"
 #   PET_*                      local/submit.sh, which starts several nodes on this machine
 #? else
@@ -47,7 +49,8 @@
 #   PET_NPROC_PER_NODE   processes on this node, where NPROC_PER_NODE is not set
 #? endif
 #? if kind == "slurm"
-#   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options
+#   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options.
+#                        It knows the static backend alone, and no TORCHRUN_OPTIONS
 #? endif
 #
 # Sets for the ranks, beside the variables of torchrun itself:
@@ -58,6 +61,13 @@
 set -euo pipefail
 
 main() {
+    starter=(-m torch.distributed.run) # what Python runs
+    #? if kind == "slurm"
+    if [[ ${LAUNCHER:-} == spawn ]]; then
+        starter=("$here/spawn.py")
+        RDZV_BACKEND=static TORCHRUN_OPTIONS=''
+    fi
+    #? endif
     check_program "$@"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
@@ -72,95 +82,19 @@ main() {
     choose_output
     choose_intervals
     add_further_options
-
     if [[ $1 == -m ]]; then
         options+=(-m)
         shift
     fi
-    torchrun=(-m torch.distributed.run)
-    #? if kind == "slurm"
-    if [[ ${LAUNCHER:-} == spawn ]]; then
-        torchrun=("$here/spawn.py")
-    fi
-    #? endif
     # Without -- torchrun takes the program's --max for an abbreviation of its own --max-restarts.
-    exec "$PYTHON" "${torchrun[@]}" "${options[@]}" -- "$@"
-}
-
-# ---- this node's place in the run ---------------------------------------------------------------
-
-# Sets nodes, node_rank and endpoint, which is empty if it is not known.
-find_this_node() {
-    nodes=1 node_rank=0
-    address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
-    if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
-        read_srun
-    elif [[ -n ${PET_NNODES:-} ]]; then
-        read_pet
-    #? if kind == "runai"
-    elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
-        nodes=$WORLD_SIZE node_rank=$RANK
-    #? elif kind == "slurm"
-    elif ((${SLURM_JOB_NUM_NODES:-1} > 1)); then
-        echo "launch/torchrun.sh: no srun started this, so it uses this node alone, of the" \
-            "$SLURM_JOB_NUM_NODES of the job" >&2
-    #? endif
-    fi
-    endpoint=''
-    if [[ -n $address && -n $port ]]; then
-        endpoint=$address:$port
-    fi
-    # No other machine has to connect to a node that is alone. Its MASTER_ADDR may be a stale variable.
-    if [[ $nodes == 1 ]]; then
-        endpoint=127.0.0.1:$(free_port)
-    fi
-}
-
-# Prints a port of this machine at which nobody listens: MASTER_PORT, which the submit script chooses
-# for its job. If that is in use, or no port, it is a random one from 10000 to 29999. The kernel takes
-# ports of outgoing connections from 32768 on.
-free_port() {
-    local try=$port
-    while [[ ! $try =~ ^[1-5][0-9]{3,4}$ ]] || (: </dev/tcp/127.0.0.1/"$try") 2>/dev/null; do
-        try=$((10000 + RANDOM % 20000))
-    done
-    echo "$try"
-}
-
-# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation, which may
-# be larger.
-read_srun() {
-    [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
-        die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s)," \
-            "but one per node is wanted (torchrun starts the processes):" \
-            "srun --ntasks=$SLURM_STEP_NUM_NODES --ntasks-per-node=1"
-    nodes=$SLURM_STEP_NUM_NODES
-    node_rank=$SLURM_NODEID
-}
-
-read_pet() {
-    nodes=$PET_NNODES
-    node_rank=${PET_NODE_RANK:-}
-    if [[ $nodes == 1 && -z $node_rank ]]; then
-        node_rank=0
-    fi
-    address=${PET_MASTER_ADDR:-$address}
-    port=${PET_MASTER_PORT:-$port}
-}
-
-# ---- processes and threads ----------------------------------------------------------------------
-
-# Sets processes, the number on this node.
-choose_processes() {
-    processes=${NPROC_PER_NODE:-$(count_gpus)}
-    if [[ $processes == 0 ]]; then
-        processes=${CPU_RANKS_PER_NODE:-1}
-    fi
+    exec "$PYTHON" "${starter[@]}" "${options[@]}" -- "$@"
 }
 
 # Refuses what torchrun would tell of in forty lines. Arguments: the program and its arguments.
 check_program() {
-    (($#)) || die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
+    if (($# == 0)); then
+        die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
+    fi
     case $1 in
         -h | --help)
             sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
@@ -174,6 +108,94 @@ check_program() {
                     "name a Python file or a module, as in program.py or -m package.module"
             ;;
     esac
+}
+
+# ---- this node's place in the run ----------------------------------------------------------------
+
+# Sets nodes, node_rank and endpoint, which is empty if it is not known.
+find_this_node() {
+    nodes=1 node_rank=0 address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
+    read_launcher
+    endpoint=''
+    if [[ $nodes == 1 ]]; then
+        # No other machine has to connect, and MASTER_ADDR may be a stale variable.
+        endpoint=127.0.0.1:$(free_port "$port")
+    elif [[ -n $address && -n $port ]]; then
+        endpoint=$address:$port
+    fi
+}
+
+# Sets nodes and node_rank, address and port to what the launcher says that started this script.
+read_launcher() {
+    #? if kind == "slurm"
+    if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
+        read_srun
+        return
+    fi
+    #? endif
+    if [[ -n ${PET_NNODES:-} ]]; then
+        read_pet
+        #? if kind != "local"
+        return
+        #? endif
+    fi
+    #? if kind == "runai"
+    if [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
+        nodes=$WORLD_SIZE node_rank=$RANK
+    fi
+    #? elif kind == "slurm"
+    if ((${SLURM_JOB_NUM_NODES:-1} > 1)); then
+        echo "launch/torchrun.sh: no srun started this, so it uses this node alone, of the" \
+            "$SLURM_JOB_NUM_NODES of the job" >&2
+    fi
+    #? endif
+}
+
+#? if kind == "slurm"
+# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation, which
+# may be larger.
+read_srun() {
+    [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
+        die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s)," \
+            "but one per node is wanted (torchrun starts the processes):" \
+            "srun --ntasks=$SLURM_STEP_NUM_NODES --ntasks-per-node=1"
+    nodes=$SLURM_STEP_NUM_NODES
+    node_rank=$SLURM_NODEID
+}
+
+#? endif
+# Reads torchrun's own variables.
+read_pet() {
+    nodes=$PET_NNODES
+    node_rank=${PET_NODE_RANK:-}
+    if [[ $nodes == 1 && -z $node_rank ]]; then
+        node_rank=0
+    fi
+    address=${PET_MASTER_ADDR:-$address}
+    port=${PET_MASTER_PORT:-$port}
+}
+
+# Prints a port of this machine at which nobody listens. Argument: the port to try first, which is
+# MASTER_PORT: the submit script chooses one for its job. If it is in use, or no port, others are
+# tried below 32768, from where on the kernel takes the ports of outgoing connections.
+free_port() {
+    local try=$1
+    while [[ ! $try =~ ^[1-9][0-9]{3,4}$ ]] || ((try > 65535)) || is_in_use "$try"; do
+        try=$((10000 + RANDOM % 20000))
+    done
+    echo "$try"
+}
+
+is_in_use() { (: </dev/tcp/127.0.0.1/"$1") 2>/dev/null; }
+
+# ---- processes and threads -----------------------------------------------------------------------
+
+# Sets processes, the number on this node.
+choose_processes() {
+    processes=${NPROC_PER_NODE:-$(count_gpus)}
+    if [[ $processes == 0 ]]; then
+        processes=${CPU_RANKS_PER_NODE:-1}
+    fi
 }
 
 check_settings() {
@@ -193,41 +215,32 @@ check_settings() {
     [[ -n $endpoint ]] ||
         die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set:" \
             "start through the submit script, or set them"
+    [[ ${RDZV_BACKEND:=static} == static || $RDZV_BACKEND == c10d ]] ||
+        die "RDZV_BACKEND='$RDZV_BACKEND': expected static or c10d"
     command -v "${PYTHON:=python3}" >/dev/null ||
         die "$PYTHON was not found: set RUNTIME or PYTHON in env.sh"
 }
 
-# Exports OMP_NUM_THREADS, so that the processes share the cores. Slurm may allow a step fewer cores
-# than SLURM_CPUS_PER_TASK, or more: the smaller number counts.
+# Exports OMP_NUM_THREADS, so that the processes share the cores.
 set_threads() {
     local cores threads=1
-    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
-    if ((cores > ${SLURM_CPUS_PER_TASK:-$cores})); then
-        cores=$SLURM_CPUS_PER_TASK
-    fi
+    cores=$(count_cores)
     if ((cores > processes)); then
         threads=$((cores / processes))
     fi
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
 }
 
-# ---- options of torchrun ------------------------------------------------------------------------
+# ---- options of torchrun -------------------------------------------------------------------------
 
-# Adds the options by which the nodes find each other.
+# Adds the options by which the nodes find each other. One node does not take --standalone, which is
+# c10d at a port that all machines reach.
 choose_rendezvous() {
-    local backend=${RDZV_BACKEND:-static} timeout=${RDZV_TIMEOUT:-600} is_host=0
-    #? if kind == "slurm"
-    if [[ ${LAUNCHER:-} == spawn ]]; then
-        backend=static # launch/spawn.py knows no other
-    fi
-    #? endif
-    [[ $backend == static || $backend == c10d ]] ||
-        die "RDZV_BACKEND='$backend': expected static or c10d"
-    ((nodes > 1)) || backend=static # --standalone would be c10d, at a port that all machines reach
-    options+=(--rdzv-backend="$backend" --rdzv-endpoint="$endpoint")
+    local timeout=${RDZV_TIMEOUT:-600} is_host=0
+    options+=(--rdzv-endpoint="$endpoint")
     options+=(--rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.${endpoint##*:}")
-    if [[ $backend == static ]]; then
-        options+=(--node-rank="$node_rank" --rdzv-conf="timeout=$timeout")
+    if [[ $RDZV_BACKEND == static ]] || ((nodes == 1)); then
+        options+=(--rdzv-backend=static --node-rank="$node_rank" --rdzv-conf="timeout=$timeout")
         return
     fi
     # Without is_host torch would guess from host names which node hosts the store. torch may give
@@ -236,8 +249,8 @@ choose_rendezvous() {
         is_host=1
     fi
     # read_timeout: how long a node tries to reach the store, whose own node may start last.
-    options+=(--rdzv-conf="is_host=$is_host,join_timeout=$timeout,read_timeout=$timeout")
-    options+=(--local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}")
+    options+=(--rdzv-backend=c10d --local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}"
+        --rdzv-conf="is_host=$is_host,join_timeout=$timeout,read_timeout=$timeout")
 }
 
 # Adds the options that send the ranks' lines to the console, with a prefix, and to a file per rank.
@@ -276,12 +289,11 @@ choose_intervals() {
 # Adds TORCHRUN_OPTIONS, which win over the options before them.
 add_further_options() {
     local word
-    #? if kind == "slurm"
-    [[ ${LAUNCHER:-} != spawn ]] || return 0 # launch/spawn.py does not know them
-    #? endif
     for word in ${TORCHRUN_OPTIONS:-}; do
         #? if own_options
-        [[ $word != --numa?binding=* ]] || can_bind || continue
+        if [[ $word == --numa?binding=* ]] && ! can_bind; then
+            continue
+        fi
         #? endif
         options+=("$word")
     done
@@ -299,8 +311,9 @@ can_bind() {
         reason="the program numactl was not found"
     elif [[ ! -d ${torch%/*}/numa ]]; then
         reason="it takes torch 2.9 or newer"
+    else
+        return 0
     fi
-    [[ -n $reason ]] || return 0
     if ((node_rank == 0)); then
         echo "launch/torchrun.sh on $host: --numa-binding is left out: $reason" >&2
     fi
@@ -314,11 +327,7 @@ die() {
 }
 
 host=${SLURMD_NODENAME:-$(hostname 2>/dev/null || echo "$HOSTNAME")}
-case ${BASH_SOURCE[0]} in # the folder of this file, without the process that dirname would cost
-    */*) here=${BASH_SOURCE[0]%/*} ;;
-    *) here=. ;;
-esac
-[[ $here == /* ]] || here=$PWD/$here
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=/dev/null
 source "$here/count_gpus.sh"
 main "$@"

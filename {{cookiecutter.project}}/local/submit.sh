@@ -2,12 +2,11 @@
 # Runs a PyTorch program on this machine as if on several nodes. Each "node" is one torchrun; there
 # is no scheduler.
 #
+#   bash local/submit.sh                                       DEFAULT_PROGRAM of env.sh
 #? if cookiecutter.examples == "yes"
-#   bash local/submit.sh                                       check/ranks.py, then a training
 #   bash local/submit.sh pi/pi.py --intervals 1e9              any program, with its arguments
 #   NNODES=4 NPROC_PER_NODE=1 bash local/submit.sh pi/pi.py    4 nodes of one process each
 #? else
-#   bash local/submit.sh                                       check/ranks.py
 #   bash local/submit.sh program.py --lr 1e-3                  any program, with its arguments
 #   NNODES=4 NPROC_PER_NODE=1 bash local/submit.sh program.py  4 nodes of one process each
 #? endif
@@ -20,7 +19,7 @@
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/local/lib.sh" local/submit.sh # the functions below
+source "$PROJECT_DIR/local/project.sh" local/submit.sh # the functions below
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"
@@ -40,24 +39,13 @@ set_up_software || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
 
 check_settings
-share_gpus   # NPROC_PER_NODE, and the GPUs of each node
-share_cores  # OMP_NUM_THREADS
-use_loopback # the nodes meet at 127.0.0.1
-program=$(find_program "$@") || exit
-if [[ -z $ranks_asked_for ]] && starts_its_own_ranks "$program"; then
-    die "$program starts its own ranks: run it without this script, $PYTHON $program"
-fi
-if has_own_endpoint "$program"; then
-    die "$program gives init_process_group an address of its own, tcp://…, at which no rank listens" \
-        "under torchrun: leave init_method out"
-fi
-make_run_folder # logs/TIME.PROCESS
+read_program "$@" # program, arguments
+refuse_program_with_own_ranks "$ranks_asked_for"
+share_gpus        # NPROC_PER_NODE, and the GPUs of each node
+share_cores       # OMP_NUM_THREADS
+use_loopback      # the nodes meet at 127.0.0.1
+make_run_folder   # logs/TIME.PROCESS
 
-launch "$program" "${@:2}" || code=$?
-#? if cookiecutter.examples == "yes"
-if (($# == 0 && code == 0)); then # no program was named: after the check, a short training
-    launch "$PROJECT_DIR/training/train_ddp.py" || code=$?
-fi
-#? endif
+launch            # torchrun for each node; sets code
 call_extras job_end
 exit "$code"

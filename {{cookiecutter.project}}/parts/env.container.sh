@@ -8,6 +8,10 @@ IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 #? elif runtime == "podman-hpc"
 # The image; slurm/build_container.sh makes it.
 IMAGE="${IMAGE:-localhost/{{ image_name(cookiecutter) }}:latest}"
+#? elif pulls_image(cookiecutter)
+# The image, as the registry names it, or the path of a .sqsh file. The container engine pulls it
+# for the first job, and keeps it in $SCRATCH/.edf_imagestore.
+IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 #? elif image_source(cookiecutter)
 # The image file, some gigabytes; slurm/build_container.sh makes it.
 IMAGE="${IMAGE:-$PROJECT_DIR/container/{{ cookiecutter.project ~ "." ~ suffix }}}"

@@ -15,6 +15,8 @@ export NPROC_PER_NODE="${NPROC_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 #? endif
+# The program of a run that names none; a file of the project.
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-{{ "training/train_ddp.py" if cookiecutter.examples == "yes" else "check/ranks.py" }}}"
 # A command that stands before the torchrun of each "node": RANK_PREFIX=(numactl --interleave=all), or
 # for a profile RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
 RANK_PREFIX=()

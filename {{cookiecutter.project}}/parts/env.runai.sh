@@ -12,6 +12,8 @@ RUNAI_PROJECT="${RUNAI_PROJECT:-{{ cookiecutter.account }}}"
 # The beginning of each job's name.
 JOB_PREFIX="${JOB_PREFIX:-{{ cookiecutter.project }}}"
 
+# The program of a job that names none; a file of the project.
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-{{ "training/train_ddp.py" if cookiecutter.examples == "yes" else "check/ranks.py" }}}"
 # Number of pods.
 NNODES="${NNODES:-{{ cookiecutter.nodes }}}"
 # GPUs of each pod. Pods that take all GPUs of a node run on different nodes.

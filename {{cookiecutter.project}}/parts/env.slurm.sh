@@ -78,6 +78,8 @@ CONTAINER_SRUN_ARGS=()
 # container.
 CONTAINER_EXEC=()
 #? endif
+# The program of a job that names none; a file of the project.
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-{{ "training/train_ddp.py" if cookiecutter.examples == "yes" else "check/ranks.py" }}}"
 # Which program starts the ranks: {{ site.launchers | join(", ") }} (slurm/docs/launchers.md compares them).
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 # Further options of torchrun, separated by spaces.
@@ -91,6 +93,10 @@ export TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-{{ site.torchrun | map(attribute="op
 RANK_PREFIX=()
 # 1: check every node before launch (a second or less); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
+# Seconds before the time limit at which the program is asked to save; a tenth of the remaining time
+# where STOP_TIME would come earlier. If saving takes longer, raise it here, and in --signal of the
+# #SBATCH lines for jobs of plain sbatch.
+SAVE_SECONDS="${SAVE_SECONDS:-{{ warning(cookiecutter) }}}"
 # How often the submit script requeues a job whose program saved because the walltime was nearly
 # over. 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"

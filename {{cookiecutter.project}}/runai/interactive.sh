@@ -17,7 +17,11 @@ unset CDPATH # with it, cd could go to another folder and print it
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PROJECT_DIR LC_ALL=C
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/runai/lib.sh" runai/interactive.sh # the functions below
+source "$PROJECT_DIR/runai/project.sh" runai/interactive.sh
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/runai/submit.sh" # the functions below
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/runai/command.sh"
 
 dry_run='' times=()
 for word in "$@"; do

@@ -2,11 +2,10 @@
 # Runs a PyTorch program in a pod. Each pod of a job runs this script: runai/submit_multinode.sh
 # tells Run:ai to start it. In pods that wait (runai/interactive.sh) you start it yourself.
 #
+#   bash runai/pod.sh                              DEFAULT_PROGRAM of env.sh
 #? if cookiecutter.examples == "yes"
-#   bash runai/pod.sh                              check/ranks.py, then a training
 #   bash runai/pod.sh pi/pi.py --intervals 1e9     any program, with its arguments
 #? else
-#   bash runai/pod.sh                              check/ranks.py
 #   bash runai/pod.sh program.py --lr 1e-3         any program, with its arguments
 #? endif
 #
@@ -18,7 +17,7 @@
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/runai/pod_lib.sh" # the functions below
+source "$PROJECT_DIR/runai/job.sh" # the functions below
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"
@@ -45,12 +44,13 @@ set_up_software || exit
 set -euo pipefail # only now: virtual environments read variables that are not set
 
 call_extras check_settings
-find_program "${arguments[@]}" >/dev/null || exit # refuses what is no program of Python
+if ((${#arguments[@]} == 0)); then arguments=("$DEFAULT_PROGRAM"); fi
+(read_program "${arguments[@]}") || exit # refuses what is no program of Python
 describe_pod
 require_torch
 set_up_rdma "$rdma_required" # refuses a pod without RDMA if the job has asked for it
 
-launch "${arguments[@]}" || code=$?
+launch "${arguments[@]}" # sets code
 call_extras job_end
 ((code == 0)) ||
     echo "runai/pod.sh in $HOSTNAME: ended with exit code $code; all that was printed: $log"

@@ -2,11 +2,10 @@
 #? set site = site_facts(cookiecutter.site)
 # Runs a PyTorch program in the pods of a Run:ai job, one pod per node: {{ site.title }}.
 #
+#   bash runai/submit_multinode.sh                            DEFAULT_PROGRAM of env.sh
 #? if cookiecutter.examples == "yes"
-#   bash runai/submit_multinode.sh                            check/ranks.py, then a training
 #   bash runai/submit_multinode.sh pi/pi.py --intervals 1e9   any program, with its arguments
 #? else
-#   bash runai/submit_multinode.sh                            check/ranks.py
 #   bash runai/submit_multinode.sh program.py --lr 1e-3       any program, with its arguments
 #? endif
 #   bash runai/submit_multinode.sh -m package.module          a module, with its arguments
@@ -23,7 +22,11 @@ unset CDPATH # with it, cd could go to another folder and print it
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PROJECT_DIR LC_ALL=C
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/runai/lib.sh" runai/submit_multinode.sh # the functions below
+source "$PROJECT_DIR/runai/project.sh" runai/submit_multinode.sh
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/runai/submit.sh" # the functions below
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/runai/command.sh"
 
 dry_run=''
 case ${1:-} in

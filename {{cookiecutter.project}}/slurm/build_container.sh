@@ -27,8 +27,9 @@
 # copy that file here, and this script makes the image from it.
 #? endif
 #? elif runtime == "edf"
-# Builds container/Dockerfile and makes of it the image of env.sh (IMAGE), on a compute node and in one job, because what
+# Builds container/Dockerfile and makes of it container/{{ cookiecutter.project }}.sqsh, or the file that IMAGE of env.sh names, on a compute node and in one job, because what
 # podman built is gone when the job ends: {{ site.title }}.
+# Not needed for an image as it is in a registry: the container engine pulls that.
 #
 #   bash slurm/build_container.sh [options of sbatch]  submits itself
 #? elif in_job
@@ -81,12 +82,19 @@
 prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
+    #? if pulls_image(cookiecutter)
+    if [[ $IMAGE != /* ]]; then # the name of an image in a registry
+        IMAGE="$PROJECT_DIR/container/{{ cookiecutter.project }}.sqsh"
+    fi
+    #? endif
     [[ ! -e $IMAGE ]] || die "$IMAGE exists already; remove it first, or set IMAGE to another file"
-    mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] || die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
+    mkdir -p "$(dirname "$IMAGE")" && [[ -w $(dirname "$IMAGE") ]] ||
+        die "cannot write to $(dirname "$IMAGE"); set IMAGE to another file"
     #? if runtime == "apptainer" and site.internet is false
     [[ -f "$PROJECT_DIR/container/{{ cookiecutter.project }}.tar" ]] ||
-        die "no container/{{ cookiecutter.project }}.tar to make the image from: the top of slurm/build_container.sh shows" \
-            "how to get the image without internet on compute nodes"
+        die "no container/{{ cookiecutter.project }}.tar to make the image from:" \
+            "the top of slurm/build_container.sh shows how to get the image without internet on" \
+            "compute nodes"
     #? endif
 }
 
@@ -111,11 +119,12 @@ END
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 [[ -f $PROJECT_DIR/env.sh ]] || PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR}
 if [[ ! -f $PROJECT_DIR/env.sh ]]; then
-    echo "slurm/build_container.sh: no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_container.sh'" >&2
+    echo "slurm/build_container.sh: no env.sh in '$PROJECT_DIR':" \
+        "submit with 'bash slurm/build_container.sh'" >&2
     exit 2
 fi
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_container.sh
 export RUNTIME="{{ runtime }}" # MODULES of env.sh may depend on it
 
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
@@ -127,7 +136,8 @@ fi
 prepare
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
-RUNTIME=none PYTHON=bash set_up_software || exit # loads MODULES alone: no container, and bash exists as Python may not
+# Loads MODULES alone. A build needs no container and no Python, and bash is a command everywhere.
+RUNTIME=none PYTHON=bash set_up_software || exit
 set -euo pipefail
 work=$(mktemp -d "$IMAGE.XXXXXX") # beside it: there is room, and half an image never has its name
 trap 'rm -rf "$work"' EXIT
@@ -136,7 +146,8 @@ trap 'rm -rf "$work"' EXIT
 # They are unpacked in TMPDIR, else /tmp; if that is too small, set APPTAINER_TMPDIR.
 export APPTAINER_CACHEDIR=$work SINGULARITY_CACHEDIR=$work
 program=$(command -v apptainer || command -v singularity) ||
-    die "neither apptainer nor singularity was found on $(hostname); name its module in MODULES of env.sh"
+    die "neither apptainer nor singularity was found on $(hostname);" \
+        "name its module in MODULES of env.sh"
 #? if site.internet is false
 "$program" build "$work/image" "docker-archive://$PROJECT_DIR/container/{{ cookiecutter.project }}.tar"
 #? else
@@ -147,7 +158,8 @@ else
 fi
 #? endif
 #? else
-command -v enroot >/dev/null || die "enroot was not found on $(hostname); name its module in MODULES of env.sh"
+command -v enroot >/dev/null ||
+    die "enroot was not found on $(hostname); name its module in MODULES of env.sh"
 export ENROOT_CACHE_PATH=$work/cache # by default it would fill $HOME
 mkdir "$ENROOT_CACHE_PATH"
 #? if runtime == "edf"
@@ -161,13 +173,17 @@ runroot = "$store/runroot"
 graphroot = "$store/root"
 END
 export CONTAINERS_STORAGE_CONF=$work/storage.conf
-podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
+podman build --network=host --tag "{{ name }}:latest" \
+    --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
 import_from_podman -x mount "podman://{{ name }}:latest"
 #? else
 packages=$(grep '^[^#[:space:]]' "$PROJECT_DIR/container/requirements.txt" || true)
 if [[ -n $packages ]]; then
-    command -v podman >/dev/null || die "container/requirements.txt names packages, which podman adds to the image, but $(hostname) has no podman: name its module in MODULES of env.sh, or empty that file"
-    podman build --network=host --tag "{{ name }}:latest" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
+    command -v podman >/dev/null ||
+        die "container/requirements.txt names packages, which podman adds to the image, but" \
+            "$(hostname) has no podman: name its module in MODULES of env.sh, or empty that file"
+    podman build --network=host --tag "{{ name }}:latest" \
+        --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"
     import_from_podman "podman://{{ name }}:latest"
 else
     enroot import --output "$work/image" "docker://{{ cookiecutter.image }}"
@@ -175,11 +191,14 @@ fi
 #? endif
 #? endif
 mv "$work/image" "$IMAGE"
+#? if pulls_image(cookiecutter)
+echo "To run jobs in this image, name it in env.sh: IMAGE=\"\${IMAGE:-$IMAGE}\""
+#? endif
 echo "ready: $IMAGE"
 #? else
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_container.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_container.sh
 expect_options "${BASH_SOURCE[0]}" "$@"
 (($# == 0)) || die "'$*' is not known: this script has no options"
 # shellcheck source=/dev/null
@@ -187,8 +206,8 @@ source "$PROJECT_DIR/env.sh"
 set -euo pipefail
 #? if runtime == "shifter"
 command -v shifterimg >/dev/null || die "shifterimg was not found: call this on a login node"
-shifterimg pull "docker:$IMAGE"
-shifterimg lookup "docker:$IMAGE" >/dev/null || die "the image was not pulled, see above" # a failed pull exits with 0
+shifterimg pull "docker:$IMAGE" # exits with 0 also when it fails
+shifterimg lookup "docker:$IMAGE" >/dev/null || die "the image was not pulled, see above"
 #? else
 command -v podman-hpc >/dev/null || die "podman-hpc was not found: call this on a login node"
 podman-hpc build --tag "$IMAGE" --file "$PROJECT_DIR/container/Dockerfile" "$PROJECT_DIR"

@@ -3,10 +3,17 @@
 #? set job = build_answers(cookiecutter, "00:30:00")
 #? set own_queue = has_own_queue(job, cookiecutter)
 #? set packages = packages_from(cookiecutter)
+#? set on_login_node = builds_on_login_node(cookiecutter)
 # Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
+#? if on_login_node
+# It does so where you call it: login nodes have the processor of compute nodes.
+#
+#   bash slurm/build_venv.sh                           on a login node
+#? else
 # It does so on a compute node, because login nodes often have another processor or driver.
 #
 #   bash slurm/build_venv.sh [options of sbatch]       submits itself
+#? endif
 #? if packages == "wheelhouse"
 #
 # pip takes packages from the wheelhouse of this site alone, where torch is built for its nodes. So
@@ -22,6 +29,7 @@
 # processor and Python version:   pip download -r requirements.txt -d wheels
 #? endif
 #? endif
+#? if not on_login_node
 #
 #? if own_queue
 # The account is that of slurm/submit_multinode.sh.
@@ -37,7 +45,8 @@
 #? endfor
 #SBATCH {{ pad("--no-requeue") }} # a second attempt would meet the folder of the first
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
-
+#? endif
+{{ "" }}
 # Refuses what would fail after hours in the queue, and sets up the Python that the environment is
 # made from.
 prepare() {
@@ -77,22 +86,31 @@ prepare() {
     #? endif
 }
 
+#? if on_login_node
+PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
+#? else
 # In the job this file is a copy in a spool folder, and its first argument is the project.
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 [[ -f $PROJECT_DIR/env.sh ]] || PROJECT_DIR=${1:-$SLURM_SUBMIT_DIR}
+#? endif
 if [[ ! -f $PROJECT_DIR/env.sh ]]; then
-    echo "slurm/build_venv.sh: no env.sh in '$PROJECT_DIR': submit with 'bash slurm/build_venv.sh'" >&2
+    echo "slurm/build_venv.sh: no env.sh in '$PROJECT_DIR': call it with 'bash slurm/build_venv.sh'" >&2
     exit 2
 fi
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/build_venv.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/build_venv.sh
 export RUNTIME=venv # MODULES of env.sh may depend on it
 
+#? if on_login_node
+expect_options "${BASH_SOURCE[0]}" "$@"
+(($# == 0)) || die "'$*' is not known: this script has no options"
+#? else
 if [[ ${BASH_SOURCE[0]##*/} != slurm_script ]]; then # called with bash
     expect_options "${BASH_SOURCE[0]}" "$@"
     (prepare) || exit # in a shell of its own: the job reads env.sh itself
     submit_build "${BASH_SOURCE[0]}" "$@" # ends this script
 fi
+#? endif
 
 prepare
 set -euo pipefail

@@ -20,7 +20,7 @@
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/interactive.sh
+source "$PROJECT_DIR/slurm/commands.sh" slurm/interactive.sh
 expect_options "${BASH_SOURCE[0]}" "$@"
 unset_options_of_srun # of another job's shell
 # shellcheck source=/dev/null

@@ -1,64 +1,64 @@
 #!/usr/bin/env bash
-# Checks the node on which it runs. slurm/preflight.sh has srun run it on every node of a job. It
-# cannot run alone: it needs count_gpus, so slurm/preflight.sh puts the text of launch/count_gpus.sh
-# before the text of this file.
+# Checks the node on which it runs. slurm/preflight.sh has srun run it once on every node of a job,
+# with the text of launch/count_gpus.sh before its own. It does not run alone.
 #
 #   preflight_node.sh [NAME|PATH …] [--mounts FOLDER …]
 #
-# It prints lines of three fields, with tabs between them: the node, a kind and a text.
-#   fault                    what is wrong with this node, and what to do
-#   unreached                why the master cannot be reached from this node
-#   at                       the check that begins now, and "end" after the last one. A node that
-#                            hangs never prints "end", and its last "at" names the check
-#   loopback                 the address that this node gives its own name, if no other node reaches it
-#   clock, ports, gpus,      a value that slurm/preflight.sh compares with those of other nodes
-#   driver
+# The functions below are the checks, in the order of main. The comment of each names a public
+# report of what happens without it.
 #
-# It reads the variables of a Slurm step, NPROC_PER_NODE, and RUN_DIR, MIN_FREE_GB, MASTER_ADDR,
-# MASTER_PORT and MOUNTS_SETTING, which slurm/preflight.sh describes.
+# It prints lines of three fields, with tabs between them: the node, a kind and a text.
+#   at                     the check that begins now, and "end" after the last one. So a check that
+#                          hangs is the last one that the node names
+#   fault                  what is wrong with this node, and what to do
+#   unreached              why this node cannot reach the master
+#   loopback               the address of this node's own name, if no other node reaches it
+#   clock, driver, ports,  what slurm/preflight.sh compares: the time [s since 1970], the version
+#   gpus                   of the GPU driver, the numbers of active RDMA ports and of GPUs
+#
+# It reads the variables of a Slurm step, NPROC_PER_NODE, GLOO_SOCKET_IFNAME, and RUN_DIR,
+# MASTER_ADDR, MASTER_PORT and MOUNTS_SETTING, which slurm/preflight.sh describes.
 set -u
 if ! declare -F count_gpus >/dev/null; then
-    echo "slurm/preflight_node.sh: call bash slurm/preflight.sh, which runs this file on each node" >&2
+    echo "slurm/preflight_node.sh: call bash slurm/preflight.sh, which runs it on each node" >&2
     exit 2
 fi
 export LC_ALL=C # messages of other programs are compared, so they must be in English
 
 main() {
     tell clock "$(date +%s)"
-    check_writable /tmp "free space there, or tell your site"
-    check_writable /dev/shm "free space there, or tell your site"
-    check_writable "$RUN_DIR" "free space there, or put it on a file system that all nodes share"
-    check_free_space "$RUN_DIR"
+    check_writable /tmp "tell your site"
+    check_writable /dev/shm "tell your site"
+    check_writable "$RUN_DIR" "put it on a file system that all nodes share"
     check_own_name
     check_master
     check_software_and_mounts "$@"
     check_cores
-    tell at "RDMA ports"
-    tell ports "$(count_rdma_ports)"
-    # With NPROC_PER_NODE, and without GPUs from Slurm, the run may be one on CPUs.
-    if [[ -n ${SLURM_GPUS_ON_NODE:-} || -z ${NPROC_PER_NODE:-} ]]; then
-        check_gpus
-    fi
+    tell_rdma_ports
+    check_gpus
     tell at end
 }
 
-# tell KIND TEXT… prints one line, in one write: srun does not mix a write with other nodes' lines.
-tell() {
-    printf '%s\t%s\t%s\n' "$SLURMD_NODENAME" "$1" "${*:2}"
-}
+# Prints one line. Arguments: its kind, its text. printf writes it at once: srun does not mix one
+# write with the lines of other nodes.
+tell() { printf '%s\t%s\t%s\n' "$SLURMD_NODENAME" "$1" "${*:2}"; }
 
-# ---- folders ------------------------------------------------------------------------------------
+# ---- folders -------------------------------------------------------------------------------------
 
+# /tmp: torchrun, Python and bash cannot start without room there
+# (https://github.com/TUM-DAML/seml/issues/94, 2022-03-31). /dev/shm: NCCL and data loaders fail if
+# earlier jobs have filled it (https://github.com/NVIDIA/nccl/issues/525, 2021-06-20). RUN_DIR: the
+# disk quota may be used up (https://github.com/RobertsLab/resources/issues/1064, 2021-01-07).
 check_writable() {
     local folder=$1 fix=$2 error
     tell at "$folder"
     error=$(write_file_in "$folder" 2>&1) ||
-        tell fault "cannot write to $folder (${error##*: }): $fix"
+        tell fault "cannot write to $folder (${error##*: }): free space there, or $fix"
 }
 
 # Writes a file of 16 KiB and removes it. fsync: some file systems report a used-up quota only when
-# the data leave the node. mktemp: other users may write to the folder too, and could have made a file
-# or a link by a name that they guess. nofollow: nor may a link take the file's place.
+# the data leave the node. mktemp: other users may write to the folder too, and could have made a
+# file or a link by a name that they guess. nofollow: nor may a link take the file's place.
 write_file_in() {
     local file code=0
     file=$(mktemp "$1/.preflight.XXXXXXXXXX") || return
@@ -67,42 +67,40 @@ write_file_in() {
     return "$code"
 }
 
-# A file system that does not count its blocks reports 0 of 0, and passes.
-check_free_space() {
-    local folder=$1 blocks free_blocks block_size free_mib
-    read -r blocks free_blocks block_size < <(stat -f -c '%b %a %S' "$folder" 2>/dev/null)
-    if ((${blocks:-0} == 0)); then
-        return
-    fi
-    free_mib=$((free_blocks * block_size / 1024 / 1024))
-    if ((free_mib < MIN_FREE_GB * 1024)); then
-        tell fault "$folder has $free_mib MiB left, not $MIN_FREE_GB GiB:" \
-            "free space there, or set MIN_FREE_GB"
-    fi
-}
-
-# ---- names and network --------------------------------------------------------------------------
+# ---- names and network ---------------------------------------------------------------------------
 
 # Prints the addresses of a name, a line each.
 addresses_of() { getent ahosts "$1" | sed 's/ .*//' | sort -u; }
 
-# Asks uname, because $HOSTNAME may come from the machine on which the job was submitted. Debian gives
-# a machine's own name the address 127.0.1.1, and gloo sends that to the other nodes' ranks.
+# gloo takes the address of the node's own name. Without one it takes 127.0.0.1, and ranks of other
+# nodes cannot connect (https://github.com/vllm-project/vllm/issues/7074, 2024-08-02). Nor can they
+# if the name leads to 127.0.1.1, as in Debian's /etc/hosts
+# (https://github.com/aws-samples/aws-do-eks/pull/69, 2026-08-15); NCCL can.
+# uname: $HOSTNAME may come from the machine on which the job was submitted.
 check_own_name() {
     local addresses
     tell at "its own name"
     addresses=$(addresses_of "$(uname -n)")
     if [[ -z $addresses ]]; then
         tell fault "its own name $(uname -n) does not resolve: tell your site"
-    elif ! grep -qvE '^(127\.|::1$)' <<<"$addresses" && ((${SLURM_STEP_NUM_NODES:-1} > 1)) &&
-        [[ $SLURMD_NODENAME != 127.* && -z ${GLOO_SOCKET_IFNAME:-} ]]; then
+    elif [[ -z ${GLOO_SOCKET_IFNAME:-} && ${SLURM_STEP_NUM_NODES:-1} != 1 ]] &&
+        are_loopback "$addresses" && ! are_loopback "$SLURMD_NODENAME"; then
         tell loopback "${addresses%%$'\n'*}"
     fi
 }
 
-# Connects to the ranks' endpoint. No rank listens yet, so "Connection refused" says that the master
-# can be reached. One address of its name is enough, as torch tries them all: the name may have an
-# IPv6 address where the network has no route for it (pytorch issue 131691).
+# Whether all addresses, a line each, are this machine's own alone. The names of Slurm's nodes may
+# be such addresses: then all of them are this machine.
+are_loopback() { ! grep -qvE '^(127\.|::1$)' <<<"$1"; }
+
+# Connects to the ranks' endpoint. The master's name may lead to another network than the ranks'
+# (https://github.com/pytorch/pytorch/issues/73656, 2022-08-04), there may be no route to it
+# (https://github.com/facebookresearch/PyTorch-BigGraph/issues/99, 2019-09-25), or its port may be
+# in use (https://github.com/NVIDIA/enroot/issues/243, 2025-08-07).
+#
+# No rank listens yet, so "Connection refused" says that the master can be reached. One address of
+# its name is enough, as torch tries all: the name may have an IPv6 address where the network has no
+# route for it (https://github.com/pytorch/pytorch/issues/131691, 2024-07-24).
 check_master() {
     local address addresses error reached='' reason=''
     tell at "$MASTER_ADDR:$MASTER_PORT"
@@ -110,25 +108,30 @@ check_master() {
     for address in "${addresses[@]:-$MASTER_ADDR}"; do
         if error=$(timeout 3 bash -c ": </dev/tcp/$address/$MASTER_PORT" 2>&1); then
             if ((SLURM_NODEID == 0)); then # every node sees it, and one report is enough
-                tell fault "the master's port $MASTER_PORT is in use: submit again, which takes another"
+                tell fault "the master's port $MASTER_PORT is in use:" \
+                    "submit again, which takes another"
             fi
             return
         elif [[ $error == *refused* ]]; then
-            reached=1
+            reached=yes
         else
             # bash says "bash: connect: REASON" in its first line, or nothing if timeout ended it.
             reason=${error%%$'\n'*}
             reason=${reason##*: }
         fi
     done
-    [[ -n $reached ]] ||
+    if [[ -z $reached ]]; then
         tell unreached "cannot reach $MASTER_ADDR:$MASTER_PORT (${reason:-no answer in 3 s}):" \
             "set MASTER_ADDR_SUFFIX in env.sh"
+    fi
 }
 
-# ---- software and folders of the container ------------------------------------------------------
+# ---- software and folders of the container -------------------------------------------------------
 
-# Looks for each NAME on PATH, for each file PATH, and for the container's folders after --mounts.
+# Looks for each NAME and PATH, and for the container's folders after --mounts. The Python of an
+# environment may be on the login node alone
+# (https://github.com/ansys/pymapdl/pull/2966, 2024-04-05). A folder that a node lacks keeps the
+# container from starting (https://github.com/apptainer/singularity/issues/5887, 2021-03-23).
 check_software_and_mounts() {
     local needed
     local fault="cannot read" fix="or name its module in MODULES of env.sh"
@@ -142,53 +145,51 @@ check_software_and_mounts() {
     done
 }
 
+# Arguments: a name or path, and how the fault and its fix begin and end.
 check_readable() {
     local needed=$1 fault=$2 fix=$3 file=$1
     tell at "$needed"
     if [[ $needed != */* ]]; then
         file=$(type -P "$needed")
     fi
-    if [[ -L $file ]]; then # often the Python of a venv, whose target is on the login node only
+    if [[ -L $file ]]; then # the Python of an environment is a link
         needed+=" -> $(readlink -m "$file")"
     fi
-    [[ -r $file ]] || tell fault "$fault $needed: put it where all nodes see it, $fix"
-}
-
-# ---- hardware -----------------------------------------------------------------------------------
-
-# A step with one core, where Slurm gave it several, would run all threads of a rank on that core.
-# Slurm counts each hardware thread of a core.
-check_cores() {
-    local cores given=${SLURM_CPUS_PER_TASK:-1}
-    tell at cores
-    cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both variables
-    if ((cores < given)) && { ((cores == 1)) || has_one_core; }; then
-        tell fault "one core, not SLURM_CPUS_PER_TASK=$given: export SLURM_CPU_BIND=none in env.sh"
+    if [[ ! -r $file ]]; then
+        tell fault "$fault $needed: put it where all nodes see it, $fix"
     fi
 }
 
-# Whether this process may use the hardware threads of one core, and the node has more cores.
-has_one_core() {
-    local allowed threads_of_core cpus=/sys/devices/system/cpu
-    allowed=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/self/status) # as in 3,67 or 6-7
-    threads_of_core=$(cat "$cpus/cpu${allowed%%[,-]*}/topology/thread_siblings_list" 2>/dev/null)
-    [[ $allowed == "$threads_of_core" && $allowed != "$(cat "$cpus/online" 2>/dev/null)" ]]
+# ---- hardware ------------------------------------------------------------------------------------
+
+# A step of srun may get one core of those that the job has. Then all threads of all ranks run
+# there, and data loaders are the bottleneck
+# (https://github.com/Lightning-AI/pytorch-lightning/issues/18650, 2023-12-30).
+check_cores() {
+    tell at cores
+    if ((${SLURM_CPUS_PER_TASK:-1} > 1 && $(count_cores) == 1)); then
+        tell fault "one core, not SLURM_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK:" \
+            "export SLURM_CPU_BIND=none in env.sh"
+    fi
 }
 
-# Prints the number of active ports: InfiniBand and RoCE (infiniband), HPE Slingshot (hsn).
-count_rdma_ports() {
-    cat /sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate 2>/dev/null |
-        grep -cE 'ACTIVE$|^up$'
+# InfiniBand and RoCE (infiniband), HPE Slingshot (hsn). If one node has no active port, NCCL hangs
+# (https://github.com/NVIDIA/nccl/issues/234, 2019-06-21), or it takes TCP, several times slower
+# (https://github.com/areal-project/AReaL/issues/639, 2025-11-27).
+tell_rdma_ports() {
+    local files=(/sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate)
+    tell at "RDMA ports"
+    tell ports "$(cat "${files[@]}" 2>/dev/null | grep -cE 'ACTIVE$|^up$')"
 }
 
-driver_version() {
-    cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1
-}
-
-# Checks the GPUs. Where neither Slurm nor a variable says how many there are, count_gpus asks the
-# driver, and slurm/preflight.sh compares the nodes.
+# A node may have lost a GPU (https://github.com/NVIDIA/aicr/issues/1858, 2026-07-22: seven of eight
+# are listed). Its driver may be older than on the others, and too old for the image
+# (https://github.com/NVIDIA/JAX-Toolbox/issues/165, 2023-08-18).
 check_gpus() {
     local gpus
+    if [[ -z ${SLURM_GPUS_ON_NODE:-} && -n ${NPROC_PER_NODE:-} ]]; then
+        return # a run on CPUs: Slurm gave no GPUs, and the user named the number of ranks
+    fi
     tell at "number of GPUs"
     gpus=$(count_gpus)
     if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then # else Slurm may give the nodes different numbers
@@ -196,32 +197,53 @@ check_gpus() {
     fi
     if ((gpus > 0)); then
         tell at "GPU driver"
-        tell driver "$(driver_version)"
-        [[ -z ${SLURM_GPUS_ON_NODE:-}${CUDA_VISIBLE_DEVICES:-} ]] || check_listed_gpus "$gpus"
+        tell driver "$(cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1)"
+        if [[ -n ${SLURM_GPUS_ON_NODE:-}${CUDA_VISIBLE_DEVICES:-} ]]; then
+            check_listed_gpus "$gpus"
+        fi # else count_gpus has asked the driver itself
     fi
 }
 
-# Compares the number of GPUs that the driver lists with the number that the step got. Where neither
-# tool is installed, the GPUs cannot be counted, and pass.
+# Compares the GPUs that the driver lists with the number that the step got. Where neither tool is
+# installed, the GPUs cannot be counted, and pass.
 check_listed_gpus() {
-    local wanted=$1 list=(nvidia-smi -L) answer seen error
-    type -P nvidia-smi >/dev/null || list=(rocm-smi --showuniqueid)
+    local wanted=$1 list answer listed error
+    if type -P nvidia-smi >/dev/null; then
+        list=(nvidia-smi -L)
+    elif type -P rocm-smi >/dev/null; then
+        list=(rocm-smi --showuniqueid)
+    else
+        return
+    fi
     tell at "${list[*]}"
-    type -P "${list[0]}" >/dev/null || return
     answer=$("${list[@]}" 2>&1)
-    seen=$(count_listed <<<"$answer")
-    if ((seen < wanted)); then
+    listed=$(count_listed <<<"$answer")
+    if ((listed < wanted)); then
         error=$(grep -m 1 -iE 'unable|error|fail' <<<"$answer")
-        tell fault "${list[*]} sees $seen GPU(s), not $wanted${error:+ ($error)}: tell your site"
+        if [[ -n $error ]]; then
+            error=" ($error)"
+        fi
+        tell fault "${list[*]} sees $listed GPU(s), not $wanted$error: tell your site"
     fi
 }
 
-# Counts the GPUs in what nvidia-smi or rocm-smi lists. A GPU that is split (MIG) counts as its parts,
-# which follow it.
+# Counts the GPUs that nvidia-smi or rocm-smi lists. Slurm counts the parts (MIG) of a split GPU,
+# which nvidia-smi lists below it:
+#   GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-…)
+#     MIG 3g.20gb Device 0: (UUID: MIG-…)
+#     MIG 3g.20gb Device 1: (UUID: MIG-…)
 count_listed() {
-    awk '/^GPU/ { count++; whole = 1 }
-        /^ *MIG/ { count += 1 - whole; whole = 0 }
-        END { print count + 0 }'
+    local line count=0 split=''
+    while read -r line; do
+        if [[ $line == GPU* ]]; then
+            count=$((count + 1)) split=no
+        elif [[ $line == MIG* && $split == no ]]; then
+            split=yes # the first part counts in place of its GPU
+        elif [[ $line == MIG* ]]; then
+            count=$((count + 1))
+        fi
+    done
+    echo "$count"
 }
 
 main "$@"

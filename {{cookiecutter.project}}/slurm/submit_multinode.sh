@@ -3,47 +3,42 @@
 #? set software = {"venv": "virtual environment", "none": "modules"}.get(cookiecutter.runtime, "container")
 # Runs a PyTorch program on all nodes of a job, on {{ site.title }}.
 #
+#   bash slurm/submit_multinode.sh                               DEFAULT_PROGRAM of env.sh
 #? if cookiecutter.examples == "yes"
-#   bash slurm/submit_multinode.sh                               check/ranks.py, then a training
 #   bash slurm/submit_multinode.sh pi/pi.py --intervals 1e9      any Python program
 #? else
-#   bash slurm/submit_multinode.sh                               check/ranks.py
 #   bash slurm/submit_multinode.sh program.py --lr 1e-3          any Python program
 #? endif
 #   bash slurm/submit_multinode.sh -m package.module             a module
 #   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch end with --
+#   sbatch --nodes=4 slurm/submit_multinode.sh program.py        without the checks before the queue
 #
-# On a login node, this script checks what would fail after hours in the queue, then submits itself.
-# Inside a job, as in a shell of salloc, it runs the program there: salloc takes none of the #SBATCH
-# lines below.
-#
-# To submit without these checks, call sbatch. Its options come first. The program of an array reads
-# its index from SLURM_ARRAY_TASK_ID:
-#
-#   sbatch --nodes=4 slurm/submit_multinode.sh program.py
-#   sbatch --array=0-3 slurm/submit_multinode.sh program.py
+# On any shell, this script checks what would fail after hours in the queue, then submits itself. In
+# the job, where Slurm starts it, it runs the program. To run a program in the allocation that a shell
+# of salloc is in: bash slurm/run_here.sh program.py
 #
 # The program is looked up in the current folder, then in the project. The job ends with the exit
 # code of the launcher: 0 if all ranks ended well. Else it may be that of a rank which the launcher
 # ended, such as 143: the rank that failed first, and its own code, stand in the job's output. The
-# ranks' logs are in logs/JOBID.ATTEMPT/ of the project.
+# ranks' logs are in logs/JOBID.N/ of the project; N counts their starts. The program of an array
+# (sbatch --array=0-3 …) reads its index from SLURM_ARRAY_TASK_ID.
 #
-# Edit two places: the #SBATCH lines below, and env.sh in the project's folder. That file sets
-#? if software == "container"
-# the container, modules, the launcher and variables of the network. A variable of your own goes
-#? else
-# Python, modules, the launcher and variables of the network. A variable of your own goes
-#? endif
-# there, too, as: export NAME="${NAME:-value}". A key does not: wandb login and hf auth login keep it
-# in a file of yours that nobody else reads. To change a setting of env.sh for one job, write it
-# before the command: LAUNCHER=srun bash slurm/submit_multinode.sh …
-# The rules for port, stop request and requeue are functions in slurm/lib.sh.
+# Edit two places: the #SBATCH lines below, and env.sh in the project's folder, which holds
+#   MODULES, RUNTIME, PYTHON         the software         LAUNCHER       what starts the ranks
+#   DEFAULT_PROGRAM                  see above            PREFLIGHT      0: nodes are not checked
+#   NPROC_PER_NODE                   ranks on a node      SAVE_SECONDS   time to save before the end
+#   RANK_PREFIX                      such as a profiler   MAX_REQUEUES   how often a job is requeued
+#   CONTAINER_SRUN_ARGS, CONTAINER_EXEC, MASTER_ADDR_SUFFIX, and variables of the network
+# A variable of your own goes there, too, as: export NAME="${NAME:-value}". A key does not: wandb login
+# and hf auth login keep it in a file of yours that nobody else reads. To change a setting for one job,
+# write it before the command: LAUNCHER=srun bash slurm/submit_multinode.sh …
+# For another header, copy this file under any name to any folder of the project. It needs bash 4.4.
 #
-# Before the walltime is over, this script asks the program to save and to end: it creates the file
-# that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
-# and ends with exit code 0, this script puts the job back into the queue. ATTEMPT and the variable
-# RESTART_COUNT are 0 at first, then 1, 2, … A job that you cancel is not put back. To ask the
-# program yourself, with the same effect: scancel --signal=USR1 --batch JOBID
+# SAVE_SECONDS before the time limit, this script asks the program to save and to end: it creates the
+# file that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
+# and ends with exit code 0, this script puts the job back into the queue. N and the variable
+# RESTART_COUNT are 0 at first, then 1, 2, … A job that you cancel is not put back. To ask the program
+# yourself, with the same effect: scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -52,78 +47,84 @@
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad(requeue_option(cookiecutter)) }} # the job may go back into the queue: after a preemption, a node's failure, the warning
-#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # the warning, so many seconds (or a minute more) before the end: time to save
+#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # time to save: SAVE_SECONDS of env.sh, which bash slurm/submit_multinode.sh puts here; Slurm may be a minute early
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
 #
 # bash cannot read a copy that was saved on Windows, whose lines end with another character. The
 # next line can: in a comment the character does no harm.
+# shellcheck disable=SC2034,SC2154 # the files of slurm/ share variables with the steps below
 if grep -q $'\r$' "$0"; then printf '%s\n' "$0 was saved on Windows: sed -i 's/\r\$//' '$0'" >&2 && exit 2; fi # here
 
-# Prints the project's folder. Slurm runs a copy of this file from a spool folder. scontrol knows
-# where the original lies, as "Command=PATH ARGUMENTS". PATH may be relative, and the whole of it
-# may be "(null)".
-find_project() {
-    local folder command
-    local candidates=("$(dirname "$(realpath "${BASH_SOURCE[0]}")")/..")
-    command=${SLURM_JOB_ID:+$(env -u SLURM_CLUSTERS scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')}
-    [[ $command == /* ]] || command=${SLURM_SUBMIT_DIR:-}/$command
-    while [[ $command == */slurm/* ]]; do # arguments may have a "/slurm/", too: the longest first
-        command=${command%/slurm/*}
-        candidates+=("$command")
+# Finds the project: the folder above this file that holds slurm/job.sh. Slurm runs a copy of this file
+# that is named slurm_script. Its record of the job names the original, then the arguments, as in
+#    Command=/home/me/my project/slurm/submit_multinode.sh program.py --lr 1e-3
+# The path may be relative to the folder of submission, and the whole of it "(null)".
+record=''
+if [[ ${0##*/} == slurm_script && -n ${SLURM_JOB_ID:-} ]]; then
+    in_batch_job=1 stop=''
+    trap 'stop=asked' USR1 # until arrange_stop_request; without a trap the signal would end this shell
+    unset SLURM_CLUSTERS # of another shell: scontrol would ask that cluster
+    record=$(SLURM_TIME_FORMAT=standard scontrol --details show job "$SLURM_JOB_ID")
+    original=$(sed -n 's/^ *Command=//p' <<<"$record" | head -n 1)
+    if [[ $original != /* ]]; then original=${SLURM_SUBMIT_DIR:-}/$original; fi
+else
+    in_batch_job=0
+    original=$(realpath "${BASH_SOURCE[0]}")
+fi
+# The shell of another project's slurm/interactive.sh has its PROJECT_DIR, so that comes late.
+for folder in "$original" "${PROJECT_DIR:-}/." "${SLURM_SUBMIT_DIR:-}/."; do
+    while [[ $folder == */* ]]; do
+        folder=${folder%/*}
+        if [[ -f $folder/slurm/job.sh ]]; then break 2; fi
     done
-    # PROJECT_DIR comes late: in the shell of another project's slurm/interactive.sh it names that
-    # project.
-    for folder in "${candidates[@]}" "${PROJECT_DIR:-}" "${SLURM_SUBMIT_DIR:-}"; do
-        [[ -f $folder/slurm/lib.sh ]] && realpath "$folder" && return
-    done
-    echo "slurm/submit_multinode.sh: found no slurm/lib.sh;" \
-        "submit from the project, or set PROJECT_DIR to it" >&2
-    return 2
-}
-
-# Runs a program, and sets code to its exit code. An extra may say that the program starts again.
-# shellcheck disable=SC2154 # slurm/lib.sh and launch/extras.sh set code, outcome, cancelled
-run() {
-    launch "$@" || code=$?
-    while [[ $outcome == restart && -z $cancelled ]]; do
-        begin_next_attempt # chooses the nodes anew
-        launch "$@" || code=$?
-    done
-}
-
-trap '' USR1 # in a short job Slurm may warn at the start, which would end this shell
-PROJECT_DIR=$(find_project) || exit
+done
+if [[ ! -f $folder/slurm/job.sh ]]; then
+    echo "slurm/submit_multinode.sh: no folder above '$original' holds slurm/job.sh: keep this file" \
+        "in the project, submit from there, or set PROJECT_DIR" >&2
+    exit 2
+fi
+PROJECT_DIR=$(realpath "$folder")
 export PROJECT_DIR
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" slurm/submit_multinode.sh # the functions that are called below
 
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    print_usage "${BASH_SOURCE[0]}"
+# These files define the steps below. Extras come last: they may define some steps anew.
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/project.sh" slurm/submit_multinode.sh
+for file in slurm/submit.sh slurm/job.sh slurm/ranks.sh; do
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/$file" || exit
+done
+read_extras # extras/*/: their functions take part at the moments that call_extras names
+
+if [[ $in_batch_job == 0 ]]; then
+    if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+        print_usage "${BASH_SOURCE[0]}"
+        exit
+    fi
+    job_script=${BASH_SOURCE[0]}
+    read_command_line "$@"        # sbatch_options, typed
+    check_submission              # refuses what would fail after hours in the queue
+    call_extras before_submit >&2 # may change sbatch_options, job_script, typed
+    submit                        # Slurm starts this file again, in the job: it takes the steps below
     exit
 fi
+
+typed=("$@")
 unset_stale_variables
-read_extras         # extras/*/: their functions take part at the moments that call_extras names
-# shellcheck disable=SC2034 # slurm/lib.sh reads them
-program='' words=()
-read_arguments "$@" # program, arguments; words: both, as typed; the options of sbatch
-
-if [[ -z ${SLURM_JOB_ID:-} ]]; then # not in a job, so on a login node
-    job_script=${BASH_SOURCE[0]}
-    check_submission "$job_script" # refuses what would fail after hours in the queue
-    call_extras before_submit >&2  # may change sbatch_options, job_script, typed
-    submit "$job_script"           # calls sbatch and ends: the job takes the steps below
-fi
-
+identify_job             # job_id, requeues
+read_settings            # env.sh
+refuse_options_in_a_job "$@"
+read_program "$@"        # program, arguments
 call_extras job_start    # may change arguments, container_folders, attempt; may exit
-set_up_run               # env.sh, {{ software }}
+load_software            # modules, Python or container of env.sh
+check_settings
 set -euo pipefail        # only now: modules and environments read variables that are not set
-look_at_allocation       # nodes, cores, GPUs
-make_run_folder          # logs/JOBID.ATTEMPT
+read_allocation          # nodes, cores, GPUs
+number_attempt           # N of logs/JOBID.N
+make_run_folder          # logs/JOBID.N
 arrange_stop_request     # so that the program saves before the time limit
 choose_nodes             # checks them; MASTER_ADDR, MASTER_PORT
-build_step               # the srun command that starts the launcher, or the ranks, on these nodes
 #? if software == "container"
 # A step of your own goes here. It runs once, on the first node, outside the container. If it fails,
 # the job ends.
@@ -132,14 +133,7 @@ build_step               # the srun command that starts the launcher, or the ran
 # A step of your own goes here. It runs once, on the first node. If it fails, the job ends.
 
 #? endif
-# shellcheck disable=SC2154 # read_arguments sets arguments
-run "$program" "${arguments[@]}"
-#? if cookiecutter.examples == "yes"
-if [[ ${#words[@]} == 0 && $code == 0 && -z $outcome ]]; then # no program: check, then training
-    set_rendezvous_endpoint # another port: the check may still hold the first
-    run "$PROJECT_DIR/training/train_ddp.py"
-fi
-#? endif
+run_program              # srun, and what LAUNCHER starts on each node; sets code
 call_extras job_end
-requeue_or_explain "$code"
+requeue_or_explain
 exit "$code"

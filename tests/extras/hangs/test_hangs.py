@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
+from launching import RUNTIMES, container_cluster, everywhere, get_image, surroundings
 from needs import needs_namespaces
-from submitting import apptainer_project, cluster, project
+from submitting import apptainer_project, cluster
+from submitting import project_of_extras as project
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import wait_for
 
@@ -174,7 +175,7 @@ time.sleep(100_000)
 def test_what_nccl_writes_after_a_timeout(cluster, project, tmp_path, is_asked):
     """All ranks are asked as soon as the files are there. If a node does not answer, the files tell what is known."""
     if not is_asked:
-        project = bake(tmp_path / "own", **ANSWERS)
+        project = bake(tmp_path / "own", **ANSWERS, extras="hangs")
         (project / "extras/hangs/collect.sh").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "nccl.py").write_text(NCCL)
     words = [project / "slurm/submit_multinode.sh", "nccl.py"]
@@ -245,7 +246,7 @@ def test_a_rank_that_waits_itself_is_not_blamed(cluster, project, tmp_path, laun
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
     needs_namespaces(containers)
-    project = apptainer_project(tmp_path_factory, sif)
+    project = apptainer_project(tmp_path_factory, sif, "hangs")
     way = WAYS["skips_a_collective"]
     job = submitted(containers, project, tmp_path, "skips_a_collective", 15, LAUNCHER=launcher)
     assert_found_while_it_hangs(containers, project, job, tmp_path, way)
@@ -260,10 +261,10 @@ def test_in_every_container(container_cluster, runtime, launcher, everywhere, su
     """The stand-ins for the runtimes make the namespaces that the real ones make; the ranks are asked from outside."""
     cluster = container_cluster
     needs_namespaces(cluster)
-    project = bake(tmp_path / "my_projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path / "my_projects", **answers, extras="hangs")
     environment = {**SETTINGS, **surroundings(runtime, project, tmp_path, cluster), "LAUNCHER": launcher}
-    if (project / "slurm/build_container.sh").exists():
-        build_image(cluster, project, environment)
+    get_image(cluster, project, runtime, environment)
     here = tmp_path / "here"
     here.mkdir()
     way = WAYS["sleeps"]

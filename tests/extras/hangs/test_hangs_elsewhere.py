@@ -118,7 +118,7 @@ def test_what_is_for_slurm_is_refused(project, tmp_path):
 @pytest.mark.parametrize("generation", [pytest.param("v1", marks=pytest.mark.drill), "v2"])
 def test_where_each_rank_of_a_job_is(generation, tmp_path):
     """In a job that is stuck."""
-    with Site(tmp_path, generation) as site:
+    with Site(tmp_path, generation, extras="hangs") as site:
         program = "import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(99999)\ntime.sleep(99999)\n"
         (site.project / "waits.py").write_text(program)
         site.own()
@@ -140,7 +140,7 @@ def test_where_each_rank_of_a_job_is(generation, tmp_path):
 @pytest.mark.drill
 @needs_pods
 def test_a_timeout_of_a_job(tmp_path):
-    with Site(tmp_path) as site:
+    with Site(tmp_path, extras="hangs") as site:
         (site.project / "late.py").write_text(LATE)
         site.own()
         job = site.run("late.py", NNODES="2")

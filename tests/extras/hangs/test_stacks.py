@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from baking import TEMPLATE
 from needs import needs_namespaces
-from submitting import apptainer_project, cluster, project
+from submitting import apptainer_project, cluster
+from submitting import project_of_extras as project
 from two_nodes import ENVIRONMENT
 from waiting import PATIENCE, wait_for
 
@@ -86,7 +87,7 @@ def test_each_rank_is_found(cluster, project, tmp_path, launcher):
 def test_each_rank_is_found_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
     """The stacks are read from outside of the container."""
     needs_namespaces(containers)
-    project = apptainer_project(tmp_path_factory, sif)
+    project = apptainer_project(tmp_path_factory, sif, "hangs")
     assert_each_rank_is_found(containers, project, tmp_path, LAUNCHER=launcher)
 
 

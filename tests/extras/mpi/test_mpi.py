@@ -126,6 +126,6 @@ def test_programs_that_torchrun_cannot_start(cluster, project):
 
 
 def test_more_ranks_than_cores(cluster, project):
-    lines = "LAUNCHER=mpirun-ranks NPROC_PER_NODE=9 bash slurm/submit_multinode.sh show.py"
+    lines = "LAUNCHER=mpirun-ranks NPROC_PER_NODE=9 bash slurm/run_here.sh show.py"
     done = cluster.run("salloc", "--nodes=2", "bash", "-c", lines, cwd=project, env=environment("x"), check=False)
     assert done.returncode == 2 and "NPROC_PER_NODE=9, but the job has 1 core(s) on each node" in done.stderr, done

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import build_image, everywhere, surroundings
+from launching import everywhere, get_image, surroundings
 from needs import needs_namespaces
 from slurm_cluster import Cluster
-from submitting import apptainer_project, cluster, project
+from submitting import apptainer_project, cluster
+from submitting import project_of_extras as project
 from two_nodes import ENVIRONMENT
 from waiting import PATIENCE, wait_for
 
@@ -330,7 +331,7 @@ def test_a_node_that_does_not_answer(project, tmp_path):
 def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, folder):
     """The socket's name may be longer than the kernel takes."""
     needs_namespaces(containers)
-    project = apptainer_project(tmp_path_factory, sif).rename(tmp_path / folder)
+    project = apptainer_project(tmp_path_factory, sif, "notebook").rename(tmp_path / folder)
     book = Notebook(containers, project).wait_until_connected()
     try:
         server = Server(book.path, book.token)
@@ -345,10 +346,10 @@ def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, folder):
 @pytest.mark.parametrize("runtime", ["pyxis", "enroot", "edf", "shifter", "podman-hpc"])
 def test_in_a_container(containers, everywhere, runtime, surroundings, tmp_path):
     needs_namespaces(containers)
-    project = bake(tmp_path / "a_b", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path / "a_b", **answers, extras="notebook")
     environment = surroundings(runtime, project, tmp_path, containers)
-    if (project / "slurm/build_container.sh").exists():
-        build_image(containers, project, {**ENVIRONMENT, **environment})
+    get_image(containers, project, runtime, {**ENVIRONMENT, **environment})
     book = Notebook(containers, project, **environment).wait_until_connected()
     try:
         server = Server(book.path, book.token)

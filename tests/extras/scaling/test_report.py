@@ -52,7 +52,7 @@ def projects(tmp_path_factory):
     """Every site that has figures, and one that has none."""
     folder = tmp_path_factory.mktemp("projects")
     sites = {**{site: account(site) for site in PUBLISHING}, "mn5": "abc", "rcp": "mlo-jdoe", "local": ""}
-    return {site: bake(folder / site, site=site, account=charged) for site, charged in sites.items()}
+    return {site: bake(folder / site, site=site, account=charged, extras="scaling") for site, charged in sites.items()}
 
 
 def report(*arguments, program=REPORT, code=0, cwd=None, **environment):

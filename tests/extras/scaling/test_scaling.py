@@ -289,7 +289,7 @@ def test_on_slurm_no_more_jobs_than_the_queue_takes(slurm, tmp_path):
 @pytest.mark.skipif(bool(RunaiCluster.missing()), reason=f"no pods: {RunaiCluster.missing()}")
 @pytest.mark.parametrize("generation", ["v1", "v2"])
 def test_in_pods(generation, tmp_path):
-    with Site(tmp_path, generation) as site:
+    with Site(tmp_path, generation, extras="scaling") as site:
         folder = site.project / "logs/scaling/pods"
         folder.mkdir(parents=True)
         site.own()

@@ -23,7 +23,7 @@ from users import NEIGHBOUR, ONE, PYTHON, as_user, folder_of_all, needs_two_user
 from waiting import FOREVER, PATIENCE, wait_for
 
 SNAPSHOT = TEMPLATE / "extras/snapshot/snapshot.py"
-FILES = {"env.sh": "", "launch/program.sh": "", "train.py": "first"}
+FILES = {"env.sh": "", "launch/extras.sh": "", "train.py": "first"}
 IN_RANKS = ("imports", "packages", "run_module")  # the Python of the ranks runs them
 ON_LOGIN_NODES = sorted(set(SNAPSHOT.parent.glob("*.py")) - {SNAPSHOT.with_name(f"{name}.py") for name in IN_RANKS})
 
@@ -96,12 +96,12 @@ def test_sources_are_copied_and_all_else_is_linked(project):
     """Copied are tracked files as they are on disk, and new ones; ignored files and .git are not."""
     write(project, {"train.py": "edited", "package/new.py": "new", "data/a.txt": "a", "package/weights.bin": "w"})
     write(project, {"big.py": "x" * (1 << 20) + "x", "checkpoint.pt": "p"})
-    (project / "launch/program.sh").rename(project / "launch/kept.sh")
-    (project / "launch/program.sh").write_text("again")
-    git(project, "rm", "--quiet", "--cached", "launch/program.sh")
+    (project / "launch/extras.sh").rename(project / "launch/kept.sh")
+    (project / "launch/extras.sh").write_text("again")
+    git(project, "rm", "--quiet", "--cached", "launch/extras.sh")
     copy, program, (folder,) = take(project, project / "train.py")
     assert copy == folder / "my project" and program == str(copy / "train.py")
-    for name in ("train.py", "package/new.py", "env.sh", "launch/program.sh", "launch/kept.sh", ".gitignore"):
+    for name in ("train.py", "package/new.py", "env.sh", "launch/extras.sh", "launch/kept.sh", ".gitignore"):
         assert (copy / name).read_text() == (project / name).read_text() and not (copy / name).is_symlink(), name
     for name in ("data", "package/weights.bin", "big.py", "checkpoint.pt", "logs"):
         assert (copy / name).is_symlink() and (copy / name).resolve() == project / name, name
@@ -268,7 +268,7 @@ def test_data_is_not_copied(project):
     copy, _, (folder,) = take(project)
     held = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     names = sorted(str(path.relative_to(copy)) for path in held if path.is_relative_to(copy))
-    assert names == [".gitignore", "env.sh", "launch/program.sh", "train.py"]
+    assert names == [".gitignore", "env.sh", "launch/extras.sh", "train.py"]
     assert sum(path.stat().st_size for path in held) < 10_000
     assert (copy / "data").is_symlink() and (copy / "huge.bin").is_symlink()
 
@@ -515,7 +515,7 @@ def test_python_36_can_run_it(path):
 
 def test_links_to_folders_without_git(tmp_path):
     """A package that is a link to a folder of sources leads to their copy."""
-    project = write(tmp_path / "plain", {"env.sh": "", "launch/program.sh": "", "src/one.py": "1", "train.py": ""})
+    project = write(tmp_path / "plain", {"env.sh": "", "launch/extras.sh": "", "src/one.py": "1", "train.py": ""})
     (project / "package").symlink_to("src")
     (project / ".#train.py").symlink_to("nowhere")  # as Emacs leaves it
     (project / "gone.py").symlink_to("nowhere")
@@ -526,14 +526,14 @@ def test_links_to_folders_without_git(tmp_path):
 
 def test_an_environment_at_the_top(tmp_path):
     """Its folder is the project's: new files are sources all the same."""
-    project = repository(tmp_path / "repository", {"env.sh": "", "launch/program.sh": "", "train.py": ""})
+    project = repository(tmp_path / "repository", {"env.sh": "", "launch/extras.sh": "", "train.py": ""})
     write(project, {"pyvenv.cfg": "home = /usr/bin", "new.py": "1"})
     assert not (take(project)[0] / "new.py").is_symlink()
 
 
 def test_equal_sources_of_another_commit(tmp_path):
     """Each copy says which commit it is of."""
-    project = repository(tmp_path / "repository", {"env.sh": "", "launch/program.sh": "", "train.py": "1"})
+    project = repository(tmp_path / "repository", {"env.sh": "", "launch/extras.sh": "", "train.py": "1"})
     write(project, {"train.py": "2"})
     before = json.loads((take(project)[0].parent / "git.json").read_text())
     commit(project)
@@ -543,6 +543,6 @@ def test_equal_sources_of_another_commit(tmp_path):
 
 def test_a_full_folder_with_configurations_is_no_folder_of_data(tmp_path):
     """It cannot be linked whole: the configurations would not be frozen."""
-    project = repository(tmp_path / "repository", {"env.sh": "", "launch/program.sh": "", "runs/conf.yaml": "1"})
+    project = repository(tmp_path / "repository", {"env.sh": "", "launch/extras.sh": "", "runs/conf.yaml": "1"})
     write(project, {".gitignore": "*.bin", **{f"runs/{number}.bin": "" for number in range(1001)}})
     assert "move them into a folder of their own" in refused(project)

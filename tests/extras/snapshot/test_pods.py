@@ -18,7 +18,7 @@ from test_runai_submit import ON_VOLUME, command, script
 @pytest.fixture
 def on_volume(tmp_path):
     """A project on a volume that this machine and the pods know by one name."""
-    project = bake(tmp_path, site="runai", account="lab")
+    project = bake(tmp_path, site="runai", account="lab", extras="snapshot")
     settings = (project / "env.sh").read_text()
     assert settings.count("\nVOLUMES=()") == 1
     (project / "env.sh").write_text(settings.replace("\nVOLUMES=()", f"\nVOLUMES=(data:{tmp_path})"))
@@ -90,7 +90,7 @@ TELLS_OF_COPY = (
 def test_pods_run_a_copy_and_say_which_code_it_was(tmp_path, tmp_path_factory):
     """The user submits where the volume is mounted, under the name that pods know. Edits come after the submission."""
     mounted = tmp_path_factory.mktemp("mounted") / "scratch"
-    with Site(tmp_path) as site:
+    with Site(tmp_path, extras="snapshot") as site:
         mounted.symlink_to(site.volume)
         settings = site.project / "env.sh"
         text = settings.read_text()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake
-from launching import RUNTIMES, build_image, container_cluster, everywhere, surroundings
+from launching import RUNTIMES, container_cluster, everywhere, get_image, surroundings
 from needs import needs_namespaces
 from slurm_cluster import PATH
 from sources import LONGER, apply_changes, commit, git, repository, write
@@ -307,15 +307,16 @@ IN_CONTAINERS = [name for name in RUNTIMES if name not in ("none", "venv")]
 def test_a_container_sees_the_copy(container_cluster, runtime, everywhere, surroundings, tmp_path):
     """And the folders to which its links lead: data of the project, and of the program's own repository."""
     cluster, blank = container_cluster, "_" if runtime == "edf" else " "
-    project = bake(tmp_path / f"my{blank}projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path / f"my{blank}projects", **answers, extras="snapshot")
     surround = surroundings(runtime, project, tmp_path, cluster)
     # The file that describes a container for edf has the project, but no further folder to which links lead.
     below = 'os.environ["PROJECT_DIR"]' if runtime == "edf" else "sys.path[0]"
     for launcher in ("srun", "torchrun"):
         jobs = Jobs(cluster, launcher)
         jobs.environment |= surround
-        if launcher == "srun" and (project / "slurm/build_container.sh").exists():
-            build_image(cluster, project, jobs.environment)
+        if launcher == "srun":
+            get_image(cluster, project, runtime, jobs.environment)
         text = PROGRAM.replace('"input.txt"', 'NAME + "/data/input.dat"'.replace("NAME", below))
         other = repository(tmp_path / f"other{blank}{launcher}", {"prog.py": text, ".gitignore": "data/\n"})
         write(other, {"helper.py": "TEXT = 'first'\n"})

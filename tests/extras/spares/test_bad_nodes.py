@@ -192,8 +192,8 @@ def test_the_list_of_bad_nodes(cluster, project, remember):
 # ---- whose fault it is that the preflight finds ----------------------------------------------------------------------
 
 NOTE = """\
-PROJECT_DIR='{project}' RUN_DIR='{folder}' cancelled='' SLURM_RESTART_COUNT={restarts} hosts=({hosts})
-source "$PROJECT_DIR/slurm/lib.sh" x
+PROJECT_DIR='{project}' RUN_DIR='{folder}' stop='' SLURM_RESTART_COUNT={restarts} hosts=({hosts})
+source "$PROJECT_DIR/slurm/project.sh" x
 source "$PROJECT_DIR/extras/spares/hooks.sh"
 spares_remember() {{ :; }}
 spares_note_unfit_nodes

@@ -71,7 +71,7 @@ def test_the_causes_have_the_names_of_the_doctor():
 
 
 def test_the_node_at_fault_is_that_of_the_log(doctor, project):
-    """torchrun may number the nodes in another order than slurm/lib.sh: rank 0 of this job is on node2."""
+    """torchrun may number the nodes in another order than slurm/job.sh: rank 0 of this job is on node2."""
     run = project / "logs/900014.0"
     for node, text in ((0, ""), (1, traceback(ECC, "[rank0]: "))):
         folder = run / f"node{node}-node{node + 1}/0"
@@ -101,7 +101,7 @@ def test_without_an_answer():
 
 ATTEMPTS = """\
 PROJECT_DIR='{project}' code=1 hosts=(node1)
-source "$PROJECT_DIR/slurm/lib.sh" x
+source "$PROJECT_DIR/slurm/project.sh" x
 source "$PROJECT_DIR/extras/spares/hooks.sh"
 spares_whose_fault() {{ echo unknown; }}
 explain_failure() {{ :; }}

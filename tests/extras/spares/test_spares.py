@@ -21,7 +21,7 @@ import drills
 import pytest
 from baking import bake
 from drills import BUSY, Drill
-from launching import RUNTIMES, build_image, everywhere, surroundings
+from launching import RUNTIMES, everywhere, get_image, surroundings
 from needs import cluster_of, needs_namespaces
 from slurm_cluster import PATH, Cluster, Nodes
 from submitting import apptainer_project
@@ -191,7 +191,7 @@ def test_newer_slurm(drill, cluster, node):
 @pytest.mark.parametrize("breakable", ["debian13"], indirect=True)
 @pytest.mark.parametrize("launcher", ["torchrun", "mpirun-ranks"])
 def test_in_apptainer(drill, cluster, sif, tmp_path_factory, launcher):
-    drill.project = apptainer_project(tmp_path_factory, sif)
+    drill.project = apptainer_project(tmp_path_factory, sif, "spares")
     drill.submit(*ONE_SPARE, SPARES="1", LAUNCHER=launcher, PAUSE="0.1")
     drill.reach()
     drill.start_clock()
@@ -202,10 +202,10 @@ def test_in_apptainer(drill, cluster, sif, tmp_path_factory, launcher):
 @pytest.mark.parametrize("runtime", [name for name in RUNTIMES if name not in ("none", "venv", "apptainer")])
 def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tmp_path, reference, record_property):
     """The stand-ins for the runtimes make the namespaces that the real ones make. The first node dies."""
-    project = bake(tmp_path / "my_projects", site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
+    answers = {"site": everywhere, "runtime": runtime, "nodes": "2", "gpus_per_node": "2"}
+    project = bake(tmp_path / "my_projects", **answers, extras="spares")
     environment = {**drills.ONE_THREAD, **surroundings(runtime, project, tmp_path, cluster)}
-    if (project / "slurm/build_container.sh").exists():
-        build_image(cluster, project, environment)
+    get_image(cluster, project, runtime, environment)
     here = tmp_path / "here"
     here.mkdir()
     drill = SpareDrill(cluster, project, here, reference, record_property)
@@ -219,7 +219,7 @@ def test_in_every_other_container(cluster, runtime, everywhere, surroundings, tm
 
 def test_with_all_other_extras(drill, cluster, tmp_path_factory):
     """The job runs a copy of the sources, and its data from the nodes' disks. The first node dies."""
-    drill.project = bake(tmp_path_factory.mktemp("a b") / "all", **ANSWERS)
+    drill.project = bake(tmp_path_factory.mktemp("a b") / "all", **ANSWERS, extras="all")
     (drill.folder / "data").write_text("some data")
     settings = {"SPARES": "1", "LAUNCHER": "srun", "MEASURE_EVERY": "1", "STALL_TIMEOUT": "600"}
     settings = {**drills.ONE_THREAD, **settings, "STAGE_DATA": "data", "STAGE_DIR": "/dev/shm", "SNAPSHOT": "1"}
@@ -258,7 +258,7 @@ def test_an_array(drill, cluster):
 
 def test_an_allocation_of_salloc(drill, cluster):
     """The script runs where salloc was called, and needs no node that takes over."""
-    script = drill.project / "slurm/submit_multinode.sh"
+    script = drill.project / "slurm/run_here.sh"
     words = ["salloc", *ONE_SPARE, "bash", script, "slowly.py", *drills.RUN.split()]
     environment = {**drills.ONE_THREAD, "SPARES": "1", "LAUNCHER": "spawn", "PAUSE": "0.1"}
     with ThreadPoolExecutor() as pool:

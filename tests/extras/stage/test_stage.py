@@ -92,7 +92,7 @@ class Jobs:
 def jobs(request, cluster, tmp_path):
     """Jobs of two nodes of two ranks; the folder of the environment has a space in its name."""
     needs_namespaces(cluster)
-    project = bake(tmp_path / "a b", **ANSWERS)
+    project = bake(tmp_path / "a b", **ANSWERS, extras="stage")
     (project / "prog.py").write_text(PROGRAM)
     jobs = Jobs(cluster, request.param, project, make_environment(tmp_path / "an_environment"))
     yield jobs
@@ -220,7 +220,8 @@ def test_without_it_they_load_what_lies_there(jobs):
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_the_shared_file_system_is_asked_for_less(launcher, tmp_path):
     """Opens of the environment on it, counted by a file system that counts; it is mounted before the nodes start."""
-    project, environment = bake(tmp_path / "project", **ANSWERS), make_environment(tmp_path / "environment")
+    project = bake(tmp_path / "project", **ANSWERS, extras="stage")
+    environment = make_environment(tmp_path / "environment")
     site = next(environment.glob("lib/python*/site-packages"))
     for number in range(50):  # so that the ranks' imports outweigh what the scripts themselves read
         (site / f"module{number}.py").touch()
@@ -507,7 +508,8 @@ while os.environ["RESTART_COUNT"] == "0":
 @pytest.mark.drill
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_a_spare_node_gets_its_copy(launcher, tmp_path):
-    project, environment = bake(tmp_path / "project", **ANSWERS), make_environment(tmp_path / "environment")
+    project = bake(tmp_path / "project", **ANSWERS, extras="stage,spares")
+    environment = make_environment(tmp_path / "environment")
     (project / "waits.py").write_text(WAITS_ONCE)
     conf = "SlurmdTimeout=20\nKillWait=30"
     with Cluster(tmp_path / "cluster", nodes=3, extra_conf=conf) as own_cluster:

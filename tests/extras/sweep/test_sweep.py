@@ -13,7 +13,8 @@ import sys
 import pytest
 from baking import bake
 from needs import needs_namespaces
-from submitting import apptainer_project, cluster, project
+from submitting import apptainer_project, cluster
+from submitting import project_of_extras as project
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import PATIENCE, wait_for
 
@@ -229,7 +230,7 @@ def test_control_characters_are_shown(project, tmp_path):
 @pytest.mark.drill
 def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory):
     needs_namespaces(containers)
-    own = apptainer_project(tmp_path_factory, sif)
+    own = apptainer_project(tmp_path_factory, sif, "sweep")
     (own / "prog.py").write_text(PROGRAM)
     (own / "lines.txt").write_text("0 0 a%a\n3 0 'b c'\n")
     command = ["bash", own / "extras/sweep/sweep.sh", "lines.txt", *OPTIONS, "--", "prog.py"]

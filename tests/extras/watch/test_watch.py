@@ -19,7 +19,8 @@ import pytest
 from baking import TEMPLATE, bake
 from needs import needs_namespaces
 from slurm_cluster import Cluster
-from submitting import apptainer_project, cluster, project
+from submitting import apptainer_project, cluster
+from submitting import project_of_extras as project
 from two_nodes import ANSWERS, ENVIRONMENT
 from waiting import wait_for
 
@@ -241,7 +242,7 @@ def test_newer_slurms(request, name, project, tmp_path):
 def test_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
     """Processes in a container are found as others: the training, the idle rank, and the last line of the job."""
     needs_namespaces(containers)
-    own = apptainer_project(tmp_path_factory, sif)
+    own = apptainer_project(tmp_path_factory, sif, "watch")
     (own / "watched.py").write_text(WATCHED.read_text())
     words = [own / "slurm/submit_multinode.sh", "watched.py", "20", "1000000"]
     job = containers.sbatch(*words, cwd=own, env={**SETTINGS, "LAUNCHER": launcher, "MEASURE_EVERY": "2"})

@@ -61,7 +61,7 @@ hangs_after_launch() {
     hangs_add_records
     [[ -e $RUN_DIR/stuck ]] || return 0
     code=124 # as that of the command timeout
-    [[ -n $outcome || -n $cancelled ]] || outcome=$STALL_ACTION
+    [[ -n $outcome || $stop == cancelled ]] || outcome=$STALL_ACTION
     #? elif kind == "local"
     ((code == 0)) || hangs_add_records
     #? else
@@ -127,7 +127,7 @@ hangs_group() {
 # Whether to look if the job is stuck: in a batch job, until the program is asked to save or to end,
 # a collective has timed out, or the job was found to be stuck.
 hangs_watches_for_stall() {
-    [[ $STALL_TIMEOUT != 0 && -n $batch && ! -e $STOP_FILE ]] &&
+    [[ $STALL_TIMEOUT != 0 && $in_batch_job == 1 && ! -e $STOP_FILE ]] &&
         [[ ! -e $RUN_DIR/timeout && ! -e $RUN_DIR/stacks.txt ]]
 }
 
@@ -186,7 +186,7 @@ hangs_last_output() {
 hangs_kill_ranks() {
     local try
     for ((try = 0; try < 6; try++)); do
-        squeue --noheader --steps --jobs="$batch" --format=%i | grep -E '[.][0-9]+$' |
+        squeue --noheader --steps --jobs="$job_id" --format=%i | grep -E '[.][0-9]+$' |
             xargs -r -n 1 scancel --signal=KILL
         sleep 5
         kill -0 "$ranks" 2>/dev/null || return 0

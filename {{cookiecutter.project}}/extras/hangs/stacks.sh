@@ -13,7 +13,7 @@
 # shellcheck disable=SC2154 # find_running_job sets number and hosts
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/hangs/stacks.sh
+source "$PROJECT_DIR/slurm/commands.sh" extras/hangs/stacks.sh
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"
@@ -61,7 +61,11 @@ unset CDPATH # with it, cd could go to another folder and print it
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export PROJECT_DIR LC_ALL=C
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/runai/lib.sh" extras/hangs/stacks.sh # the functions below
+source "$PROJECT_DIR/runai/project.sh" extras/hangs/stacks.sh
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/runai/submit.sh" # the functions below
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/runai/command.sh"
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"
@@ -79,7 +83,7 @@ choose_job_commands  # job_commands
 pods=('') # runai knows the one pod of a job by the job's name
 ((NNODES == 1)) || read -ra pods <<<"$(pods_of "$1")"
 for pod in "${pods[@]}"; do
-    # shellcheck disable=SC2086,SC2154 # job_commands are several words, which runai/lib.sh sets
+    # shellcheck disable=SC2086,SC2154 # job_commands are several words, which runai/command.sh sets
     $job_commands exec "$1" -p "$RUNAI_PROJECT" ${pod:+--pod "$pod"} -- \
         bash "$POD_PROJECT_DIR/extras/hangs/collect.sh" </dev/null ||
         echo "extras/hangs/stacks.sh: ${pod:-$1} does not answer, see above" >&2
@@ -96,7 +100,7 @@ done | python3 "$PROJECT_DIR/extras/hangs/group.py"
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh" extras/hangs/stacks.sh
+source "$PROJECT_DIR/local/project.sh" extras/hangs/stacks.sh
 
 if [[ ${1:-} == -h || ${1:-} == --help ]]; then
     print_usage "${BASH_SOURCE[0]}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 #? set runtime = cookiecutter.runtime
 # The launchers mpirun and mpirun-ranks: Open MPI starts launch/torchrun.sh on each node, or each rank.
-# launch/extras.sh calls the functions mpi_MOMENT, and slurm/lib.sh calls build_step_of_LAUNCHER.
-# shellcheck disable=SC2034,SC2154 # slurm/lib.sh shares its variables
+# launch/extras.sh calls the functions mpi_MOMENT, and slurm/ranks.sh calls build_step_of_LAUNCHER.
+# shellcheck disable=SC2034,SC2154 # the scripts of slurm/ share their variables
 
 # Unsets what another mpirun, or a step of another job, has left. In a step, mpirun would take itself
 # for one of the step's tasks. PMIX_MCA_* are settings.
@@ -34,9 +34,8 @@ mpi_check_settings() {
 build_step_of_mpirun() { mpi_build_step 1; }
 
 build_step_of_mpirun_ranks() {
-    ((NPROC_PER_NODE <= cores)) ||
-        die "NPROC_PER_NODE=$NPROC_PER_NODE, but the job has $cores core(s) on each node: raise" \
-            "--cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
+    set_ranks_per_node
+    require_cores "$NPROC_PER_NODE"
     mpi_build_step "$NPROC_PER_NODE"
 }
 

@@ -23,7 +23,7 @@
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/notebook/notebook.sh
+source "$PROJECT_DIR/slurm/commands.sh" extras/notebook/notebook.sh
 
 # Submits the job, and sets number.
 submit_notebook() {

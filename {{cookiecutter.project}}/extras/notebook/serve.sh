@@ -3,14 +3,14 @@
 # The job of extras/notebook/notebook.sh: runs JupyterLab on its node, in the software of env.sh.
 # Argument: the project's folder, as Slurm runs a copy of this file.
 
-if [[ ! -f ${1:-}/slurm/lib.sh || -z ${SLURM_JOB_ID:-} ]]; then
+if [[ ! -f ${1:-}/slurm/project.sh || -z ${SLURM_JOB_ID:-} ]]; then
     echo "extras/notebook/serve.sh: call bash extras/notebook/notebook.sh, which submits this file" >&2
     exit 2
 fi
 PROJECT_DIR=$1
 export PROJECT_DIR
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/notebook/notebook.sh
+source "$PROJECT_DIR/slurm/project.sh" extras/notebook/notebook.sh
 unset_stale_variables
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/env.sh"

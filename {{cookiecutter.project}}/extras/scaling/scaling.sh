@@ -36,7 +36,7 @@
 unset CDPATH # with it, cd could go to another folder and print it
 PROJECT_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh" extras/scaling/scaling.sh # die and other functions
+source "$PROJECT_DIR/{{ kind }}/project.sh" extras/scaling/scaling.sh # die and other functions
 set -euo pipefail
 cd "$PROJECT_DIR"
 
@@ -101,7 +101,7 @@ make_results_folder() {
 list_jobs() {
     set +u # env.sh may read what is not set
     # shellcheck source=/dev/null
-    source runai/lib.sh extras/scaling/scaling.sh
+    source runai/submit.sh
     read_settings
     require_project
     find_client

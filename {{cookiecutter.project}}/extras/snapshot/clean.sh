@@ -13,7 +13,7 @@
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/snapshot/clean.sh
+source "$PROJECT_DIR/slurm/project.sh" extras/snapshot/clean.sh
 
 (($# <= 1)) || die "too many words: expected --dry-run, or nothing"
 dry_run=''

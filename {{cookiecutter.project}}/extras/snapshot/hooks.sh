@@ -46,11 +46,11 @@ snapshot_before_submit() {
 # folder stands for PROJECT_DIR in the file that describes the container: the copy lies in there, too.
 snapshot_job_start() {
     local folder
-    snapshot_find_copies ${words[0]+"$program"} "${words[@]:1}" || return
+    snapshot_find_copies ${typed[0]+"$program"} "${typed[@]:1}" || return
     for folder in "${snapshot_copies[@]}"; do
         container_folders+=("$(realpath "$folder/original")" "$(realpath "$folder")")
     done
-    if [[ $SNAPSHOT == 1 && ${#snapshot_copies[@]} == 0 && ${0##*/} == slurm_script ]]; then
+    if [[ $SNAPSHOT == 1 && ${#snapshot_copies[@]} == 0 && $in_batch_job == 1 ]]; then
         say "sbatch alone has submitted this job, so it runs the files as they are now, without a" \
             "copy (SNAPSHOT)"
     fi
@@ -174,7 +174,7 @@ snapshot_record() {
         options+=(--copy="$copy")
     done
     #? if kind == "slurm"
-    set -- ${words[0]+"${words[0]}"} "${arguments[@]}"
+    set -- ${typed[0]+"${typed[0]}"} "${arguments[@]}"
     #? else
     set -- "${arguments[@]}"
     #? endif

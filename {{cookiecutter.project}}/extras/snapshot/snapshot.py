@@ -76,7 +76,7 @@ def main():
             raise Refusal(f"the folder {snapshots!r}: ':' separates the folders of PYTHONPATH, and a line ends a name")
         root = root_of(project)
         copies = [(root, take(root, snapshots, limit))]
-        for name in ("env.sh", "launch/program.sh"):
+        for name in ("env.sh", "launch/extras.sh"):
             path_in_copy(os.path.join(project, name), *copies[0])
         frozen_program = ""
         if program:

@@ -13,7 +13,7 @@
 # shellcheck disable=SC2154 # list.sh sets spares_file
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/spares/bad_nodes.sh
+source "$PROJECT_DIR/slurm/project.sh" extras/spares/bad_nodes.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/extras/spares/settings.sh"
 # shellcheck source=/dev/null

@@ -8,7 +8,7 @@
 # earlier job found unfit. A spare is a fit node of the job on which no rank runs. With SPARES or
 # MIN_NODES (settings.sh) a job stays in its allocation when a node fails: its ranks start again on
 # the nodes that are left.
-# shellcheck disable=SC2034,SC2154 # slurm/lib.sh shares its variables
+# shellcheck disable=SC2034,SC2154 # the scripts of slurm/ share their variables
 
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/extras/spares/list.sh" # spares_remember, spares_remembered, spares_avoid_bad_nodes
@@ -65,7 +65,7 @@ spares_before_launch() {
     spares_launched=$SECONDS
     spares_stays_in_allocation || return 0
     export SLURM_OVERLAP=1
-    [[ -n $batch ]] && ((${#spares_outputs[@]} == 0 && ${#nodes[@]} > 1)) || return 0
+    [[ $in_batch_job == 1 ]] && ((${#spares_outputs[@]} == 0 && ${#nodes[@]} > 1)) || return 0
     # Read here: while the script calls a function with a redirection, its descriptors lead elsewhere.
     spares_outputs=("$(readlink "/proc/$$/fd/1")" "$(readlink "/proc/$$/fd/2")")
     spares_keep_a_node_standing_by &
@@ -86,7 +86,7 @@ spares_beside_launch() {
 # if the job was cancelled, or has been asked to save.
 spares_after_launch() {
     spares_lasted=$((SECONDS - spares_launched)) # before the checks below, which take time
-    ((code != 0)) && [[ -z $outcome && -z $cancelled ]] && spares_stays_in_allocation || return 0
+    ((code != 0)) && [[ -z $outcome && $stop != cancelled ]] && spares_stays_in_allocation || return 0
     [[ ! -e $STOP_FILE && ! -e $REQUEUE_FILE ]] || return 0
     if spares_a_node_is_at_fault; then
         spares_failed_soon=0
@@ -121,7 +121,7 @@ spares_ask_for_nodes() {
 # ---- choose the nodes ----------------------------------------------------------------------------
 
 # Sets hosts, the nodes on which the ranks run: those of the job that are fit, without the spares.
-# Ends this script if too few nodes are fit. Replaces the function of slurm/lib.sh.
+# Ends this script if too few nodes are fit. Replaces the function of slurm/job.sh.
 choose_nodes() {
     local node wanted fewest ran=("${hosts[@]}")
     spares_count_nodes # wanted, fewest
@@ -132,14 +132,14 @@ choose_nodes() {
             [[ -n ${spares_unfit[$node]:-} ]] || hosts+=("$node")
         done
         ((${#hosts[@]} >= fewest)) || spares_give_up
-        set_rendezvous_endpoint
+        set_endpoint
         ! spares_check_hosts || break
         # If preflight blames no node, and none has died, other nodes would not help.
         spares_note_unfit_nodes || spares_one_has_died || exit 1
     done
     if ((${#hosts[@]} > wanted)); then
         spares_set_aside
-        set_rendezvous_endpoint # the first node may have become a spare
+        set_endpoint # the first node may have become a spare
     fi
     if spares_stays_in_allocation; then
         say "attempt $RESTART_COUNT: ranks on ${#hosts[@]} node(s) of $wanted: ${hosts[*]}"
@@ -170,7 +170,7 @@ spares_look_at_nodes() {
         say "$node: ${spares_unfit[$node]}"
         spares_remember "$node" "${spares_unfit[$node]}" || true
     done
-    [[ -z $batch || " ${nodes[*]} " == *" $SLURMD_NODENAME "* ]] || spares_await_end_of_job
+    [[ $in_batch_job == 0 || " ${nodes[*]} " == *" $SLURMD_NODENAME "* ]] || spares_await_end_of_job
 }
 
 # Waits until the job has ended, and ends this script. Slurm has taken the node of this script out
@@ -179,7 +179,7 @@ spares_look_at_nodes() {
 spares_await_end_of_job() {
     local record
     say "$SLURMD_NODENAME is no longer part of this job: its script waits for the end"
-    until record=$(job_record "$batch") && [[ $record != *JobState=RUNNING* ]]; do
+    until record=$(job_record "$job_id") && [[ $record != *JobState=RUNNING* ]]; do
         sleep 30
     done
     trap - EXIT # the other node has the last word
@@ -199,7 +199,7 @@ spares_one_has_died() {
 # Prints the nodes of this job, a line each. Fails if the job does not run any more.
 spares_nodes_of_job() {
     local record
-    record=$(job_record "${batch:-$SLURM_JOB_ID}") || return
+    record=$(job_record "$job_id") || return
     [[ $record == *JobState=RUNNING* && $record =~ \ NodeList=([^[:space:]]+) ]] || return
     scontrol show hostnames "${BASH_REMATCH[1]}"
 }
@@ -216,7 +216,7 @@ spares_check_hosts() {
 # node of a job that has not run yet, the project is more likely at fault.
 spares_note_unfit_nodes() {
     local node reason faults different code=1
-    [[ -r $RUN_DIR/unfit && -z $cancelled ]] || return 1
+    [[ -r $RUN_DIR/unfit && $stop != cancelled ]] || return 1
     faults=$(wc -l <"$RUN_DIR/unfit")
     different=$(cut -f 2 "$RUN_DIR/unfit" | sort --unique | wc -l)
     if ((different == 1 && faults == ${#hosts[@]})) &&
@@ -253,7 +253,7 @@ spares_give_up() {
     local names
     names=$(printf '%s\n' "${!spares_unfit[@]}" | sort --version-sort | paste -sd ,)
     say "${#hosts[@]} of $SLURM_JOB_NUM_NODES node(s) are fit, and the ranks need $fewest"
-    if [[ -n $batch ]] &&
+    if [[ $in_batch_job == 1 ]] &&
         { spares_stays_in_allocation || ((${SLURM_RESTART_COUNT:-0} > 0)); } &&
         ((${SLURM_RESTART_COUNT:-0} < MAX_REQUEUES)) && spares_requeue_without "$names"; then
         exit 1
@@ -272,7 +272,7 @@ spares_give_up() {
 # commas between them.
 spares_requeue_without() {
     local record excluded
-    record=$(job_record "$batch") || return
+    record=$(job_record "$job_id") || return
     excluded=$(sed -nE 's/.* ExcNodeList=([^ ]+).*/\1/p' <<<"$record")
     [[ $excluded != "(null)" ]] || excluded=''
     trap : TERM # not '', which the commands below would inherit
@@ -290,7 +290,7 @@ spares_requeue_without() {
 # with Slurm 22.05.8, 2026-11-24). Gives up after 10 s. Arguments: what scontrol update is to change.
 spares_change_waiting_job() {
     local began=$SECONDS
-    until scontrol update "JobId=$batch" "$@" 2>/dev/null; do
+    until scontrol update "JobId=$job_id" "$@" 2>/dev/null; do
         ((SECONDS < began + 10)) || return 1
         read -rt 0.2 <> <(:) || true # sleep would be ended, too
     done
@@ -315,7 +315,7 @@ spares_another_start_may_help() {
         spares_unfit[$node]="broken, says a rank of job $SLURM_JOB_ID"
         spares_remember "$node" "${spares_unfit[$node]}" || true
         spares_failed_soon=0
-        explain_failure "$code"
+        explain_failure
         return 0
     fi
     spares_failed_soon=$((spares_failed_soon + 1))
@@ -326,16 +326,16 @@ spares_another_start_may_help() {
         say "two attempts have failed within ten minutes each, and no node is at fault"
         return 1
     fi
-    explain_failure "$code"
+    explain_failure
     say "no fault was found on a node, and no error of the program"
 }
 
 # Prints "node NODE", "program" or "unknown", as fault.py says.
 spares_whose_fault() {
-    local answer
+    local answer what=$job_id
+    if [[ $in_batch_job == 0 ]]; then what=$RUN_DIR; fi
     # Exit code 1: the doctor knows no cause.
-    answer=$(timeout --kill-after=5 120 python3 -B "$PROJECT_DIR/slurm/doctor.py" --json \
-        "${batch:-$RUN_DIR}") || (($? == 1)) || return
+    answer=$(timeout --kill-after=5 120 python3 -B "$PROJECT_DIR/slurm/doctor.py" --json "$what") || (($? == 1)) || return
     python3 -B "$PROJECT_DIR/extras/spares/fault.py" <<<"$answer"
 }
 
@@ -359,7 +359,7 @@ spares_keep_a_node_standing_by() {
             srun --overlap --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
                 --nodelist="$node" --input=none --output=none \
                 "$PROJECT_DIR/extras/spares/stand_by.sh" "$SLURMD_NODENAME" "${spares_outputs[@]}" \
-                "${words[@]}" &>>"$RUN_DIR/stand_by.log" || true
+                "${typed[@]}" &>>"$RUN_DIR/stand_by.log" || true
         fi
         sleep 30 &>/dev/null || return 0
     done

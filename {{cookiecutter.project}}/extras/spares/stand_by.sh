@@ -33,8 +33,8 @@ restore_variables_of_job() {
     # shellcheck source=/dev/null
     source <(echo "${VARIABLES_OF_BATCH//declare -x/export}")
     unset VARIABLES_OF_BATCH
-    batch=$SLURM_JOB_ID # the job's number for scontrol, as in slurm/lib.sh
-    [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || batch=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    job_id=$SLURM_JOB_ID # the job's number for scontrol, as in slurm/job.sh
+    [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 }
 
 # Asks Slurm twice a minute, until a node has left this job. When the job ends, Slurm ends this
@@ -58,9 +58,9 @@ end_other_steps() {
     local try step steps others
     for ((try = 0; try < 10; try++)); do
         others=()
-        steps=$(squeue --noheader --steps --jobs="$batch" --format=%i) || others=(unknown)
+        steps=$(squeue --noheader --steps --jobs="$job_id" --format=%i) || others=(unknown)
         for step in $steps; do
-            if [[ $step == "$batch".[0-9]* && $step != "$batch.$own_step" ]]; then # not of other jobs
+            if [[ $step == "$job_id".[0-9]* && $step != "$job_id.$own_step" ]]; then # not of other jobs
                 others+=("$step")
                 scancel --signal=KILL "$step" 2>/dev/null || true # it may have ended
             fi
@@ -84,7 +84,7 @@ run_submit_script() {
 # with that code (spares_job_start). Argument: the exit code.
 end_job() {
     local record left=$PROJECT_DIR/logs/$SLURM_JOB_ID.ended
-    record=$(job_record "$batch") || true
+    record=$(job_record "$job_id") || true
     # It may have been cancelled, or be in the queue already.
     [[ -z $record || $record == *JobState=RUNNING* ]] || return 0
     say "the run has ended with exit code $1: this job goes back into the queue to tell Slurm so"
@@ -93,13 +93,15 @@ end_job() {
     else
         say "this job cannot be requeued, so it is cancelled; the exit code of the run is $1"
         rm -f "$left"
-        scancel "$batch"
+        scancel "$job_id"
     fi
 }
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/spares/stand_by.sh
+source "$PROJECT_DIR/slurm/project.sh" extras/spares/stand_by.sh
+# shellcheck source=/dev/null
+source "$PROJECT_DIR/slurm/ranks.sh" # ask_for_requeue
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/extras/spares/hooks.sh"
 main "$@"

@@ -9,7 +9,7 @@
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/stage/clean.sh
+source "$PROJECT_DIR/slurm/project.sh" extras/stage/clean.sh
 
 (($# <= 1)) || die "too many words: expected --dry-run, or nothing"
 dry_run=''

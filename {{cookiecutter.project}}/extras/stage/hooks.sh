@@ -61,7 +61,7 @@ stage_before_launch() {
 # Removes the copies from the nodes' disks, unless KEEP_STAGE=1, or another job uses them. A job that
 # is told to end has no time for it: a later job removes them.
 stage_job_end() {
-    ((${#stage_words[@]})) && [[ $KEEP_STAGE == 0 && -z ${cancelled:-} ]] || return 0
+    ((${#stage_words[@]})) && [[ $KEEP_STAGE == 0 && $stop != cancelled ]] || return 0
     # No step starts on all nodes if one of them has died.
     stage_on_nodes "${nodes[@]}" -- "${stage_enter[@]}" --remove "${stage_words[@]}" &>/dev/null ||
         stage_on_nodes "${hosts[@]}" -- "${stage_enter[@]}" --remove "${stage_words[@]}" &>/dev/null ||

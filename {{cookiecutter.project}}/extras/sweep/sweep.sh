@@ -19,7 +19,7 @@
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/sweep/sweep.sh
+source "$PROJECT_DIR/slurm/project.sh" extras/sweep/sweep.sh
 
 case ${1:-} in
     -h | --help)

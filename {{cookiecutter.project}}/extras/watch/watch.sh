@@ -11,7 +11,7 @@
 # shellcheck disable=SC2154 # find_running_job sets number and hosts
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/lib.sh" extras/watch/watch.sh
+source "$PROJECT_DIR/slurm/commands.sh" extras/watch/watch.sh
 
 job='' options=()
 while (($#)); do

@@ -7,9 +7,7 @@ if [[ ! -f $PROJECT_DIR/launch/torchrun.sh ]]; then
     exit 2
 fi
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh" "runai/pod.sh in $HOSTNAME"
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
+source "$PROJECT_DIR/runai/project.sh" "runai/pod.sh in $HOSTNAME"
 
 # ---- look at the volume, keep a log -------------------------------------------------------------
 
@@ -177,36 +175,16 @@ set_gid_index_for_old_nccl() {
 
 # ---- launch -------------------------------------------------------------------------------------
 
-#? if cookiecutter.examples == "yes"
-# Runs a program with its arguments, or, without arguments, check/ranks.py and then
-# training/train_ddp.py. Returns the exit code of the program that failed, or 0.
-#? else
-# Runs a program with its arguments, or, without arguments, check/ranks.py. Returns its exit code.
-#? endif
-launch() {
-    if (($#)); then
-        run_torchrun "$@"
-        return
-    fi
-    #? if cookiecutter.examples == "yes"
-    run_torchrun "$PROJECT_DIR/check/ranks.py" || return
-    # The next port, since other pods may still use the first one for check/ranks.py.
-    local port=$((${PET_MASTER_PORT:-${MASTER_PORT:-29500}} + 1))
-    export MASTER_PORT=$port
-    [[ -z ${PET_MASTER_PORT:-} ]] || export PET_MASTER_PORT=$port
-    run_torchrun "$PROJECT_DIR/training/train_ddp.py"
-    #? else
-    run_torchrun "$PROJECT_DIR/check/ranks.py"
-    #? endif
-}
-
 # Runs a program with launch/torchrun.sh. Sets code to its exit code, or to what an extra makes of it,
-# and returns it, also if a signal has interrupted the wait for it. RANK_PREFIX stands before what
+# also if a signal has interrupted the wait for it. RANK_PREFIX stands before what
 # extras put there: what they set for the ranks is not for a program of the user's.
 # shellcheck disable=SC2153 # env.sh sets RANK_PREFIX
-run_torchrun() {
+launch() {
     code=0
-    [[ -z $signalled ]] || return 143
+    if [[ -n $signalled ]]; then
+        code=143
+        return
+    fi
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
     say "$*"
@@ -222,5 +200,4 @@ run_torchrun() {
     child=''
     end_beside
     hear_after_launch
-    return "$code"
 }

@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# The steps of local/submit.sh as functions, in the order in which it takes them.
+# The steps of local/submit.sh as functions, in the order in which it takes them, and what the commands
+# of extras share with it.
 #
-# local/submit.sh reads this file with its own name, which stands in front of its messages:
-#   source "$PROJECT_DIR/local/lib.sh" local/submit.sh
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/launch/program.sh" "$1"
+# A script sets PROJECT_DIR, and reads this file with its own name, which stands in front of messages:
+#   source "$PROJECT_DIR/local/project.sh" local/NAME.sh
+# shellcheck disable=SC2034,SC2153 # env.sh has the settings; the scripts use what functions set
+
+#? include "parts/messages.sh"
+#? include "parts/program.sh"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
+
+# ---- settings ------------------------------------------------------------------------------------
 
 # Unsets variables of the calling shell, which the launcher would take for this run's.
 unset_stale_variables() {
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     unset "${!PET_@}" "${!PMI@}" "${!SLURM_@}"
 }
-
-# ---- share this machine among the nodes ---------------------------------------------------------
 
 # Refuses settings that cannot work.
 check_settings() {
@@ -24,6 +27,20 @@ check_settings() {
     check_rank_prefix
     call_extras check_settings
 }
+
+# Refuses a program that starts its own ranks, unless you have set their number for this run, and one
+# whose ranks torchrun would keep waiting. Argument: NPROC_PER_NODE of your shell.
+refuse_program_with_own_ranks() {
+    if [[ -z $1 ]] && starts_its_own_ranks "$program"; then
+        die "$program starts its own ranks: run it without this script, $PYTHON $program"
+    fi
+    if has_own_endpoint "$program"; then
+        die "$program gives init_process_group an address of its own, tcp://…, at which no rank" \
+            "listens under torchrun: leave init_method out"
+    fi
+}
+
+# ---- share this machine among the nodes ---------------------------------------------------------
 
 # Sets gpus to the GPUs that the run uses; none if there are too few for one per process. Exports
 # NPROC_PER_NODE, unless you have set it: GPUs per node, or CPU_RANKS_PER_NODE if there are fewer
@@ -76,23 +93,23 @@ make_run_folder() {
 
 # ---- launch -------------------------------------------------------------------------------------
 
-# Runs a program, with its arguments, on all nodes. The first node that fails ends the others, and
-# its exit code is returned, or what an extra makes of it. RANK_PREFIX stands before what extras put
+# Runs the program on all nodes. The first node that fails ends the others. Sets code to its exit code,
+# or to what an extra makes of it. RANK_PREFIX stands before what extras put
 # there: what they set for the ranks is not for a program of the user's.
-# shellcheck disable=SC2153 # env.sh sets RANK_PREFIX
 launch() {
     local node port agents=()
     code=0
     port=$(free_port) || exit
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
-    say "$* as $NNODES node(s) x $NPROC_PER_NODE process(es)"
+    say "$program ${arguments[*]} as $NNODES node(s) x $NPROC_PER_NODE process(es)"
     trap 'kill "${agents[@]}" 2>/dev/null; wait; exit 143' INT TERM
     start_beside
     for ((node = 0; node < NNODES; node++)); do
         CUDA_VISIBLE_DEVICES=$(gpus_of_node "$node") \
             PET_NNODES=$NNODES PET_NODE_RANK=$node PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$port \
-            "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" "$@" &
+            "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" \
+            "$program" "${arguments[@]}" &
         agents+=($!)
     done
     for ((node = 0; node < NNODES && code == 0; node++)); do
@@ -103,7 +120,6 @@ launch() {
     end_beside
     trap - INT TERM
     hear_after_launch
-    return "$code"
 }
 
 # Prints a node's part of gpus, separated by commas. Argument: the node, from 0.

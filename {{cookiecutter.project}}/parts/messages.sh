@@ -1,0 +1,53 @@
+# ---- messages, and the state of this shell -------------------------------------------------------
+
+script=$1 # stands in front of messages
+
+# Puts this bash into the state that the scripts are written for, and keeps what would disturb others
+# from those that it starts. A job inherits it from the user's shell by --export=ALL: options of bash
+# (SHELLOPTS, POSIXLY_CORRECT), a file that each bash reads first (BASH_ENV), and functions. An
+# exported function goes if it hides a program: `module` stays, and `grep` with colors does not.
+start_in_known_state() {
+    local attributes name
+    export -n SHELLOPTS BASHOPTS
+    unset POSIXLY_CORRECT CDPATH GLOBIGNORE
+    # The bash of a job has read it by now. On a login node it stays: it may define `module`.
+    if [[ -n ${SLURM_JOB_ID:-} ]]; then unset BASH_ENV; fi
+    set +o posix +o noglob +o noclobber +o nounset +o errexit +o pipefail
+    shopt -u nullglob failglob nocaseglob nocasematch dotglob
+    IFS=$' \t\n'
+    while read -r _ attributes name; do
+        if [[ $attributes == *x* ]] && type -P "$name" >/dev/null; then unset -f "$name"; fi
+    done < <(declare -F)
+}
+start_in_known_state
+
+# Prints what the user has to change, and ends the script with exit code 2.
+die() {
+    echo "$script: $*" >&2
+    exit 2
+}
+
+# Prints a message with the time. It starts no process: a requeue ends those of the submit script.
+say() { printf '%(%F %T)T %s\n' -1 "$*"; }
+
+# Prints the usage of a script: the comment at its top. Argument: the script.
+print_usage() { sed -n '1d; /^#SBATCH/q; /^#/!q; s/^# \{0,1\}//p' "$1"; }
+
+# Refuses a file of the project whose lines end as on Windows: bash would take the invisible character
+# at the end of each line for a part of the last word.
+refuse_windows_line_ends() {
+    if grep -q $'\r$' "$1"; then
+        die "$1 has the line ends of Windows, which bash cannot read: perl -pi -e 's/\r\$//' '$1'"
+    fi
+}
+
+# Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project
+# whose .gitignore does not name logs/. Returns 1 if the folder cannot be written to.
+make_logs_folder() {
+    local logs=$PROJECT_DIR/logs
+    mkdir -p "$logs" && [[ -w $logs ]] || return
+    if [[ ! -e $logs/.gitignore ]]; then
+        echo '*' >"$logs/.gitignore"
+    fi
+}
+

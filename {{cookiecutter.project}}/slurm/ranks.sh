@@ -1,0 +1,291 @@
+#!/usr/bin/env bash
+#? set site = site_facts(cookiecutter.site)
+#? set node = node_facts(cookiecutter)
+# Steps of slurm/submit_multinode.sh and slurm/run_here.sh that ask the program to save, start the
+# ranks and wait for them, then requeue the job or explain its failure. slurm/job.sh lists the
+# variables that they share.
+# shellcheck disable=SC2034,SC2153,SC2154 # the scripts of slurm/ share variables
+
+# ---- stop request before the time limit ----------------------------------------------------------
+
+# USR1 asks the program to save and to end: Slurm sends it SAVE_SECONDS before the time limit
+# (--signal), and you may at any time. TERM comes from scancel or a preemption: the program is asked as
+# well. Programs that look at the clock stop at STOP_TIME, as a site may not send the signal.
+arrange_stop_request() {
+    set_stop_time
+    if ((2 * (SAVE_SECONDS + 60) > STOP_TIME - START_TIME)); then # Slurm may be a minute early
+        say "in this short job Slurm asks the program to save in its first half: set SAVE_SECONDS to" \
+            "less than $SAVE_SECONDS"
+    fi
+    trap 'interrupted=1 && ask_to_save' USR1
+    trap 'interrupted=1 && stop=cancelled && touch "$STOP_FILE" || true' TERM
+}
+
+# Exports STOP_TIME, the second at which the program has to save: SAVE_SECONDS before the job's end, or
+# a tenth of the remaining time if that is less. Exports START_TIME, when this script started [seconds
+# since 1970]. Reads record:
+#    StartTime=2026-08-20T11:30:00 EndTime=2026-08-20T12:00:00 Deadline=N/A
+set_stop_time() {
+    local now end reserve
+    printf -v now '%(%s)T' -1
+    end=$(field EndTime)
+    end=$(date -d "${end:-Unknown}" +%s 2>/dev/null || date -d "1 year" +%s) # Unknown: no time limit
+    reserve=$(((end - now) / 10))
+    if ((reserve > SAVE_SECONDS)); then reserve=$SAVE_SECONDS; fi
+    export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
+}
+
+# Asks the program to save and to end, by STOP_FILE and, if that is set, STOP_SIGNAL.
+ask_to_save() {
+    if [[ $stop != cancelled ]]; then stop=asked; fi
+    touch "$STOP_FILE" || true
+    say "warned: the program is asked to save and to end"
+    if [[ -n $STOP_SIGNAL && -n $ranks ]]; then signal_ranks; fi
+}
+
+# Sends STOP_SIGNAL to the ranks alone, in a step that ends at once. A code above 128 says that a signal
+# has ended the step. That is no fault: a rank may have saved and requeued the job by then.
+signal_ranks() {
+    local step_code=0
+    timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" --ntasks=${#hosts[@]} \
+        --ntasks-per-node=1 --cpus-per-task=1 --export=ALL --input=none \
+        "$PROJECT_DIR/slurm/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || step_code=$?
+    if ((step_code > 0 && step_code <= 128)); then
+        say "STOP_SIGNAL=$STOP_SIGNAL has not reached all ranks, see above"
+    fi
+}
+
+# ---- launch --------------------------------------------------------------------------------------
+
+# Runs the program on hosts. Starts it again if an extra says so, with the next run folder and port,
+# on nodes chosen anew. Sets code and outcome.
+run_program() {
+    launch
+    while [[ $outcome == restart && $stop != cancelled ]]; do
+        attempt=$((attempt + 1))
+        make_run_folder
+        choose_nodes
+        if [[ $stop == cancelled ]]; then exit 143; fi # while the nodes were checked
+        launch
+    done
+}
+
+# Starts the ranks once, with what runs beside them, and waits for them.
+#
+# RANK_PREFIX stands before what extras put there: they are nearer to the ranks, so that what they set
+# for the ranks is not seen by a program of the user's, nor changed by it.
+launch() {
+    local command
+    on_hosts=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")")
+    rank_prefix=("${RANK_PREFIX[@]}") srun_options=() explained=''
+    call_extras before_launch
+    tell_of_idle_gpus
+    "build_step_of_${LAUNCHER//-/_}"
+    command=("${step[@]}")
+    if [[ ${step[0]} == srun ]]; then command+=("${srun_options[@]}" "${CONTAINER_SRUN_ARGS[@]}"); fi
+    command+=("${CONTAINER_EXEC[@]}" "${rank_prefix[@]}" "${wrapper[@]}" "$program" "${arguments[@]}")
+    say "$program ${arguments[*]} on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
+    start_ranks "${command[@]}"
+    start_beside
+    wait_for_ranks
+    end_beside
+    hear_after_launch
+}
+
+# LAUNCHER names one of these functions. Each sets step, the command that starts tasks on hosts, and
+# wrapper, what each task runs. launch/torchrun.sh reads LAUNCHER, and starts torchrun or
+# launch/spawn.py. An extra may add build_step_of_NAME; a "-" of LAUNCHER is a "_" there.
+#? if "torchrun" in site.launchers
+build_step_of_torchrun() { build_srun_step torchrun.sh 1; }
+#? endif
+#? if "spawn" in site.launchers
+build_step_of_spawn() { build_srun_step torchrun.sh 1; }
+#? endif
+#? if "srun" in site.launchers
+build_step_of_srun() { set_ranks_per_node; build_srun_step rank.sh "$NPROC_PER_NODE"; }
+#? endif
+
+# Sets step, an srun, and wrapper. The step names its size, because a shell of salloc may lack the
+# tasks and cores of the #SBATCH lines.
+#   --export=ALL      a site's default may be NONE
+#   --cpus-per-task   srun 22.05 to 23.02 do not inherit it
+#   --overlap         the shell of slurm/interactive.sh is a step, which holds what this one needs
+#   no --gpu-bind     each rank sees all GPUs
+# Arguments: the wrapper in launch/, and how many tasks each node runs.
+build_srun_step() {
+    local per_node=$2
+    require_cores "$per_node"
+    wrapper=("$PROJECT_DIR/launch/$1")
+    step=(srun --export=ALL --kill-on-bad-exit=1 "${on_hosts[@]}" --ntasks=$((${#hosts[@]} * per_node))
+        --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)))
+    if [[ -n ${SLURM_STEP_ID:-} ]]; then step+=(--overlap); fi
+    if [[ $1 == rank.sh ]]; then step+=(--label); fi
+    #? for option in site.srun
+    #? if option.tasks == "rank"
+    # {{ option.why }}
+    if [[ $1 == rank.sh && $per_node == "{{ node.gpus }}" ]]; then step+=("{{ option.option }}"); fi
+    #? elif option.tasks
+    # {{ option.why }}
+    if [[ $1 != rank.sh ]]; then step+=("{{ option.option }}"); fi
+    #? else
+    step+=("{{ option.option }}") # {{ option.why }}
+    #? endif
+    #? endfor
+}
+
+# Ends the job if a node has fewer cores than tasks. Argument: the tasks.
+require_cores() {
+    if (($1 > cores)); then
+        die "NPROC_PER_NODE=$1, but the job has $cores core(s) on each node: raise" \
+            "--cpus-per-task, lower NPROC_PER_NODE, or use LAUNCHER=torchrun"
+    fi
+}
+
+# Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
+# 1. Refuses a step with fewer GPUs than the job has. torchrun needs no such number: it counts the GPUs
+# of its node itself.
+set_ranks_per_node() {
+    if [[ -z ${NPROC_PER_NODE:-} && -n $gpus ]]; then
+        NPROC_PER_NODE=$(gpus_of_a_step) || exit
+        if [[ $gpus != unknown ]] && ((NPROC_PER_NODE < gpus)); then
+            die "each node of this job has $gpus GPU(s), and srun gives a step $NPROC_PER_NODE:" \
+                "ask for them with --gpus-per-node=$gpus, or name the number of ranks," \
+                "NPROC_PER_NODE=$((NPROC_PER_NODE ? NPROC_PER_NODE : 1))"
+        fi
+    fi
+    if [[ ${NPROC_PER_NODE:-0} == 0 ]]; then NPROC_PER_NODE=${CPU_RANKS_PER_NODE:-1}; fi
+    export NPROC_PER_NODE
+}
+
+# Prints how many GPUs a step gets on each node, the smallest number if the nodes differ. The job's
+# record may say more: with --exclusive it has all GPUs of the nodes, and a step those that were
+# asked for (launch/count_gpus.sh).
+gpus_of_a_step() {
+    local script_of_step counts
+    script_of_step="$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'count_gpus
+    counts=$(srun --overlap --export=ALL --input=none "${on_hosts[@]}" --ntasks=${#hosts[@]} \
+        --ntasks-per-node=1 --cpus-per-task="$cores" bash -c "$script_of_step") ||
+        die "srun could not count the GPUs of each node, see above:" \
+            "ask for them with --gpus-per-node, or set NPROC_PER_NODE"
+    counts=$(grep -E '^[0-9]+$' <<<"$counts") || # a site's TaskProlog may print lines of its own
+        die "no node said how many GPUs it has: set NPROC_PER_NODE"
+    sort -n <<<"$counts" | sed -n 1p
+}
+
+# Says so if the user asked for fewer ranks than a node has GPUs.
+tell_of_idle_gpus() {
+    if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
+        say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs"
+    fi
+}
+
+# Starts a command in the background, because bash handles no signal while it waits for one in the
+# foreground. It keeps this script's standard input, which bash would replace. Sets ranks.
+start_ranks() {
+    "$@" <&0 &
+    ranks=$!
+}
+
+# Sets code to the exit code of the ranks. A signal for this script ends bash's wait before them. No
+# second wait for a process that has ended: in its POSIX mode bash has forgotten the exit code.
+wait_for_ranks() {
+    interrupted=1
+    while [[ -n $interrupted ]]; do
+        interrupted='' code=0
+        wait "$ranks" || code=$?
+    done
+    ranks=''
+}
+
+# ---- requeue, or explain the failure -------------------------------------------------------------
+
+# Requeues a job whose program has saved and wants to go on, or says why the run ended.
+requeue_or_explain() {
+    local done_so_far=''
+    if [[ $stop == cancelled ]]; then outcome=''; fi # scancel wins over a requeue
+    if [[ $outcome == requeue ]]; then
+        done_so_far="an extra wants a requeue"
+    elif [[ $outcome != end && -e $REQUEUE_FILE ]]; then
+        done_so_far="saved, but not done"
+    fi
+    # Slurm's record says why the job ends.
+    if [[ -n $done_so_far || $stop == cancelled ]]; then record=$(job_record "$job_id") || record=''; fi
+    if [[ -n $done_so_far ]] && requeue_is_due; then
+        requeue "$done_so_far"
+    elif [[ $stop == cancelled ]]; then
+        say "told to end: the walltime, scancel, a preemption or a failed node;" \
+            "python3 slurm/doctor.py $job_id says which"
+    elif ((code)); then
+        explain_failure
+    fi
+}
+
+# Whether the job ends for a reason that a requeue overcomes. Reads record. If that is empty, because
+# Slurm does not answer, what this script has seen itself decides.
+requeue_is_due() {
+    local state
+    if [[ $outcome == requeue ]]; then return; fi
+    # The program saved in time, but the launcher ended too late. Slurm leaves this script seconds
+    # (KillWait).
+    if [[ $(field Reason) == TimeLimit ]]; then return; fi
+    # After scancel the job is not RUNNING.
+    state=$(field JobState)
+    if [[ ${state:-RUNNING} != RUNNING ]]; then return 1; fi
+    # A preemption. Slurm may not signal this script, and torchrun then ends with exit code 1. Slurm
+    # requeues a job by itself only if it still runs when its grace time is over.
+    if [[ $(field PreemptTime) == [0-9]* ]]; then return; fi
+    # The program ended when it was asked to, or by itself at STOP_TIME.
+    [[ $code == 0 && $stop != cancelled ]] && { [[ -n $stop ]] || (($(date +%s) >= STOP_TIME)); }
+}
+
+# Puts this job back into the queue, unless it was restarted MAX_REQUEUES times. Restarts by Slurm
+# itself, as after a node's failure, count too. Argument: what was done so far.
+requeue() {
+    local else_go_on="the next job with --resume goes on"
+    if ((requeues >= MAX_REQUEUES)); then
+        say "$1, and MAX_REQUEUES=$MAX_REQUEUES is reached: $else_go_on"
+    elif [[ $(field Requeue) == 0 ]]; then
+        say "$1, and this job may not be requeued: $else_go_on"
+    elif ask_for_requeue; then
+        say "$1: back into the queue as attempt $((attempt + 1))"
+        return
+    else
+        say "$1, and Slurm has not requeued this job, see above: $else_go_on"
+    fi
+    ((code == 0)) || explain_failure
+}
+
+# Asks Slurm up to three times, as job_record does.
+ask_for_requeue() {
+    local pause
+    for pause in 1 2 0; do
+        scontrol requeue "$job_id" && return
+        if (($? > 128)); then return 0; fi # a signal: the requeue ended scontrol, too
+        sleep "$pause"
+    done
+    return 1
+}
+
+DOCTOR_LIMIT=120 # [s] slurm/doctor.py may take, as the nodes wait for it
+
+# Prints why the run failed, its exit code, and how to ask again. Does so once for each start of the
+# program. Reads code.
+explain_failure() {
+    local what=$job_id doctor_code=0 ended="$LAUNCHER ended with exit code $code"
+    local again="python3 slurm/doctor.py $job_id"
+    if [[ -n $explained ]]; then return; fi
+    explained=1
+    if [[ $in_batch_job == 0 ]]; then # its logs alone tell of the run
+        what=$RUN_DIR again="python3 slurm/doctor.py logs/${RUN_DIR##*/}"
+    fi
+    if ! type -P python3 >/dev/null; then
+        say "$ended. To see why, run $again on a login node: this node has no python3"
+        return
+    fi
+    timeout --kill-after=5 "$DOCTOR_LIMIT" python3 -B "$PROJECT_DIR/slurm/doctor.py" "$what" ||
+        doctor_code=$?
+    if ((doctor_code == 124 || doctor_code == 137)); then # timeout has ended it, by TERM or by KILL
+        say "slurm/doctor.py found no answer within $DOCTOR_LIMIT s" >&2
+    fi
+    say "$ended. To ask again, run $again"
+}

@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+#? set site = site_facts(cookiecutter.site)
+# Steps of slurm/submit_multinode.sh that read its arguments, check them and submit the job. The job, and
+# slurm/run_here.sh, take some of them too. They share:
+#
+#   variable             what it holds                                               set by
+#   sbatch_options       options of sbatch, the words before --                      read_command_line
+#   typed                the program and its arguments, as typed                     read_command_line
+#   job_script           the script that sbatch submits                              slurm/submit_multinode.sh
+#   program, arguments   a path or -m, and the words after it                        read_program
+#   save_seconds         SAVE_SECONDS of env.sh, for --signal                        check_submission
+#   wrapper              what each task of LAUNCHER runs, where an extra has said so  check_settings
+#
+# launch/extras.sh says which of them an extra may change.
+# shellcheck disable=SC2034,SC2153,SC2154 # the scripts of slurm/ share variables
+
+sbatch_options=() typed=() wrapper=()
+
+# ---- the arguments -------------------------------------------------------------------------------
+
+# Sets sbatch_options and typed. Arguments: those of the submit script.
+read_command_line() {
+    typed=("$@")
+    if [[ ${1:-} != -* || $1 == -m ]]; then return; fi
+    while (($#)) && [[ $1 != -- ]]; do
+        sbatch_options+=("$1")
+        shift
+    done
+    (($#)) ||
+        die "options for sbatch end with --, as in:" \
+            "bash slurm/submit_multinode.sh --nodes=4 -- program.py"
+    typed=("${@:2}")
+}
+
+# Refuses options of sbatch where they have no effect, in a job. Argument: the first word as typed.
+refuse_options_in_a_job() {
+    if [[ ${1:-} == -* && $1 != -m ]]; then
+        die "'$1': inside a job, options of sbatch have no effect: leave them out, and name a program"
+    fi
+}
+
+#? include "parts/program.sh"
+# ---- settings ------------------------------------------------------------------------------------
+
+# Refuses settings that cannot work, after load_software: a module may bring srun.
+check_settings() {
+    local name whole='^(0|[1-9][0-9]*)$' positive='^[1-9][0-9]*$'
+    type -P srun >/dev/null ||
+        die "srun was not found after MODULES of env.sh were loaded: add the module of Slurm itself"
+    refuse_unknown_launcher
+    [[ ${NPROC_PER_NODE:-1} =~ $positive ]] ||
+        die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
+    [[ ${CPU_RANKS_PER_NODE:-1} =~ $positive ]] ||
+        die "CPU_RANKS_PER_NODE='$CPU_RANKS_PER_NODE': expected a whole number of ranks on each" \
+            "node without GPUs"
+    for name in SAVE_SECONDS MAX_REQUEUES; do
+        [[ ${!name} =~ $whole ]] || die "$name='${!name}': expected a whole number"
+    done
+    [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
+        die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
+    check_rank_prefix
+    call_extras check_settings
+    refuse_program_with_own_ranks
+    make_logs_folder ||
+        die "cannot write to $PROJECT_DIR/logs, where the ranks' logs go:" \
+            "copy the project to a folder that is yours"
+}
+
+# Refuses a program that starts its own ranks, unless it is started once per node, and not by
+# torchrun, and one whose ranks torchrun would keep waiting for each other. To override the first
+# check, set NPROC_PER_NODE to 2 or more.
+refuse_program_with_own_ranks() {
+    if [[ -z ${NPROC_PER_NODE:-} || $NPROC_PER_NODE == 1 ]] && starts_its_own_ranks "$program"; then
+        if [[ -z ${NPROC_PER_NODE:-} ]] || torchrun_starts_ranks; then
+            die "$program starts its own ranks, so it has to be started once per node, and not by" \
+                "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh $program"
+        fi
+    fi
+    if torchrun_starts_ranks && has_own_endpoint "$program"; then
+        die "$program gives init_process_group an address of its own, tcp://…, at which no rank" \
+            "listens under torchrun: leave init_method out, or use LAUNCHER=srun"
+    fi
+}
+
+# Whether torchrun starts the ranks: with LAUNCHER=torchrun, or that of an extra.
+torchrun_starts_ranks() { [[ $LAUNCHER == torchrun || ${wrapper[*]} == */launch/torchrun.sh ]]; }
+
+# Refuses a Python without torch, unless a container has the Python. It imports nothing: importing
+# torch takes a second.
+require_torch() {
+    if ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})); then return; fi
+    "$PYTHON" -c \
+        'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
+        #? if "venv" in site.runtimes
+        die "$PYTHON has no torch: set MODULES or PYTHON in env.sh to one that has it, or set" \
+            "RUNTIME=venv and build the environment with 'bash slurm/build_venv.sh'"
+        #? else
+        die "$PYTHON has no torch: set RUNTIME, MODULES or PYTHON in env.sh to one that has it"
+        #? endif
+}
+
+# ---- checks before the queue ---------------------------------------------------------------------
+
+# Refuses what would fail after hours in the queue. Sets program and save_seconds.
+check_submission() {
+    local checked
+    type -P sbatch >/dev/null ||
+        die "sbatch was not found: this is not a login node of a Slurm cluster"
+    refuse_unwritable_output
+    refuse_options
+    refuse_other_spelling
+    # In a shell of its own, as the job reads env.sh and loads its modules itself. What they print is
+    # not for standard output, which --parsable leaves to the job's number.
+    checked=$(
+        {
+            read_settings
+            read_program "${typed[@]}"
+            load_software
+            check_settings
+            require_torch
+        } >&2
+        printf '%s\n' "$SAVE_SECONDS" "$program"
+    ) || exit
+    { read -r save_seconds && IFS= read -r program; } <<<"$checked"
+}
+
+# Refuses a current folder without room for the job's output, unless --output names another one.
+refuse_unwritable_output() {
+    if [[ ! -w . && $(option_of_job output o "$job_script") != /* ]]; then
+        die "cannot write to $PWD, where the job's output would go: submit from another folder"
+    fi
+}
+
+# Refuses options of sbatch with which the job would end without output or without the settings of
+# this shell, or would not find its program.
+refuse_options() {
+    local option value
+    value=$(option_of_job export '' "$job_script")
+    [[ -z $value || $value =~ ^ALL(,|$) ]] ||
+        die "--export=$value: the job needs the settings of this shell: --export=ALL,NAME=value"
+    value=$(option_of_job chdir D "$job_script")
+    [[ -z $value ]] || die "--chdir=$value: run this script in that folder instead: cd '$value'"
+    value=$(option_of_job job-name J "$job_script")
+    [[ $value != */* ]] ||
+        die "--job-name=$value: leave the slash out, which makes a folder of %x in --output"
+    for option in "output o" "error e"; do
+        # shellcheck disable=SC2086 # two words
+        value=$(option_of_job $option "$job_script")
+        # Slurm 23.02 and later makes the folder, an older one ends the job without output.
+        [[ $value != */* || ${value%/*} == *%* || -z ${value%/*} || -d ${value%/*} ]] ||
+            die "--${option% *}=$value: there is no folder '${value%/*}': mkdir -p '${value%/*}'"
+    done
+}
+
+# Refuses options that say again, in other words, what a line of the header or a setting says. An
+# option replaces only the #SBATCH line of its own name. Of GPUs in two spellings Slurm 26.05 refuses
+# the job, and older versions may give it those of the line.
+refuse_other_spelling() {
+    local word value own=''
+    if grep -q '^#SBATCH [^#]*--gpus-per-node' "$job_script"; then
+        own=--gpus-per-node=N
+    elif grep -qE '^#SBATCH [^#]*--gres[= ][^# ]*gpu' "$job_script"; then
+        own=--gres=gpu:N
+    fi
+    # A value may be the next word, as in -G 4: the words that follow are those of one option.
+    set -- "${sbatch_options[@]}"
+    while (($#)); do
+        word=$1 value=${1#*=}
+        if [[ $word == "$value" ]]; then value=${2:-}; fi
+        case $word in
+            --gpus | --gpus=* | -G* | --gpus-per-[ts]* | --ntasks-per-gpu*)
+                die "$word: ask for the GPUs of each node, ${own:---gpus-per-node=N}"
+                ;;
+            --gpus-per-node* | --gres*)
+                if [[ -n $own && ${word%%=*} != "${own%%=*}" && "$word $value" == *gpu* ]]; then
+                    die "$word: the #SBATCH lines ask for GPUs with $own; use that"
+                fi
+                ;;
+            -n* | --ntasks*)
+                die "$word: the steps of the job set the number of tasks. Ranks on each node:" \
+                    "NPROC_PER_NODE=N bash slurm/submit_multinode.sh …"
+                ;;
+            --signal*)
+                die "$word: SAVE_SECONDS of env.sh is the time to save, as in" \
+                    "SAVE_SECONDS=600 bash slurm/submit_multinode.sh …"
+                ;;
+        esac
+        shift
+    done
+}
+
+# Prints the value of an option of sbatch: as it was typed, else as in the #SBATCH lines. Arguments:
+# its long name, its letter ('' if it has none), the script with these lines.
+option_of_job() {
+    local long=$1 letter=${2:-none} value='' header
+    mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1)
+    set -- "${header[@]}" "${sbatch_options[@]}"
+    while (($#)); do
+        case $1 in
+            "--$long" | "-$letter") value=${2:-} ;;
+            "--$long="*) value=${1#*=} ;;
+            "-$letter"*) value=${1#"-$letter"} ;;
+        esac
+        shift
+    done
+    echo "$value"
+}
+
+# ---- submit --------------------------------------------------------------------------------------
+
+# Submits job_script. Returns the exit code of sbatch.
+submit() {
+    local code=0
+    if [[ -n ${SLURM_JOB_ID:-} ]]; then
+        echo "This shell is in job $SLURM_JOB_ID, and this submits another job. To run the program in" \
+            "job $SLURM_JOB_ID: bash slurm/run_here.sh PROGRAM.py" >&2
+        unset_allocation
+    fi
+    sbatch --export=ALL --signal="B:USR1@$save_seconds" "${sbatch_options[@]}" "$job_script" \
+        "${typed[@]}" || code=$?
+    ((code == 0)) || explain_refusal >&2
+    return "$code"
+}
+
+# Unsets Slurm's variables of the allocation that this shell is in: the new job would take some of
+# them for its own.
+unset_allocation() {
+    local name
+    for name in "${!SLURM_@}"; do
+        if [[ $name != SLURM_CONF ]]; then unset "$name"; fi
+    done
+}
+
+# Prints where to look if sbatch has refused the job.
+explain_refusal() {
+    local header
+    header=$(sed -nE 's/^#SBATCH +(--(gpus|gres|mem|ntasks|cpus)[^ ]*).*/\1/p' "$job_script" | xargs)
+    echo "If sbatch refused the job: list your accounts with '{{ in_quotes(site.commands.get('accounts', '')) }}', your queues with '{{ in_quotes(site.commands.get('queues', '')) }}'"
+    echo "An option replaces only the #SBATCH line of its own name. The lines ask for $header"
+}
