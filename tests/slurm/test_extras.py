@@ -449,42 +449,6 @@ def test_a_rank_sees_what_torchrun_typed_by_hand_gives_it(submit, project):
         assert differ <= listed, {name: (before.get(name), now.get(name)) for name in differ - listed}
 
 
-# Inserted into the submit script and before the ranks: all files that they and their children open.
-TRACE = """strace -f -qq -e trace=open,openat,execve -o "%s/trace-script" -p $$ &
-until grep -q 'TracerPid:[[:space:]]*[1-9]' /proc/$$/status; do sleep 0.05; done
-"""
-TRACED = '#!/bin/sh\nexec strace -f -qq -e trace=open,openat,execve -o "%s/trace-$SLURMD_NODENAME" "$@"\n'
-
-
-@pytest.mark.drill
-def test_the_files_that_a_default_job_reads(cluster, project):
-    """Of the project: on the login node, in the job's script, and in the ranks' step; the list is printed."""
-    script = project / "slurm/submit_multinode.sh"
-    kept = script.read_text()
-    script.write_text(kept.replace("# Finds the project:", f"{TRACE % project}# Finds the project:", 1))
-    assert script.read_text() != kept
-    (project / "traced").write_text(TRACED % project)
-    (project / "traced").chmod(0o755)
-    settings = project / "env.sh"
-    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", f"RANK_PREFIX=('{project}/traced')", settings.read_text()))
-    typed = ["bash", script, program(project, "print('ran')\n")]
-    done = cluster.run(*typed, cwd=project, env=python_environment(NPROC_PER_NODE="1"))
-    (project / "trace-script").rename(project / "trace-login")
-    job = cluster.wait(int(re.search(r"Submitted batch job (\d+)", done.stdout)[1]))
-    assert (job.state, job.exit_code, job.output.count("ran")) == ("COMPLETED", 0, 2), job.output
-    ours = {path.relative_to(project): path for path in project.rglob("*") if path.suffix in (".sh", ".py")}
-    read = {}
-    for trace in sorted(project.glob("trace-*")):
-        calls = re.findall(rf'(?:openat?\(.*?|execve\()"{project}/([^"]+)".*= [0-9]', trace.read_text())
-        read[trace.name] = {name for name in map(os.path.normpath, calls) if Path(name) in ours} - {"program.py"}
-    read["trace-login"].add("slurm/submit_multinode.sh")  # open before it was traced
-    lines = {name: len((project / name).read_text().splitlines()) for name in set().union(*read.values())}
-    print("\n".join(f"{count:5} {name}" for name, count in sorted(lines.items())), f"\n{sum(lines.values()):5} in all")
-    assert read["trace-node1"] == read["trace-node2"] == {"launch/torchrun.sh", "launch/count_gpus.sh"}
-    assert "slurm/preflight_node.sh" in read["trace-script"] and "slurm/submit.sh" in read["trace-login"]
-    assert len(lines) <= 13 and sum(lines.values()) < 4391 / 2, lines  # in version 1.2: 24 files of 4,391 lines
-
-
 SLEEPS = "import time; time.sleep(40)\n"
 
 

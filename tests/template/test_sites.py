@@ -199,7 +199,7 @@ def scripts(tmp_path_factory):
 
 
 def options_of_jobs(project, header):
-    """Return the options that a build script takes from slurm/submit_multinode.sh: submit_build of slurm/commands.sh."""
+    """Return what a build script takes from slurm/submit_multinode.sh: submit_build of slurm/commands.sh."""
     names = "account" if any(re.match("--(partition|qos)=", option) for option in header) else "account|partition|qos"
     return re.findall(
         rf"^#SBATCH (--(?:{names})=\S+)", (project / "slurm/submit_multinode.sh").read_text(), re.MULTILINE

@@ -4,7 +4,7 @@
 #
 # A script sets PROJECT_DIR, and reads this file with its own name, which stands in front of messages:
 #   source "$PROJECT_DIR/local/project.sh" local/NAME.sh
-# shellcheck disable=SC2034,SC2153 # env.sh has the settings; the scripts use what functions set
+# shellcheck disable=SC2034,SC2153,SC2154 # env.sh has the settings; the scripts use what functions set
 
 #? include "parts/messages.sh"
 #? include "parts/program.sh"
@@ -97,19 +97,18 @@ make_run_folder() {
 # or to what an extra makes of it. RANK_PREFIX stands before what extras put
 # there: what they set for the ranks is not for a program of the user's.
 launch() {
-    local node port agents=()
+    local node port agents=() words=("$program" "${arguments[@]}")
     code=0
     port=$(free_port) || exit
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
-    say "$program ${arguments[*]} as $NNODES node(s) x $NPROC_PER_NODE process(es)"
+    say "${words[*]} as $NNODES node(s) x $NPROC_PER_NODE process(es)"
     trap 'kill "${agents[@]}" 2>/dev/null; wait; exit 143' INT TERM
     start_beside
     for ((node = 0; node < NNODES; node++)); do
         CUDA_VISIBLE_DEVICES=$(gpus_of_node "$node") \
             PET_NNODES=$NNODES PET_NODE_RANK=$node PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$port \
-            "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" \
-            "$program" "${arguments[@]}" &
+            "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" "${words[@]}" &
         agents+=($!)
     done
     for ((node = 0; node < NNODES && code == 0; node++)); do

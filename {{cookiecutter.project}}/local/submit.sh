@@ -16,6 +16,7 @@
 # folder, then in the project. Its exit code is this script's: 0, or not 0. What each rank printed
 # is also below logs/. Settings: env.sh.
 
+# shellcheck disable=SC2154 # the functions below set code
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 export PROJECT_DIR
 # shellcheck source=/dev/null

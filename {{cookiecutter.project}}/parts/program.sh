@@ -21,6 +21,7 @@ read_program() {
 }
 
 # Refuses words that start Python or the ranks. Argument: the first word as typed.
+# shellcheck disable=SC2154 # the submit script's name is script
 refuse_launch_command() {
     local launch_command='^(python[0-9.]*|torchrun|accelerate|deepspeed|horovodrun|srun|mpirun|mpiexec|(ba|z)?sh)$'
     if [[ $1 =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; then

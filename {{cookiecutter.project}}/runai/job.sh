@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The steps of runai/pod.sh as functions, in the order in which it takes them. They run in the pods.
+# shellcheck disable=SC2034,SC2153,SC2154 # env.sh has the settings; runai/pod.sh uses what functions set
 
 if [[ ! -f $PROJECT_DIR/launch/torchrun.sh ]]; then
     echo "runai/pod.sh in $HOSTNAME: there is no launch/ in $PROJECT_DIR:" \
@@ -178,7 +179,6 @@ set_gid_index_for_old_nccl() {
 # Runs a program with launch/torchrun.sh. Sets code to its exit code, or to what an extra makes of it,
 # also if a signal has interrupted the wait for it. RANK_PREFIX stands before what
 # extras put there: what they set for the ranks is not for a program of the user's.
-# shellcheck disable=SC2153 # env.sh sets RANK_PREFIX
 launch() {
     code=0
     if [[ -n $signalled ]]; then

@@ -165,11 +165,14 @@ free_port() {
 
 #? if site.ports
 # Prints the first port of this site's range for users, and how many there are.
-port_range() { echo "{{ site.ports.first }} {{ site.ports.last - site.ports.first + 1 }}"; }
 #? else
 # Prints a first port and how many to choose from. They lie outside the range from which the kernel
 # takes ports of outgoing connections, if that leaves room.
+#? endif
 port_range() {
+    #? if site.ports
+    echo "{{ site.ports.first }} {{ site.ports.last - site.ports.first + 1 }}"
+    #? else
     local first=10000 count=20000 low high
     read -r low high </proc/sys/net/ipv4/ip_local_port_range
     if ((low < 11000 && high < 65000)); then # room above that range
@@ -179,8 +182,8 @@ port_range() {
         count=$((low - first))
     fi
     echo "$first $count"
+    #? endif
 }
-#? endif
 
 # Whether a process on this machine uses a TCP port. The kernel's tables have it in hexadecimal, as
 # 4E20 for 20000 in:   0: 0100007F:4E20 00000000:0000 0A …

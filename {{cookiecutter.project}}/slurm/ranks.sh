@@ -75,7 +75,7 @@ run_program() {
 # RANK_PREFIX stands before what extras put there: they are nearer to the ranks, so that what they set
 # for the ranks is not seen by a program of the user's, nor changed by it.
 launch() {
-    local command
+    local command words=("$program" "${arguments[@]}")
     on_hosts=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")")
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=() explained=''
     call_extras before_launch
@@ -83,8 +83,8 @@ launch() {
     "build_step_of_${LAUNCHER//-/_}"
     command=("${step[@]}")
     if [[ ${step[0]} == srun ]]; then command+=("${srun_options[@]}" "${CONTAINER_SRUN_ARGS[@]}"); fi
-    command+=("${CONTAINER_EXEC[@]}" "${rank_prefix[@]}" "${wrapper[@]}" "$program" "${arguments[@]}")
-    say "$program ${arguments[*]} on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
+    command+=("${CONTAINER_EXEC[@]}" "${rank_prefix[@]}" "${wrapper[@]}" "${words[@]}")
+    say "${words[*]} on ${#hosts[@]} node(s), meeting at $MASTER_ADDR:$MASTER_PORT"
     start_ranks "${command[@]}"
     start_beside
     wait_for_ranks
