@@ -108,10 +108,10 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
                 checkpoints.save(metrics.state, model, optimizer)
             dist.barrier(save_group)
             metrics.restart_clock("checkpoints")
-        if profiler:
-            profiler.step()
         if stopping:
             break
+        if profiler:
+            profiler.step()
     if profiler:
         profiler.stop()
     if metrics.state["step"] < args.steps:

@@ -96,10 +96,10 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if saving:
             checkpoints.save(metrics.state, model, optimizer)
             metrics.restart_clock("checkpoints")
-        if profiler:
-            profiler.step()
         if stopping:
             break
+        if profiler:
+            profiler.step()
     if profiler:
         profiler.stop()
     if metrics.state["step"] < args.steps:

@@ -43,10 +43,11 @@ def test_figures(whole):
 
 def test_the_heartbeat_of_hangs(modules, tmp_path, monkeypatch):
     """It comes between lines of progress, too, and from rank 0 alone."""
-    clock, beats = [0.0], []
+    clock, beats = [0], []
     monkeypatch.setattr(modules.metrics.time, "monotonic", lambda: clock[0])
     monkeypatch.setenv("HEARTBEAT_FILE", str(tmp_path / "heartbeat"))
     for rank in (1, 0):
+        clock[0] = 0
         state = {"step": 0, "loss": None, "val_loss": None}
         args = argparse.Namespace(out=str(tmp_path), tensorboard=False, wandb=None, mlflow=None)
         run = modules.metrics.Metrics(args, state, torch.device("cpu"), rank, 2)

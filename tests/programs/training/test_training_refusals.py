@@ -148,24 +148,3 @@ def test_nodes_that_see_different_checkpoints(program, half, driver, server, tex
     assert done.codes == [2, 2], done.err
     newest, host = os.readlink(folder / "latest"), os.uname().nodename
     assert f"newest checkpoint {newest} on {host}. Share --data and --out among nodes\n" in done.err
-
-
-def test_one_rank_of_many_that_differs_ends_all(modules, monkeypatch, capsys):
-    """Each node tells what it has: the ranks send a number."""
-    setup, sent, place = modules.setup, [], [0]
-    monkeypatch.setattr(setup.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(setup.dist, "get_world_size", lambda: 5)
-    monkeypatch.setattr(setup.dist, "get_rank", lambda: place[0])
-    monkeypatch.setattr(setup, "leave", sys.exit)
-    monkeypatch.setattr(setup, "sum_over_ranks", lambda mine: sent.append(mine) or mine)
-    for place[0] in range(5):
-        with pytest.raises(SystemExit):  # its own alone is not that of all
-            setup.require_same("start", "none" if place[0] == 3 else "step 7")
-    monkeypatch.setattr(setup, "sum_over_ranks", lambda _: sum(sent))
-    for place[0], value in ((0, "step 7"), (3, "none")):
-        with pytest.raises(SystemExit):
-            setup.require_same("start", value)
-        assert f"ranks differ in their start: {value} on {os.uname().nodename}. Share" in capsys.readouterr().err
-    same = torch.full((5,), int(sent[0].max()))
-    monkeypatch.setattr(setup, "sum_over_ranks", lambda _: same)
-    setup.require_same("start", "step 7")
