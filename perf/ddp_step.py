@@ -41,7 +41,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -54,15 +53,14 @@ TRAINING = Path(__file__).resolve().parents[1] / "{{cookiecutter.project}}" / "t
 sys.path.insert(0, str(TRAINING))
 sys.dont_write_bytecode = True  # beside these sources it would become part of every project written from them
 
-import control  # noqa: E402
-import distributed  # noqa: E402
 import train_ddp  # noqa: E402
 import train_single  # noqa: E402
-from arguments import parse_arguments  # noqa: E402
-from data import read_corpus  # noqa: E402
-from distributed import setup, shutdown, sum_over_ranks  # noqa: E402
-from model import GPT  # noqa: E402
-from optimizer import make_optimizer  # noqa: E402
+from lm import setup, stop  # noqa: E402
+from lm.arguments import read_arguments  # noqa: E402
+from lm.data import load_data  # noqa: E402
+from lm.model import GPT  # noqa: E402
+from lm.schedule import make_optimizer  # noqa: E402
+from lm.setup import join, leave, sum_over_ranks  # noqa: E402
 
 RANKS = 2
 WARM_UP = 10  # steps of each way before the first round, in which it also gets ready: a line of our log
@@ -105,9 +103,9 @@ class Way(threading.Thread):
             self.stands.release()
             self.go.acquire()
 
-    def paced(self, loader: Callable[..., DataLoader], *given: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def paced(self, *given: Any, **named: Any) -> Iterator[list[torch.Tensor]]:
         """Yield the batches of one of our programs. When the program asks for the next one, a step is done."""
-        for batch in loader(*given):
+        for batch in DataLoader(*given, **named):
             yield batch
             self.step_done()
 
@@ -118,9 +116,7 @@ class Way(threading.Thread):
 
     def new_loader(self) -> DataLoader:
         """Return a loader as users of the frameworks have it; the frameworks share it out among the ranks."""
-        windows = read_corpus(None, self.args.context).train
-        windows.__getitems__ = windows.__getitem__  # DataLoader then asks for a batch at once, as ours does
-        return DataLoader(windows, self.args.micro_batch, shuffle=True, collate_fn=tuple)
+        return DataLoader(load_data(self.args)[0], self.args.micro_batch, shuffle=True)
 
 
 def sum_of_the_way(numbers: torch.Tensor) -> torch.Tensor:
@@ -130,7 +126,7 @@ def sum_of_the_way(numbers: torch.Tensor) -> torch.Tensor:
 
 def ours(way: Way) -> None:
     """Run train_ddp.py."""
-    train_ddp.data_loader = partial(way.paced, train_ddp.data_loader)
+    train_ddp.DataLoader = way.paced
     train_ddp.train(way.args, dist.get_rank(), RANKS, torch.device("cpu"))
 
 
@@ -138,14 +134,15 @@ def solo(way: Way) -> None:
     """Run train_single.py. It knows of no other rank, so nothing is added up over ranks."""
     way.is_alone = True
     way.args.global_batch = way.args.micro_batch
-    train_single.data_loader = partial(way.paced, train_single.data_loader)
+    train_single.DataLoader = way.paced
+    train_single.Stop = lambda: argparse.Namespace(requested=bool)  # never; the real one asks the other rank
     train_single.train(way.args, torch.device("cpu"))
 
 
 def bare(way: Way) -> None:
     """Cut random windows out of the text; loss, backward, clip, step."""
     context = way.args.context
-    part = read_corpus(None, context).train
+    part, *_ = load_data(way.args)
     text = torch.frombuffer(bytearray(part.text[: part.stop]), dtype=torch.uint8)
     windows = text.unfold(0, context + 1, context)
     model, optimizer = way.new_model()
@@ -153,7 +150,7 @@ def bare(way: Way) -> None:
     while True:
         batch = windows[torch.randint(len(windows), (way.args.micro_batch,))].long()
         optimizer.zero_grad()
-        loss = ddp(batch[:, :-1], batch[:, 1:]).mean()
+        loss = ddp(batch[:, :-1], batch[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), way.args.grad_clip)
         optimizer.step()
@@ -169,7 +166,7 @@ def accelerate(way: Way) -> None:
     while True:  # an epoch
         for tokens, targets in loader:
             optimizer.zero_grad()
-            loss = model(tokens, targets).mean()
+            loss = model(tokens, targets)
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), way.args.grad_clip)
             optimizer.step()
@@ -187,7 +184,7 @@ def lightning(way: Way) -> None:
             self.model, self.optimizer = way.new_model()
 
         def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _index: int) -> torch.Tensor:
-            return self.model(*batch).mean()
+            return self.model(*batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return self.optimizer
@@ -203,16 +200,16 @@ def lightning(way: Way) -> None:
 
 def measure(rounds: int, steps: int, folder: str) -> None:
     """Run the blocks on this rank; rank 0 prints the table."""
-    rank, _, _ = setup(timeout=600)
-    distributed.sum_over_ranks = sum_of_the_way
-    control.Stop = lambda _: argparse.Namespace(asked=bool)  # never; the real one needs the main thread
+    rank, _, _ = join(timeout=600)
+    setup.sum_over_ranks, setup.require_same = sum_of_the_way, lambda *_: None
+    stop.signal = argparse.Namespace(signal=lambda *_: None)  # which is for the main thread alone
     whole = str(WARM_UP + rounds * steps + 1)  # one more than are asked for: the last would evaluate and save
     never, ways = ["--steps", whole, "--eval-every", whole, "--save-every", whole], {}
     for loop in (ours, bare, lightning, accelerate, solo):
         name = loop.__name__
         sys.argv[1:] = ["--out", f"{folder}/{name}{rank}", *never]
         if loop not in (lightning, accelerate) or importlib.util.find_spec(name):
-            ways[name] = Way(loop, parse_arguments("", RANKS))
+            ways[name] = Way(loop, read_arguments("", RANKS))
     speed: dict[str, list[float]] = {name: [] for name in ways}  # tokens/s of each round
     with contextlib.redirect_stdout(io.StringIO()):  # lines of progress
         for number in range(-1, rounds):
@@ -267,7 +264,7 @@ def main() -> None:
         parser.error(f"--rounds {args.rounds} --steps {args.steps}: choose at least 2 rounds of 1 step")
     if args.folder:
         measure(args.rounds, args.steps, args.folder)
-        shutdown()
+        leave()
     # One heap for all threads. So each way finds the same memory, although it runs in a thread of its own.
     env = dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="1", CUDA_VISIBLE_DEVICES="", PYTHONWARNINGS="ignore")
     with tempfile.TemporaryDirectory() as folder:

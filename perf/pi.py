@@ -41,7 +41,7 @@ def torch_way() -> Way:
     spec.loader.exec_module(program)
     torch.set_num_threads(1)
     cpu = torch.device("cpu")
-    return lambda n: 4 * math.fsum([0.75, *program.partial_sum(1, n, n, cpu)]) / n
+    return lambda n: 4 * math.fsum([0.75, program.partial_sum(1, n, n, cpu)]) / n
 
 
 def numba_way() -> Way:

@@ -28,7 +28,8 @@ def main() -> None:
     benchmark = program.Benchmark(program.parse_arguments())
     sizes = (2**26, 2**28) if benchmark.device.type == "cuda" else (2**22,)
     ratios = {f"{size >> 20} MiB": ratios_of(benchmark, program, size) for size in sizes}
-    program.write_file(file, json.dumps(ratios))
+    if benchmark.rank == 0:
+        program.write_file(file, json.dumps(ratios))
     program.leave(0)
 
 
@@ -69,7 +70,7 @@ def by_hand(benchmark, output: torch.Tensor, given: torch.Tensor, number: int, p
     program.gather(0, dist.get_world_size())  # a barrier
     begin = time.perf_counter()
     for _ in range(number):
-        benchmark.operation.run(output, given)
+        benchmark.run(output, given)
     if on_gpu:
         torch.cuda.synchronize()
     return max(program.gather((time.perf_counter() - begin) / number, dist.get_world_size()))

@@ -6,8 +6,7 @@ The ways take turns in one process, a block of steps each, so that a slow machin
 model, text, batch, precision, optimizer and clipping. Each way is a loop in a thread of its own, which stands still
 between its blocks.
 
-The file has the tokens/s of each round and way, the MFU of ours in each round where the peak rate of the GPU is known,
-and which ways are not installed.
+The file has the tokens/s of each round and way, and which ways are not installed.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(sys.argv[1], "training")))
 
-import control
 import train_single
-from arguments import parse_arguments
-from data import data_loader
-from model import GPT
-from optimizer import make_optimizer
-from precision import choose_precision, peak_flops
+from lm.arguments import read_arguments
+from lm.data import load_data
+from lm.model import GPT
+from lm.schedule import make_optimizer
+from lm.setup import choose_dtype
 
 STEPS = 10  # of a block
 WARM_UP = 10  # steps of each way before the first round
@@ -86,9 +85,18 @@ class Way(threading.Thread):
 
     def batches(self) -> Iterator[list[torch.Tensor]]:
         """Yield batches on the device, read as train_single.py reads them."""
-        samples, batch = self.args.corpus.train, self.args.global_batch
-        indices = (torch.randint(len(samples), (batch,)).tolist() for _ in range(self.args.steps))
-        return data_loader(samples, indices, self.args.workers, DEVICE)
+        data, *_ = load_data(self.args)
+        loader = DataLoader(
+            data,
+            self.args.global_batch,
+            shuffle=True,
+            num_workers=self.args.workers,
+            multiprocessing_context="fork" if self.args.workers else None,
+            pin_memory=DEVICE.type == "cuda",
+        )
+        while True:  # an epoch
+            for batch in loader:
+                yield [tensor.to(DEVICE, non_blocking=True) for tensor in batch]
 
     def new_model(self) -> tuple[GPT, torch.optim.Optimizer]:
         """Return the model and the optimizer of train_single.py."""
@@ -99,8 +107,8 @@ class Way(threading.Thread):
 def ours(way: Way) -> None:
     """Run train() of train_single.py. When it asks for the next batch, a step is done."""
 
-    def paced(*given: Any) -> Iterator[list[torch.Tensor]]:
-        for batch in data_loader(*given):
+    def paced(*given: Any, **named: Any) -> Iterator[list[torch.Tensor]]:
+        for batch in DataLoader(*given, **named):
             yield batch
             way.step_done()
 
@@ -110,18 +118,18 @@ def ours(way: Way) -> None:
         return loss
 
     own_step = train_single.train_step
-    train_single.data_loader, train_single.train_step = paced, train_step
+    train_single.DataLoader, train_single.train_step = paced, train_step
     train_single.train(way.args, DEVICE)
 
 
 def plain(way: Way) -> None:
     """Train in the shortest loop that one would write by hand. It logs nothing."""
     model, optimizer = way.new_model()
-    precision = choose_precision(way.args.dtype, DEVICE)
+    is_rounded = choose_dtype(way.args.dtype, DEVICE) == "bfloat16"
     for tokens, targets in way.batches():
         optimizer.zero_grad()
-        with precision.autocast:
-            loss = model(tokens, targets).mean()
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=is_rounded):
+            loss = model(tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), way.args.grad_clip)
         optimizer.step()
@@ -132,12 +140,12 @@ def accelerate(way: Way) -> None:
     """Do as https://huggingface.co/docs/accelerate/basic_tutorials/migration."""
     from accelerate import Accelerator
 
-    bfloat16 = choose_precision(way.args.dtype, DEVICE).name == "bfloat16"
+    bfloat16 = choose_dtype(way.args.dtype, DEVICE) == "bfloat16"
     accelerator = Accelerator(cpu=DEVICE.type == "cpu", mixed_precision="bf16" if bfloat16 else "no")
     model, optimizer = accelerator.prepare(*way.new_model())
     for tokens, targets in way.batches():
         optimizer.zero_grad()
-        loss = model(tokens, targets).mean()
+        loss = model(tokens, targets)
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), way.args.grad_clip)
         optimizer.step()
@@ -154,7 +162,7 @@ def lightning(way: Way) -> None:
             self.model, self.optimizer = way.new_model()
 
         def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _index: int) -> torch.Tensor:
-            return self.model(*batch).mean()
+            return self.model(*batch)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return self.optimizer
@@ -167,7 +175,7 @@ def lightning(way: Way) -> None:
             way.step_done(outputs["loss"].detach())
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # not its advice
-    bfloat16 = choose_precision(way.args.dtype, DEVICE).name == "bfloat16"
+    bfloat16 = choose_dtype(way.args.dtype, DEVICE) == "bfloat16"
     Trainer(
         accelerator="gpu" if DEVICE.type == "cuda" else "cpu",
         devices=1,
@@ -180,7 +188,7 @@ def lightning(way: Way) -> None:
 def main() -> None:
     """Let the ways take turns, and write what they took."""
     output, rounds, flags = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
-    control.Stop = lambda _: argparse.Namespace(asked=bool)  # never; the real one needs the main thread
+    train_single.Stop = lambda: argparse.Namespace(requested=bool)  # never; the real one needs the main thread
     steps = str(WARM_UP + rounds * STEPS + 1)  # one more than is asked for: ours would evaluate and save after the last
     ways, not_installed = {}, []
     with tempfile.TemporaryDirectory() as folder:
@@ -191,19 +199,13 @@ def main() -> None:
                 continue
             sys.argv[1:] = [*flags, "--out", f"{folder}/{name}", "--steps", steps]
             sys.argv[1:] += ["--eval-every", steps, "--save-every", steps]
-            ways[name] = Way(loop, parse_arguments("", 1))
+            ways[name] = Way(loop, read_arguments("", 1))
         speeds = take_turns(ways, rounds)
-    args = ways["ours"].args
     losses = {name: [loss.item() for loss in way.losses] for name, way in ways.items()}
     for name, values in losses.items():
         if values[0] - values[-1] < LEAST_FALL:
             sys.exit(f"no ratio: {name} did not learn, its losses are {values}")
-    # Of the parameters alone, which is all that flops() counts: no memory for weights.
-    with torch.device("meta"):
-        flops = GPT(args.config).flops()
-    peak = peak_flops(choose_precision(args.dtype, DEVICE), DEVICE)
-    mfu = [speed * flops / peak for speed in speeds["ours"]] if peak < float("inf") else []
-    found = {"tokens_per_second": speeds, "mfu": mfu, "not_installed": not_installed}
+    found = {"tokens_per_second": speeds, "not_installed": not_installed}
     output.write_text(json.dumps(found, indent=1) + "\n")
     sys.stdout.flush()
     os._exit(0)  # the threads stand in their loops

@@ -51,7 +51,7 @@ TOLERANCE = 1e-9
 # Rounds of ours against others. The targets for CPUs are in docs/figures.md; on GPUs none has been measured.
 TIMING = (0.9, 1.1)
 LEAST_SPEED = 0.9
-# GPT-2 124M, as the flags of training/arguments.py.
+# GPT-2 124M, as the flags of training/lm/arguments.py.
 GPT2 = ("--vocabulary=50257", "--context=1024", "--layers=12", "--heads=12", "--width=768")
 # A model for a rehearsal, which learns faster.
 TINY = ("--context=64", "--layers=2", "--heads=2", "--width=64", "--learning-rate=5e-3")
@@ -162,17 +162,6 @@ def same_losses(machine: Machine) -> dict:
     return {"largest difference": f"{max(differences):.1e}"}
 
 
-def tf32_switch(machine: Machine) -> dict:
-    """--dtype tf32 changes the losses a little, and float32 is not TF32."""
-    require_gpu(machine)
-    if machine.facts["gpus"][0]["capability"] < [8, 0] or not machine.facts["is_nvidia"]:
-        raise Skipped("needs a GPU of NVIDIA with TF32, Ampere or newer")
-    losses = {dtype: train(machine, "single", dtype, "--dtype", dtype)["losses"] for dtype in ("float32", "tf32")}
-    difference = max(abs(a - b) for a, b in zip(losses["float32"], losses["tf32"]))
-    require(0 < difference < LEAST_FALL, f"the losses of float32 and tf32 differ by {difference}: {losses}")
-    return {"largest difference": f"{difference:.1e}"}
-
-
 def compiled(machine: Machine) -> dict:
     """--compile has the losses of a run without it, and how much faster it is."""
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
@@ -229,7 +218,7 @@ def trace(machine: Machine) -> dict:
 
 
 def speed(machine: Machine) -> dict:
-    """GPT-2 124M: the program against a plain loop, Lightning and Accelerate, in turns; and its MFU."""
+    """GPT-2 124M: the program against a plain loop, Lightning and Accelerate, in turns."""
     shape, rounds = TINY, 3
     if machine.device == "cuda":
         least_memory = min(gpu["memory_mib"] for gpu in machine.facts["gpus"])
@@ -243,7 +232,6 @@ def speed(machine: Machine) -> dict:
     figures = {f"ours / {name}": spread(a / b for a, b in zip(ours, values)) for name, values in others.items()}
     if machine.device == "cuda":  # on CPUs perf/ddp_step.py measures it, on a quiet machine
         require_between("ours / plain", figures["ours / plain"], LEAST_SPEED, float("inf"))
-    figures["mfu"] = spread(found["mfu"]) if found["mfu"] else "of this GPU not known"
     figures["not installed"] = " ".join(found["not_installed"]) or "none"
     return figures
 
@@ -512,7 +500,6 @@ STEPS = (
     Step("event timing", event_timing, 120),
     *(Step(f"training {name} float32", partial(training, name=name), 120) for name in ("single", "ddp", "fsdp")),
     Step("training same losses", same_losses, 240),
-    Step("training tf32", tf32_switch, 120),
     Step("training compiled", compiled, 300),
     *(Step(f"resume {name} bfloat16", partial(resume, name=name), 240) for name in ("single", "ddp", "fsdp")),
     Step("profiler trace", trace, 120),

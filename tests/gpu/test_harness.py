@@ -378,7 +378,7 @@ def test_a_folder_that_is_no_bundle_is_not_overwritten(tmp_path):
 
 
 # Of a rehearsal: they need a GPU.
-NEED_A_GPU = {"two ranks on one GPU", "training tf32"}
+NEED_A_GPU = {"two ranks on one GPU"}
 NEED_A_GPU |= {step.name for step in steps.STEPS if step.name.startswith("doctor ")} - {"doctor no visible GPU"}
 
 

@@ -154,7 +154,7 @@ def test_all_programs_run_in_all_pods(generation, operator, pods, program, tmp_p
 @pytest.mark.drill
 def test_without_a_program_the_check_and_then_the_training(tmp_path):
     with Site(tmp_path) as site:
-        arguments = site.project / "training/arguments.py"  # enough steps to see that it runs
+        arguments = site.project / "training/lm/arguments.py"  # enough steps to see that it runs
         assert arguments.read_text().count("default=200,") == 1
         arguments.write_text(arguments.read_text().replace("default=200,", "default=10,"))
         site.own()
@@ -175,7 +175,7 @@ def test_the_first_run_of_the_readme(tmp_path):
     with Site(tmp_path) as site:
         laptop = bake(tmp_path / "laptop", site="rcp", account="mlo-jdoe")
         readme = (laptop / "README.md").read_text()
-        arguments = laptop / "training/arguments.py"
+        arguments = laptop / "training/lm/arguments.py"
         arguments.write_text(arguments.read_text().replace("default=200,", "default=10,"))
         (laptop / "env.sh").write_text((laptop / "env.sh").read_text() + "export OMP_NUM_THREADS=1\n")
 

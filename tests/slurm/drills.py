@@ -34,7 +34,7 @@ SLOWLY = """\
 import os, runpy, sys, time
 training = os.environ["PROJECT_DIR"] + "/training"
 sys.path.insert(0, training)
-import schedule
+from lm import schedule
 slow = int(os.environ.get("RESTART_COUNT", 0)) < int(os.environ.get("SLOW_ATTEMPTS", 1))
 seconds = float(os.environ.get("PAUSE", "0.06")) if slow else 0
 def set_learning_rate(*arguments, set_learning_rate=schedule.set_learning_rate):
@@ -48,7 +48,7 @@ def set_learning_rate(*arguments, set_learning_rate=schedule.set_learning_rate):
     return set_learning_rate(*arguments)
 schedule.set_learning_rate = set_learning_rate
 if os.environ.get("SLOW_DISK"):  # a checkpoint takes seconds once the run has been asked to stop
-    import checkpoint
+    import lm.checkpoints
     def fsync(file, fsync=os.fsync):
         if os.path.exists(os.environ["STOP_FILE"]):
             open("saving", "w").close()
@@ -72,24 +72,24 @@ while count < int(os.environ.get("LAST", 100)):
         print("stops at", count, flush=True)
         break
 """
-# A program that stops by training/stop.py. To start it waits for a file. With LINGER it stays after it has saved, until
-# Slurm tells it to end.
+# A program that stops by training/lm/stop.py. To start it waits for a file. With LINGER it stays after it has saved,
+# until Slurm tells it to end.
 TELLS = """\
 import os, sys, time
-sys.path.insert(0, os.environ["PROJECT_DIR"] + "/training")
+sys.path.insert(0, os.environ["PROJECT_DIR"] + "/training/lm")
 from stop import Stop
 attempt = os.environ["RESTART_COUNT"]
 while not os.path.exists("start." + attempt):
     time.sleep(0.05)
-stop = Stop(0)
+stop = Stop()
 for step in range(100_000):
     if step == 1:
         print("first step", flush=True)
     time.sleep(0.1)
     if os.path.exists("enough"):
         break
-    if stop.asked():
-        stop.obey()
+    if stop.requested():
+        stop.requeue()
         print("saved", step, flush=True)
         while os.environ.get("LINGER") and attempt == "0" and not stop.signalled:
             time.sleep(0.05)

@@ -48,7 +48,7 @@ class Walk:
         self.steps = {int(number): text for number, text in zip(parts[::2], parts[1::2])}
         assert list(self.steps) == [1, 2, 3, 4], "this test knows four steps"
         self.project = self.copy()
-        self.replace("training/arguments.py", "default=200,", "default=20,")
+        self.replace("training/lm/arguments.py", "default=200,", "default=20,")
 
     @staticmethod
     def found(pattern: str, text: str) -> str:

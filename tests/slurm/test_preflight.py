@@ -291,7 +291,8 @@ def test_folders_of_the_container(usual_slurm, run_dir):
 )
 def test_gpus(usual_slurm, run_dir, tmp_path, second, wanted):
     script = f"echo GPU 0: A100; if [[ $(uname -n) == node2 ]]; then :; {second}\nelse echo GPU 1: A100; fi"
-    found = preflight(usual_slurm, run_dir, PATH=tool(tmp_path, "nvidia-smi", script), PREFLIGHT_TIMEOUT=3)
+    hangs = {"PREFLIGHT_TIMEOUT": 10} if "sleep" in second else {}
+    found = preflight(usual_slurm, run_dir, PATH=tool(tmp_path, "nvidia-smi", script), **hangs)
     assert found == FIT if wanted is None else fault_of_node2(found) == wanted
 
 
@@ -305,7 +306,7 @@ def test_gpus_of_which_slurm_says_nothing(usual_slurm, run_dir, tmp_path):
 
 def test_the_check_that_hangs_is_named(usual_slurm, run_dir, tmp_path):
     path = tool(tmp_path, "nproc", f"[[ $(uname -n) != node2 ]] || sleep {FOREVER}; echo 1")
-    line = fault_of_node2(preflight(usual_slurm, run_dir, "bash", PATH=path, PREFLIGHT_TIMEOUT=3))
+    line = fault_of_node2(preflight(usual_slurm, run_dir, "bash", PATH=path, PREFLIGHT_TIMEOUT=10))
     assert line == "no answer, stuck at: cores"
 
 

@@ -33,7 +33,7 @@ dist.destroy_process_group()
 
 def set_default_steps(project, steps):
     """Let a training that is given no --steps make fewer than 200."""
-    arguments = project / "training/arguments.py"
+    arguments = project / "training/lm/arguments.py"
     assert arguments.read_text().count("default=200,") == 1
     arguments.write_text(arguments.read_text().replace("default=200,", f"default={steps},"))
 

@@ -74,7 +74,7 @@ def test_a_written_project_s_documents_name_what_it_has(project):
 
 def arguments_of(project, script):
     """The programs of training/ share the definition of their options."""
-    return (project / "training/arguments.py").read_text() if script.startswith("training/") else ""
+    return (project / "training/lm/arguments.py").read_text() if script.startswith("training/") else ""
 
 
 @pytest.mark.parametrize(

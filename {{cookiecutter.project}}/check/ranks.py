@@ -17,7 +17,6 @@ NCCL_DEBUG_FILE itself, and says so if you have set one of them. Any other progr
 """
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -73,14 +72,8 @@ class Row:
     torch: str  # version
     nccl: str  # version, "-" on a CPU
     host_cores: int  # how many cores the host has
-    assigned_gpus: str  # the variable that gives this process GPUs, for example "CUDA_VISIBLE_DEVICES=0,1", or ""
+    given: str  # the variable that gives this process GPUs, for example "CUDA_VISIBLE_DEVICES=0,1", or ""
     network: str = ""  # what connects this rank to the others; "" before the first all-reduce
-
-    def as_json(self) -> dict:
-        """Return the fields by their names in the file of --json."""
-        fields = asdict(self)
-        fields["given"] = fields.pop("assigned_gpus")
-        return fields
 
 
 @record
@@ -91,7 +84,7 @@ def main() -> None:
     rank, world_size, device = setup(args.timeout)
 
     rows = [Row(**fields) for fields in gather(asdict(describe(rank, device)), world_size)]
-    faults = faults_that_stop_nccl(rows)
+    faults = [*ranks_that_share_a_gpu(rows), *ranks_that_see_no_gpu(rows), *different_versions(rows)]
     if not faults:  # else NCCL would stop the ranks with an error of its own
         faults += check_all_reduce(rank, world_size, device)
         networks = gather(network_of(device, nccl_log.read()), world_size)
@@ -102,9 +95,13 @@ def main() -> None:
     faults += ranks_with_one_core(rows)
 
     if rank == 0:
-        print_report(rows, faults)
+        print("\n".join([table(rows), *(f"FAULT: {fault}" for fault in faults)]), flush=True)
+        if not faults:
+            print(
+                f"all-reduce over {world_size} rank(s) on {len({row.host for row in rows})} host(s): right", flush=True
+            )
         if args.json:
-            write_json(args.json, rows, faults)
+            args.json.write_text(json.dumps({"rows": [asdict(row) for row in rows], "faults": faults}, indent=1) + "\n")
     # The launcher ends all ranks when the first one fails. So no rank leaves before rank 0 has printed its report.
     gather(None, world_size)
     dist.destroy_process_group()
@@ -114,14 +111,9 @@ def main() -> None:
 def read_flags() -> argparse.Namespace:
     """Return the flags; exit with a message if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write rows and faults to FILE")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=60,
-        metavar="SECONDS",
-        help="seconds until a silent rank counts as lost (default: 60)",
-    )
+    add = parser.add_argument
+    add("--json", type=Path, metavar="FILE", help="write rows and faults to FILE")
+    add("--timeout", type=float, default=60, metavar="SECONDS", help="until a silent rank is lost (default: 60)")
     if os.environ.get("LOCAL_RANK", "0") != "0":
         parser.error = exit_silently
     args = parser.parse_args()
@@ -129,8 +121,6 @@ def read_flags() -> argparse.Namespace:
         parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
     if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
         parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
-    if args.json and args.json.is_dir():
-        parser.error(f"--json {args.json}: expected the name of a file, but this is a folder; name a file in it")
     return args
 
 
@@ -193,48 +183,30 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     return dist.get_rank(), dist.get_world_size(), device
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
-
-
 def describe(rank: int, device: torch.device) -> Row:
     """Return the row of this rank, without its network."""
-    row = Row(
+    name, uuid, nccl = "CPU", "", "-"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name = f"{device} {properties.name}"
+        # Where torch knows no UUID, the PCI bus or the number tells the GPUs of a host apart.
+        uuid = str(getattr(properties, "uuid", f"pci {getattr(properties, 'pci_bus_id', device.index)}"))
+        nccl = ".".join(str(number) for number in torch.cuda.nccl.version())
+    is_linux = hasattr(os, "sched_getaffinity")
+    return Row(
         rank=rank,
         host=socket.gethostname(),
         node_rank=int(os.environ.get("GROUP_RANK", "0")),  # torchrun's name for the rank of the node
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        device="CPU",
-        uuid="",
-        cores=usable_cores(),
+        device=name,
+        uuid=uuid,
+        cores=sorted(os.sched_getaffinity(0)) if is_linux else list(range(os.cpu_count())),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
-        nccl="-",
+        nccl=nccl,
         host_cores=os.cpu_count(),
-        assigned_gpus=assigned_gpus(),
+        given=assigned_gpus(),
     )
-    if device.type == "cuda":
-        row.device = f"{device} {torch.cuda.get_device_name(device)}"
-        row.uuid = gpu_uuid(device)
-        row.nccl = ".".join(str(number) for number in torch.cuda.nccl.version())
-    return row
-
-
-def usable_cores() -> list[int]:
-    """Return the numbers of the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count()))
-
-
-def gpu_uuid(device: torch.device) -> str:
-    """Return what tells this GPU from the others of its host.
-
-    That is its UUID. Where torch does not know it, it is the PCI bus, or else the number of the GPU.
-    """
-    properties = torch.cuda.get_device_properties(device)
-    if hasattr(properties, "uuid"):
-        return str(properties.uuid)
-    return f"pci {getattr(properties, 'pci_bus_id', device.index)}"
 
 
 def assigned_gpus() -> str:
@@ -261,48 +233,24 @@ def network_of(device: torch.device, nccl_log: str) -> str:
         return " ".join(["nccl", *(match[1].strip() for match in matches if match)])
     address = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if not address:
-        with contextlib.suppress(OSError):  # no address belongs to the name of this host
+        try:
             address = socket.gethostbyname(socket.gethostname())
+        except OSError:  # no address belongs to the name of this host
+            address = ""
     return f"gloo tcp {address}".strip()
 
 
 def table(rows: list[Row]) -> str:
-    """Return the rows as text, one line each, below a line with the names of the columns."""
-    lines = [COLUMNS, *(cells(row) for row in rows)]
+    """Return the rows as text, one line each, below a line with the names of the columns; "-" is an empty field."""
+    lines = [COLUMNS]
+    for row in rows:
+        fields = {**asdict(row), "uuid": row.uuid[:12], "cores": f"{len(row.cores)}/{row.host_cores}"}
+        lines.append([str(fields[name]) or "-" for name in COLUMNS])
     widths = [max(len(cell) for cell in column) for column in zip(*lines)]
-    padded = [[cell.ljust(width) for cell, width in zip(line, widths)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
-
-
-def cells(row: Row) -> list[str]:
-    """Return the row's cells in the order of COLUMNS. An empty field becomes "-"."""
-    fields = asdict(row)
-    fields["uuid"] = row.uuid[:12]
-    fields["cores"] = f"{len(row.cores)}/{row.host_cores}"
-    return [str(fields[name]) or "-" for name in COLUMNS]
-
-
-def print_report(rows: list[Row], faults: list[str]) -> None:
-    """Print the table, and below it the faults, or that there are none."""
-    lines = [table(rows), *(f"FAULT: {fault}" for fault in faults)]
-    if not faults:
-        hosts = {row.host for row in rows}
-        lines.append(f"all-reduce over {len(rows)} rank(s) on {len(hosts)} host(s): right")
-    print("\n".join(lines), flush=True)
-
-
-def write_json(file: Path, rows: list[Row], faults: list[str]) -> None:
-    """Write rows and faults to a file."""
-    content = {"rows": [row.as_json() for row in rows], "faults": faults}
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 
 # ---- faults: each kind has a function, which yields sentences: what is wrong, and what to do -------------------------
-
-
-def faults_that_stop_nccl(rows: list[Row]) -> list[str]:
-    """Return a sentence for each fault with which NCCL cannot work; the list is empty where all is well."""
-    return [*ranks_that_share_a_gpu(rows), *ranks_that_see_no_gpu(rows), *different_versions(rows)]
 
 
 def ranks_that_share_a_gpu(rows: list[Row]) -> Iterator[str]:
@@ -318,20 +266,20 @@ def ranks_that_share_a_gpu(rows: list[Row]) -> Iterator[str]:
 
 def ranks_that_see_no_gpu(rows: list[Row]) -> Iterator[str]:
     """The scheduler gave GPUs, but torch sees none. This torch was built for CPUs, or for another driver."""
-    on_cpus = [row for row in rows if row.assigned_gpus and not row.uuid]
+    on_cpus = [row for row in rows if row.given and not row.uuid]
     for group in groups(on_cpus, "host"):
         yield (
-            f"rank(s) {ranks_of(group)} on {group[0].host} were given GPUs ({group[0].assigned_gpus}), "
+            f"rank(s) {ranks_of(group)} on {group[0].host} were given GPUs ({group[0].given}), "
             f"but torch {group[0].torch} sees none. Install a torch for this driver, or accept CPUs with ALLOW_CPU=1"
         )
 
 
 def different_versions(rows: list[Row]) -> Iterator[str]:
     """Not all ranks have the same torch and NCCL."""
-    versions = [
-        f"torch {group[0].torch} with NCCL {group[0].nccl} on {hosts_of(group)}"
-        for group in groups(rows, "torch", "nccl")
-    ]
+    versions = []
+    for group in groups(rows, "torch", "nccl"):
+        hosts = ", ".join(sorted({row.host for row in group}))
+        versions.append(f"torch {group[0].torch} with NCCL {group[0].nccl} on {hosts}")
     if len(versions) > 1:
         yield f"the ranks run different versions: {'; '.join(versions)}. Use one environment on all nodes"
 
@@ -377,14 +325,6 @@ def groups(rows: list[Row], *names: str) -> list[list[Row]]:
 def ranks_of(rows: list[Row]) -> str:
     """Return the ranks of these rows, as in "0, 1, 2"."""
     return ", ".join(str(rank) for rank in sorted(row.rank for row in rows))
-
-
-def hosts_of(rows: list[Row]) -> str:
-    """Return the hosts of these rows, as in "node1, node2"."""
-    return ", ".join(sorted({row.host for row in rows}))
-
-
-# ---- communication ---------------------------------------------------------------------------------------------------
 
 
 def check_all_reduce(rank: int, world_size: int, device: torch.device) -> list[str]:

@@ -7,12 +7,8 @@
 # Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
 #? if on_login_node
 # It does so where you call it: login nodes have the processor of compute nodes.
-#
-#   bash slurm/build_venv.sh                           on a login node
 #? else
 # It does so on a compute node, because login nodes often have another processor or driver.
-#
-#   bash slurm/build_venv.sh [options of sbatch]       submits itself
 #? endif
 #? if packages == "wheelhouse"
 #
@@ -29,7 +25,12 @@
 # processor and Python version:   pip download -r requirements.txt -d wheels
 #? endif
 #? endif
-#? if not on_login_node
+#
+#? if on_login_node
+#   bash slurm/build_venv.sh                           on a login node
+
+#? else
+#   bash slurm/build_venv.sh [options of sbatch]       submits itself
 #
 #? if own_queue
 # The account is that of slurm/submit_multinode.sh.
@@ -45,8 +46,8 @@
 #? endfor
 #SBATCH {{ pad("--no-requeue") }} # a second attempt would meet the folder of the first
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
+
 #? endif
-{{ "" }}
 # Refuses what would fail after hours in the queue, and sets up the Python that the environment is
 # made from.
 prepare() {

@@ -10,11 +10,16 @@
 # unless PREFLIGHT=0. It names the program, Python or the container's image, RANK_PREFIX and the
 # folders, after the modules are loaded.
 #
-# It checks whether a node can write to /tmp, /dev/shm and the folder of logs, knows its own name,
-# reaches the master, has a free port there, the programs and folders that the job needs, more than
-# one core, and as many GPUs and active RDMA ports, as new a driver and the same time as the others.
-# slurm/preflight_node.sh has the checks, and a public report for each. This script runs them on all
-# nodes in one step of srun, compares the nodes, and prints the result. Bash 4.4 or newer.
+# What it looks for:
+#   - a full disk, a used-up quota, a missing folder        /tmp, /dev/shm, the folder of logs
+#   - names and network: the node's own name, the way to the master, whether its port is free
+#   - programs and files that the node does not see, folders that the container cannot mount
+#   - one core for all ranks
+#   - fewer GPUs, fewer active RDMA ports, an older GPU driver than on other nodes; another time
+#   - a node, or a driver, that does not answer
+#
+# slurm/preflight_node.sh has the checks, and names a public report for each. This script runs them
+# on all nodes in one step of srun, compares the nodes, and prints the result. Bash 4.4 or newer.
 #
 # Exit code: 0 all nodes are fit, 1 a node is not, 2 called wrongly
 #

@@ -45,10 +45,10 @@ tell() { printf '%s\t%s\t%s\n' "$SLURMD_NODENAME" "$1" "${*:2}"; }
 
 # ---- folders -------------------------------------------------------------------------------------
 
-# /tmp: torchrun, Python and bash cannot start without room there
-# (https://github.com/TUM-DAML/seml/issues/94, 2022-03-31). /dev/shm: NCCL and data loaders fail if
-# earlier jobs have filled it (https://github.com/NVIDIA/nccl/issues/525, 2021-06-20). RUN_DIR: the
-# disk quota may be used up (https://github.com/RobertsLab/resources/issues/1064, 2021-01-07).
+# Without room in /tmp, torchrun, Python and bash fail
+# (https://github.com/TUM-DAML/seml/issues/94, 2022-03-31). NCCL and data loaders fail if earlier
+# jobs have filled /dev/shm (https://github.com/NVIDIA/nccl/issues/525, 2021-06-20). A quota may be
+# used up in the folder of logs (https://github.com/RobertsLab/resources/issues/1064, 2021-01-07).
 check_writable() {
     local folder=$1 fix=$2 error
     tell at "$folder"
@@ -56,9 +56,9 @@ check_writable() {
         tell fault "cannot write to $folder (${error##*: }): free space there, or $fix"
 }
 
-# Writes a file of 16 KiB and removes it. fsync: some file systems report a used-up quota only when
-# the data leave the node. mktemp: other users may write to the folder too, and could have made a
-# file or a link by a name that they guess. nofollow: nor may a link take the file's place.
+# Writes a file of 16 KiB and removes it. Argument: the folder, in which other users may write, too.
+# mktemp takes a name that they cannot guess, and nofollow no link that they put in its place. Some
+# file systems report a used-up quota only when the data leave the node, which fsync waits for.
 write_file_in() {
     local file code=0
     file=$(mktemp "$1/.preflight.XXXXXXXXXX") || return
@@ -75,14 +75,14 @@ addresses_of() { getent ahosts "$1" | sed 's/ .*//' | sort -u; }
 # gloo takes the address of the node's own name. Without one it takes 127.0.0.1, and ranks of other
 # nodes cannot connect (https://github.com/vllm-project/vllm/issues/7074, 2024-08-02). Nor can they
 # if the name leads to 127.0.1.1, as in Debian's /etc/hosts
-# (https://github.com/aws-samples/aws-do-eks/pull/69, 2026-08-15); NCCL can.
-# uname: $HOSTNAME may come from the machine on which the job was submitted.
+# (https://github.com/aws-samples/aws-do-eks/pull/69, 2026-08-15). NCCL does not ask for the name.
 check_own_name() {
-    local addresses
+    local name addresses
     tell at "its own name"
-    addresses=$(addresses_of "$(uname -n)")
+    name=$(uname -n) # $HOSTNAME may come from the machine on which the job was submitted
+    addresses=$(addresses_of "$name")
     if [[ -z $addresses ]]; then
-        tell fault "its own name $(uname -n) does not resolve: tell your site"
+        tell fault "its own name $name does not resolve: tell your site"
     elif [[ -z ${GLOO_SOCKET_IFNAME:-} && ${SLURM_STEP_NUM_NODES:-1} != 1 ]] &&
         are_loopback "$addresses" && ! are_loopback "$SLURMD_NODENAME"; then
         tell loopback "${addresses%%$'\n'*}"
@@ -99,7 +99,7 @@ are_loopback() { ! grep -qvE '^(127\.|::1$)' <<<"$1"; }
 # in use (https://github.com/NVIDIA/enroot/issues/243, 2025-08-07).
 #
 # No rank listens yet, so "Connection refused" says that the master can be reached. One address of
-# its name is enough, as torch tries all: the name may have an IPv6 address where the network has no
+# its name is enough, as torch tries all. The name may have an IPv6 address where the network has no
 # route for it (https://github.com/pytorch/pytorch/issues/131691, 2024-07-24).
 check_master() {
     local address addresses error reached='' reason=''

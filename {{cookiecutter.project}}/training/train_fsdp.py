@@ -6,8 +6,8 @@
 Weights, gradients and optimizer are divided among the ranks. A layer's weights are whole only while it is computed.
 Same flags and losses as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer, and NumPy.
 
-To train something of your own, replace the text (data.py) and the model with its loss (model.py). A run writes into
---out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
+To train something of your own, replace the data (lm/data.py) and the model with its loss (lm/model.py). A run writes
+into --out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
 evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
 """
 
@@ -18,23 +18,27 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
 
-from arguments import fixed_settings, parse_arguments
-from checkpoint import ShardedCheckpoints
-from control import Control
-from data import data_loader, sample_indices
-from distributed import checkpoint_group, fail, launched_world_size, setup, shutdown
-from evaluation import evaluate
-from memory import checkpoint_activations
-from metrics import Metrics
-from model import GPT
-from optimizer import make_optimizer
-from precision import Precision, choose_precision
-from resume import start_or_resume
-from schedule import due, seed_step, set_learning_rate
-from tracing import Profiler
+from lm.arguments import fixed_settings, read_arguments
+from lm.data import load_data
+from lm.metrics import Metrics, evaluate, start_profiler
+from lm.model import GPT
+from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate
+from lm.setup import (
+    checkpoint_activations,
+    checkpoint_group,
+    choose_dtype,
+    fail,
+    join,
+    launched_ranks,
+    leave,
+    weights_dtype,
+)
+from lm.shards import ShardedCheckpoints
+from lm.stop import Stop, ignore_signals
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -47,21 +51,21 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     batch: list[torch.Tensor],
     args: argparse.Namespace,
-    precision: Precision,
+    device: torch.device,
 ) -> torch.Tensor:
     """Update the weights once; return the mean loss of this rank's part of the batch.
 
-    batch: inputs and targets, each [sequences, ...]. The gradients of its micro batches add up. All micro batches have
-    the same size, so the mean of their means is the batch's mean. FSDP averages the gradients over the ranks during the
-    backward pass of the last micro batch, and leaves each rank its part. Until then a rank adds up whole gradients.
+    The gradients of the micro batches add up. All micro batches have the same size, so the mean of their means is the
+    batch's mean. FSDP averages the gradients over the ranks, during the backward pass of the last micro batch alone,
+    and leaves each rank its part. Until then a rank adds up whole gradients.
     """
     optimizer.zero_grad()
     mean_loss = 0.0
-    micro_batches = list(zip(*(tensor.split(args.micro_batch) for tensor in batch)))
-    for number, (inputs, targets) in enumerate(micro_batches, start=1):
+    micro_batches = list(zip(*(tensor.to(device, non_blocking=True).split(args.micro_batch) for tensor in batch)))
+    for number, micro_batch in enumerate(micro_batches, start=1):
         model.set_requires_gradient_sync(number == len(micro_batches))
-        with precision.autocast:
-            loss = model(inputs, targets).mean() / len(micro_batches)
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+            loss = model(*micro_batch) / len(micro_batches)
         loss.backward()
         mean_loss += loss.detach()
     torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
@@ -69,13 +73,11 @@ def train_step(
     return mean_loss
 
 
-def build_sharded_model(
-    args: argparse.Namespace, precision: Precision, rank: int, world_size: int, device: torch.device
-) -> torch.nn.Module:
+def build_sharded_model(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> torch.nn.Module:
     """Return the model, of which this rank holds its part, with the initial weights that train_ddp.py gives it."""
     one_by_one = hasattr(GPT, "init_weight")
     with torch.device("meta" if one_by_one else "cpu"):  # meta: shapes without memory
-        model = GPT(args.config).to(precision.weights_dtype)
+        model = GPT(args.config).to(weights_dtype(args.dtype))
     if one_by_one and list(model.buffers()):
         fail("GPT in model.py has init_weight() and buffers, which have no values here: compute them in forward()")
     if args.activation_checkpointing:
@@ -83,7 +85,7 @@ def build_sharded_model(
 
     # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    policy = rounded if precision.name == "bfloat16" else MixedPrecisionPolicy()
+    policy = rounded if args.dtype == "bfloat16" else MixedPrecisionPolicy()
     # Without the device type, a torch that is built for GPUs looks for them, also on a machine without.
     mesh = init_device_mesh(device.type, (world_size,))
     for block in model.blocks:
@@ -105,54 +107,63 @@ def build_sharded_model(
 
 def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
-    corpus = args.corpus  # read by parse_arguments(), as is the model's args.config
-    precision = choose_precision(args.dtype, device)
+    data, validation, data_name = load_data(args)
+    args.dtype = choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
-    model = build_sharded_model(args, precision, rank, world_size, device)
+    model = build_sharded_model(args, rank, world_size, device)
     optimizer = make_optimizer(model, args.learning_rate)
 
-    checkpoints = ShardedCheckpoints(args.out, args.keep, fixed_settings(args), checkpoint_group())
-    state = start_or_resume(checkpoints, model, optimizer, args, rank, world_size)
+    stop = Stop()
+    checkpoints = ShardedCheckpoints(args.out, args.keep, fixed_settings(args, data_name), rank, checkpoint_group())
+    state = checkpoints.start(model, optimizer, args.resume)
     first_step = state["step"]
-    metrics = Metrics(args, state, model, precision, device, rank, world_size)
-    control = Control(args, first_step, device, rank, world_size)
-    profiler = Profiler(args, metrics)
+    metrics = Metrics(args, state, device, rank, world_size)
+    metrics.print_plan(model, len(data), len(validation), data_name)
+    profiler = start_profiler(args, metrics)
 
-    indices = sample_indices(len(corpus.train), args.global_batch, args.seed, first_step, args.steps, rank, world_size)
-    batches = data_loader(corpus.train, indices, args.workers, device)
+    batches = DataLoader(
+        data,
+        batch_size=args.global_batch // world_size,
+        sampler=StepSampler(len(data), args, first_step, rank, world_size),
+        num_workers=args.workers,
+        worker_init_fn=ignore_signals,
+        multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
+        pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
+    )
     for step, batch in enumerate(batches, start=first_step + 1):
-        profiler.begin(step)  # records the steps of --profile
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
-        loss = train_step(model, optimizer, batch, args, precision)
+        loss = train_step(model, optimizer, batch, args, device)
         metrics.add(loss)  # stays on the device
 
-        request = control.request(step)  # "stop", "save" or ""
+        stopping = stop.requested()
         evaluating = due(step, args.eval_every, args.steps)
-        saving = request or due(step, args.save_every, args.steps)
+        saving = stopping or due(step, args.save_every, args.steps)
         if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
-            metrics.log(step)  # reads the losses since the last line, and updates metrics.state
+            metrics.log(step)  # reads the losses since the last line
         if evaluating:
-            val_loss = evaluate(model, corpus.validation, args.micro_batch, precision, device, rank, world_size)
-            metrics.log_validation(step, val_loss)
+            metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))
         if saving:
-            with control.saving():
-                checkpoints.save(metrics.state, model, optimizer)
+            checkpoints.save(metrics.state, model, optimizer)
             metrics.restart_clock("checkpoints")
-        if request == "stop":
-            control.requeue()
+        if stopping:
             break
-    profiler.finish()
+        if profiler:
+            profiler.step()
+    if profiler:
+        profiler.stop()
+    if metrics.state["step"] < args.steps:
+        stop.requeue()
     metrics.finish()
 
 
 @record
 def main() -> None:
     """Join the other ranks, and train."""
-    args = parse_arguments(__doc__, launched_world_size())
-    train(args, *setup(args.timeout))
+    args = read_arguments(__doc__, launched_ranks())
+    train(args, *join(args.timeout))
 
 
 if __name__ == "__main__":
     main()
-    shutdown()
+    leave()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from training_runs import (
     ENVIRONMENT,
     FORKING,
     MODULES,
+    STEPS,
     TINY,
     TO_HALF,
     TRAINING,
@@ -34,14 +37,15 @@ def modules():
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(TRAINING)
     patch.setattr(sys, "dont_write_bytecode", True)
-    for name in MODULES:
+    for name in ("lm", *MODULES):
         sys.modules.pop(name, None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on a tiny model more only wait for each other
-    yield argparse.Namespace(**{name: __import__(name) for name in MODULES})
+    yield argparse.Namespace(**{name.rpartition(".")[2]: importlib.import_module(name) for name in MODULES})
     torch.set_num_threads(threads)
-    sys.modules["stop"].Stop._forget()  # of the programs that ran in this process
-    for name in MODULES:
+    for number in sys.modules["lm.stop"].SIGNALS:  # of the programs that ran in this process
+        signal.signal(number, signal.SIG_DFL)
+    for name in ("lm", *MODULES):
         del sys.modules[name]
     patch.undo()
 
@@ -73,9 +77,9 @@ def no_launcher_and_no_gpu(monkeypatch, modules):
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A file of 21,700 bytes: 33 windows of 32 to validate, which 2 or 4 ranks cannot share equally."""
+    """A file of 21,700 bytes: 33 samples of 32 to validate, which 2 or 4 ranks cannot share equally."""
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    source = b"".join((TRAINING / f"{name}.py").read_bytes() for name in MODULES)
+    source = b"".join(path.read_bytes() for path in sorted(TRAINING.glob("lm/*.py")))
     path.write_bytes(source[:21_700].ljust(21_700))
     return path
 
@@ -109,6 +113,18 @@ def trained(train, tmp_path_factory):
 def whole(trained):
     """What all other runs are compared with: one process, no accumulation, 40 steps without a pause."""
     return trained("train_single", 1)
+
+
+@pytest.fixture
+def whole_to(whole, train, tmp_path):
+    """Return a run without a pause that has at least so many steps."""
+
+    def run(steps):
+        if steps <= STEPS:
+            return whole
+        return train(tmp_path / "whole", 1, "train_single", "--steps", steps)
+
+    return run
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ The fixtures are in conftest.py.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -26,9 +27,8 @@ with suppress(ImportError):  # the test files skip themselves
     import torch
 
 TRAINING = Path(__file__).resolve().parents[3] / "{{cookiecutter.project}}" / "training"
-ROOMS = ("model", "data", "distributed", "precision", "schedule", "checkpoint", "arguments", "optimizer", "stop")
-ROOMS += ("memory", "control", "evaluation", "metrics", "resume", "tracing", "trackers")
-MODULES = (*ROOMS, "train_single", "train_ddp", "train_fsdp", "sample", "shards")
+LM = ("arguments", "checkpoints", "data", "metrics", "model", "schedule", "setup", "shards", "stop", "trackers")
+MODULES = (*(f"lm.{name}" for name in LM), "train_single", "train_ddp", "train_fsdp", "sample")
 # Which program writes, on two ranks, the checkpoints that another one reads: train_single.py has one rank alone.
 WRITER = {"train_single": "train_ddp", "train_ddp": "train_ddp", "train_fsdp": "train_fsdp"}
 STEPS, HALF = 40, 20
@@ -58,9 +58,9 @@ def be_a_rank(program: str, words: list[str], environment: dict[str, str], log: 
         os.dup2(os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.environ.update(environment)
     torch.set_num_threads(1)
-    distributed = __import__("distributed")
+    setup = importlib.import_module("lm.setup")
     # No launcher is here to end a rank that leaves the message to another: it leaves by itself.
-    distributed.time = argparse.Namespace(sleep=lambda _: distributed.shutdown(2))
+    setup.time = argparse.Namespace(sleep=lambda _: setup.leave(2))
     sys.argv = [program, *words]
     runpy.run_path(program, run_name="__main__")
 
@@ -154,6 +154,15 @@ def assert_continues(run, first_step, whole, last=STEPS):
     assert run.figures["first_step"] == first_step
     assert largest_difference(run.figures["losses"], whole.figures["losses"][first_step:last]) <= EXACT
     assert_same(run.folder, whole.folder, last=last)
+
+
+def await_steps(folder, steps, launch):
+    """Wait until a run has noted so many."""
+    end = time.monotonic() + DEADLINE
+    while not (folder / "metrics.jsonl").exists() or len((folder / "metrics.jsonl").read_text().splitlines()) < steps:
+        assert launch.processes[0].is_alive(), "ended by itself"
+        assert time.monotonic() < end, "no progress"
+        time.sleep(0.002)
 
 
 def checkpoints(folder):

@@ -1,14 +1,11 @@
-"""A small GPT over bytes: the model that the training programs train.
+"""A small GPT over bytes: the model that the training programs train. To train yours, replace this file.
 
-To train your own, replace `GPT` and `Config`. The programs ask for this:
+The programs ask for this:
 
-- `Config` is a dataclass of numbers. Its fields become flags. A checkpoint of other numbers is refused. `context` is
-  the number of tokens in a sample, or 1 where there are no tokens.
-- `GPT(config)` maps inputs and targets, as data.py yields them, to losses of any shape [batch, ...]. Each loss has the
-  same weight. Inputs arrive as they are: the model converts floating-point inputs to the type of its weights.
+- `Config` is a dataclass of numbers. Its fields become flags. A checkpoint of other numbers is refused.
+- `GPT(config)` is called with the tensors of a batch, and returns its loss: a scalar, the mean over the samples.
 - `GPT.blocks` are its layers. train_fsdp.py gathers and frees them one by one. --activation-checkpointing computes them
   twice.
-- `GPT.flops()` returns the floating-point operations of a step per token, for the figure MFU. 0 leaves MFU out.
 
 Two functions are optional:
 
@@ -104,16 +101,6 @@ class GPT(nn.Module):
         return F.linear(self.norm(x), self.token.weight)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss [nats] of each target, [batch, time]; both arguments are int64 [batch, time]."""
+        """Return the mean loss [nats per token]; both arguments are int64 [batch, time]."""
         # The loss is part of the model so that torch.compile sees it: over a large vocabulary it is a large part.
-        losses = F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten(), reduction="none")
-        return losses.view_as(targets).clone()  # FSDP wants to return no view of a tensor
-
-    def flops(self) -> float:
-        """Return the floating-point operations of a training step per token: 6 N + 12 L W T.
-
-        N parameters but those of positions, L layers of width W, T tokens of context; attention is counted as if not
-        causal (PaLM, https://arxiv.org/abs/2204.02311, appendix B, as nanoGPT counts).
-        """
-        weights = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
-        return 6 * weights + 12 * len(self.blocks) * self.token.weight.size(1) * self.position.weight.size(0)
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())

@@ -1,4 +1,4 @@
-"""The ranks of a run: how they join, add up numbers, report an error and leave.
+"""How a run begins and ends: the ranks join, choose a precision, report an error and leave.
 
 A rank is one process, on a GPU of its own where there are GPUs. Every rank runs the whole program.
 """
@@ -11,30 +11,31 @@ import socket
 import sys
 import time
 import zlib
+from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 HEAD_START = 2.0  # seconds that the first rank of a node has to print an error, before the node's other ranks do
 
 
-def setup(timeout: float) -> tuple[int, int, torch.device]:
+def join(timeout: float) -> tuple[int, int, torch.device]:
     """Join the process group of all ranks; return rank, world size and this rank's device.
 
     launch/ and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables). Without RANK, this process is the
     only rank. A collective that another rank does not join within `timeout` seconds fails.
     """
-    tasks = os.environ.get("OMPI_COMM_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or "1"
-    if "RANK" not in os.environ and tasks != "1":
-        sys.exit(
-            f"{tasks} tasks started, but RANK is not set, so each would run as a separate job: "
+    if "RANK" not in os.environ and launched_ranks() > 1:
+        fail(
+            f"{launched_ranks()} tasks started, but RANK is not set, so each would run as a separate job: "
             f"start {sys.argv[0]} through the submit script"
         )
-
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -51,9 +52,9 @@ def setup(timeout: float) -> tuple[int, int, torch.device]:
     return dist.get_rank(), dist.get_world_size(), device
 
 
-def shutdown(code: int = 0) -> NoReturn:
+def leave(code: int = 0) -> NoReturn:
     """Leave the process group and end this process with an exit code: the last call of a program."""
-    if dist.is_initialized():  # not after --help, nor where fail() is called before setup()
+    if dist.is_initialized():
         if code == 0:
             dist.barrier()  # no rank leaves while rank 0 still writes
         dist.destroy_process_group()
@@ -71,27 +72,19 @@ def fail(message: str) -> NoReturn:
     Where all ranks fail, the first rank of each node prints, and the node's other ranks wait. A launcher ends all ranks
     as soon as one has failed. So a rank that is still there after HEAD_START has failed alone, and prints too.
     """
-    if _first_set("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", default="0") != "0":
+    if any(os.environ.get(name, "0") != "0" for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's SIGTERM has to end it, whatever stop.py has set
         time.sleep(HEAD_START)
     print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
-    shutdown(2)
+    leave(2)
 
 
-def launched_world_size() -> int:
-    """Return the number of ranks that the launcher started.
-
-    A bare srun or mpirun sets no RANK. It is counted here too: parse_arguments() or setup() then refuses to go on.
-    """
-    return int(_first_set("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", default="1"))
-
-
-def _first_set(*names: str, default: str) -> str:
-    """Return the first of these environment variables that is set and not empty."""
-    for name in names:
+def launched_ranks() -> int:
+    """Return the number of processes that the launcher started, also if it is a bare srun or mpirun, without RANK."""
+    for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
         if os.environ.get(name):
-            return os.environ[name]
-    return default
+            return int(os.environ[name])
+    return 1
 
 
 def sum_over_ranks(numbers: torch.Tensor) -> torch.Tensor:
@@ -101,10 +94,12 @@ def sum_over_ranks(numbers: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
-def require_same(what: str, value: str, rank: int, world_size: int) -> None:
+def require_same(what: str, value: str) -> None:
     """Fail on all ranks, naming each node's value, unless `value` is the same on all ranks."""
-    checksums = torch.zeros(world_size, dtype=torch.int64)
-    checksums[rank] = zlib.crc32(value.encode())
+    if not dist.is_initialized():
+        return
+    checksums = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    checksums[dist.get_rank()] = zlib.crc32(value.encode())
     if len(set(sum_over_ranks(checksums).tolist())) > 1:
         fail(f"ranks differ in their {what}: {value} on {socket.gethostname()}. Share --data and --out among nodes")
 
@@ -112,3 +107,28 @@ def require_same(what: str, value: str, rank: int, world_size: int) -> None:
 def checkpoint_group() -> dist.ProcessGroup:
     """Return a group whose timeout is long enough to write a large checkpoint to a slow file system."""
     return dist.new_group(backend="gloo", timeout=timedelta(hours=2))
+
+
+def choose_dtype(name: str | None, device: torch.device) -> str:
+    """Return the precision of matrix products: `name`, else bfloat16 where the GPU supports it, else float32."""
+    # float32 means float32. That of cuDNN is TF32 by default. Some containers set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1,
+    # which makes TF32 the default of matrix products too.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return name or ("bfloat16" if has_bfloat16 else "float32")
+
+
+def weights_dtype(name: str) -> torch.dtype:
+    """Return the type of the weights: bfloat16 is for products alone, and weights stay in float32."""
+    return torch.float64 if name == "float64" else torch.float32
+
+
+def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
+    """Let each layer keep its input alone. It computes its activations again in the backward pass.
+
+    That is one forward pass more, and saves most of the memory of activations
+    (https://docs.pytorch.org/docs/stable/checkpoint.html, 2026-11-22).
+    """
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

@@ -1,0 +1,250 @@
+"""What a run tells: lines of progress, metrics.jsonl, trackers, --json and --profile; and the validation loss."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch.profiler import profile, schedule
+from torch.utils.data import Dataset, default_collate
+
+from lm import setup
+from lm.schedule import learning_rate_at
+from lm.trackers import TRACKERS, numbers
+
+MOST_SAMPLES = 1024  # of the validation data: more cost time, fewer make the loss noisy
+HEARTBEAT_SECONDS = 5.0
+
+
+class Metrics:
+    """The losses and the speed of a run. Rank 0 alone writes and prints.
+
+    Losses stay on the device until log() reads those of several steps at once, so that the device seldom waits.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        state: dict[str, Any],
+        device: torch.device,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Open the files. `state`: where the run begins, see Checkpoints.start(). It is updated in place."""
+        self.args, self.state, self.device, self.rank, self.world_size = args, state, device, rank, world_size
+        self.first_step = state["step"]
+        self.losses: list[float] = []  # mean of all ranks, of each step
+        self.unread: list[torch.Tensor] = []  # this rank's losses since the last log()
+        # Without the first step, which pays for memory, buckets and kernels, and without evaluations and checkpoints.
+        self.tokens, self.seconds = 0, 0.0
+        self.trackers = []
+        if rank == 0:
+            self.file, rows = open_metrics(Path(args.out, "metrics.jsonl"), self.first_step)
+            self.trackers = [start_tracker(name, args, rows) for name in TRACKERS if getattr(args, name)]
+        self.spent: dict[str, float] = {}  # seconds, by what they were spent on
+        self.clock = self.heartbeat = time.monotonic()
+        if "START_TIME" in os.environ:  # when the submit script started [s since 1970]
+            self.spent["start"] = max(0.0, time.time() - float(os.environ["START_TIME"]))
+
+    def print_plan(self, model: torch.nn.Module, samples: int, validation_samples: int, data_name: str) -> None:
+        """Print what is trained, on what and how."""
+        args = self.args
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        compiled = ", compiled" if args.compile else ""
+        accumulation = args.global_batch // self.world_size // args.micro_batch
+        divided = f"{self.world_size} (ranks) x {args.micro_batch} (micro batch) x {accumulation} (accumulation)"
+        data = f"{samples:,} samples to train on, {validation_samples:,} to validate"
+        left = "" if self.first_step < args.steps else f": nothing is left of --steps {args.steps}"
+        self.say(f"ranks   {self.world_size} ({self.device.type}, {args.dtype}{compiled})")
+        self.say(f"model   {parameters:,} parameters, {args.config}")
+        self.say(f"corpus  {data_name}: {data}; steps per epoch: {samples // args.global_batch:,}")
+        self.say(f"batch   {args.global_batch} sequences{args.batch_remark} = {divided}")
+        self.say(f"start   at step {self.first_step}{left}")
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Keep the loss of a step, a tensor on the device, and say that the run is alive."""
+        self.unread.append(loss)
+        heartbeat = os.environ.get("HEARTBEAT_FILE")  # of extras/hangs, which ends a job that stands still
+        if heartbeat and self.rank == 0 and time.monotonic() >= self.heartbeat:
+            Path(heartbeat).touch()
+            self.heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+
+    def log(self, step: int) -> None:
+        """Read the losses since the last log() from all ranks, write and print them. All ranks have to call.
+
+        Fails on all ranks if a loss is no longer finite.
+        """
+        means = setup.sum_over_ranks(torch.stack(self.unread).double()) / self.world_size
+        losses = means.tolist()  # waits for the device
+        self.unread = []
+        seconds = time.monotonic() - self.clock
+        tokens = self.args.global_batch * getattr(self.args, "context", 1) * len(losses)  # or samples
+        if self.losses:
+            self.tokens += tokens
+            self.seconds += seconds
+        self.losses += losses
+
+        speed = round(tokens / seconds, 1) if seconds else None
+        for number, loss in enumerate(losses, start=step - len(losses) + 1):
+            self.write(number, "loss", loss, lr=learning_rate_at(number, self.args), tokens_per_second=speed)
+        self.say(f"step {step}/{self.args.steps}  loss {losses[-1]:.4f}, {speed or 0:,.0f} tokens/s")
+        self.restart_clock("steps")
+
+    def log_validation(self, step: int, loss: float) -> None:
+        """Write and print the validation loss. Fails if it is not finite."""
+        self.write(step, "val_loss", loss)
+        self.say(f"step {step}/{self.args.steps}  validation loss {loss:.4f}")
+        self.restart_clock("evaluation")
+
+    def restart_clock(self, what: str) -> None:
+        """Count the time until now for `what`, as "checkpoints", and measure the speed of training from now on."""
+        now = time.monotonic()
+        self.spent[what] = self.spent.get(what, 0.0) + now - self.clock
+        self.clock = now
+
+    def finish(self) -> None:
+        """Say how the run went, write the figures for --json, and let the trackers end."""
+        args, state = self.args, self.state
+        speed = round(self.tokens / self.seconds, 1) if self.seconds else None
+        if self.losses:
+            self.say("time    " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.spent.items()))
+        if state["step"] < args.steps:
+            stopped = f"stopped at step {state['step']} of {args.steps}"
+            self.say(f"{stopped}, saved in {args.out}; --resume goes on from there")
+        elif self.losses:
+            fell = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}, validation {state['val_loss']:.4f}"
+            used = f"{peak_memory(self.device) / 2**30:.1f} GiB on rank 0"
+            self.say(f"done    {fell}, {speed or 0:,.0f} tokens/s, {used}; see {args.out}")
+        # A run that had nothing left to do keeps the figures of the run before it.
+        if args.json and self.rank == 0 and (self.losses or not Path(args.json).stat().st_size):
+            figures = {
+                "world_size": self.world_size,
+                "device": self.device.type,
+                "dtype": args.dtype,
+                "global_batch": args.global_batch,
+                "micro_batch": args.micro_batch,
+                "first_step": self.first_step,
+                "steps": state["step"],
+                "losses": self.losses,
+                "final_loss": state["loss"],
+                "val_loss": state["val_loss"],
+                "tokens_per_second": speed,
+            }
+            Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
+        for tracker in self.trackers:
+            tracker.finish()
+
+    def say(self, text: str) -> None:
+        """Print a line on rank 0."""
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def write(self, step: int, name: str, loss: float, **others: float | None) -> None:
+        """Write a loss of a step. If it is not finite, fail on all ranks, before a checkpoint of this step is saved."""
+        self.state.update({"step": step, name: loss})
+        is_finite = math.isfinite(loss)
+        row = {"step": step, name: loss if is_finite else None, **others}  # JSON has no NaN
+        if self.rank == 0:
+            # Who watches the run wants to know when it is done.
+            print(json.dumps({**row, "steps": self.args.steps, "time": round(time.time(), 1)}), file=self.file)
+            self.file.flush()
+        for tracker in list(self.trackers):
+            try:
+                tracker.log(step, numbers(row))
+            except Exception as error:  # a server that is away must not end the training
+                self.say(f"warning: {type(tracker).__name__} is off from step {step} on: {error}")
+                self.trackers.remove(tracker)
+        if not is_finite:
+            setup.fail(f"{name} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
+
+
+def open_metrics(path: Path, first_step: int) -> tuple[TextIO, list[dict[str, Any]]]:
+    """Open metrics.jsonl to add lines to those of the steps up to `first_step`; return these lines, too.
+
+    A run that died has written lines after its last checkpoint. These steps come again, so their lines are dropped.
+    """
+    lines = path.read_text().splitlines(keepends=True) if first_step and path.exists() else []
+    kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= first_step]
+    file = path.with_suffix(".part").open("w")
+    file.writelines(kept)
+    file.flush()
+    os.replace(file.name, path)  # at once: a run that is killed here loses no line
+    return file, [json.loads(line) for line in kept]
+
+
+def start_tracker(name: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> Any:
+    """Return the tracker of a flag."""
+    try:
+        return TRACKERS[name](args, rows)
+    except Exception as error:  # each package has errors of its own
+        if sys.modules.get(name) is None:
+            setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
+        setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory [bytes] that this rank has had: of the GPU, or on a CPU of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@torch.no_grad()
+def evaluate(
+    model: torch.nn.Module,
+    samples: Dataset,
+    args: argparse.Namespace,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> float:
+    """Return the mean loss over samples spread over the validation data, each computed by one rank.
+
+    A sharded model is gathered by all ranks at once. So every rank computes the same number of batches. A rank that has
+    no sample left computes the first one, and does not count it. The ranks add up sums of losses, and not means,
+    because their numbers of samples differ.
+    """
+    spacing = -(-len(samples) // MOST_SAMPLES)  # rounded up
+    numbers_of_samples = range(0, len(samples), spacing)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    model.eval()
+    for start in range(0, len(numbers_of_samples), args.micro_batch * world_size):
+        mine = numbers_of_samples[start : start + args.micro_batch * world_size][rank::world_size]
+        batch = default_collate([samples[number] for number in mine or numbers_of_samples[:1]])
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+            loss = model(*(tensor.to(device) for tensor in batch))
+        loss_sum += len(mine) * loss.double()
+    model.train()
+    return setup.sum_over_ranks(loss_sum).item() / len(numbers_of_samples)
+
+
+def start_profiler(args: argparse.Namespace, metrics: Metrics) -> profile | None:
+    """Return torch's profiler for the steps of --profile, or None on the ranks that record nothing.
+
+    Its slice of step N is called ProfilerStep#N. It ends where the next step begins, so the evaluation and the
+    checkpoint after a step are in it.
+    """
+    if not args.profile or metrics.rank != 0:
+        return None
+    first, last = args.profile
+    path = Path(args.out, f"trace-rank0-steps{first}-{last}.json.gz")
+
+    def write(profiler: profile) -> None:
+        profiler.export_chrome_trace(str(path))
+        metrics.say(f"profile {path}: open it in https://ui.perfetto.dev")
+
+    # Add record_shapes=True for the shapes of tensors, with_stack=True for the lines of Python. Both cost time.
+    profiler = profile(
+        schedule=schedule(wait=first - 1, warmup=1, active=last - first + 1, repeat=1), on_trace_ready=write
+    )
+    profiler.step_num = metrics.first_step + 1
+    profiler.start()
+    return profiler
