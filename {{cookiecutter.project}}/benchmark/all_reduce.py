@@ -57,6 +57,8 @@ BLOCK_UNIT = 16
 PATTERN = 65521
 # Repetitions of the pattern that a GPU compares at once. A CPU takes one, which its cache holds.
 REPETITIONS = {"cpu": 1, "cuda": 256}
+# A line of the table. It has 100 characters.
+LINE = "{:>12} {:>11} {:>9} {:>9} {:>9} {:>7} {:>7} {:>8} {:>8} {:>5} {:>5}"
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The tensors of the last calls of gather(), so that Python is the last that releases them. Otherwise torch 2.4 and 2.6
 # may hang at the end: destroy_process_group() holds Python's lock, the GIL, and waits for a thread of gloo. That thread
@@ -436,10 +438,11 @@ def sweep(benchmark: Benchmark) -> list[Result]:
     if not sizes:
         rule = f"the smallest message of {args.op} on {benchmark.world_size} ranks has {BLOCK_UNIT * blocks} bytes"
         refuse(f"--max {args.max} bytes is too small: {rule}; raise --max")
-    print("#    size      count      time       p50       p95   algbw   busbw    algbw    busbw wrong  line")
-    print(
-        "#   bytes      elem.        us        us        us    GB/s    GB/s   Gbit/s   Gbit/s elem.  rate", flush=True
-    )
+    for titles in (
+        ("size", "count", "time", "p50", "p95", "algbw", "busbw", "algbw", "busbw", "wrong", "line"),
+        ("bytes", "elem.", "us", "us", "us", "GB/s", "GB/s", "Gbit/s", "Gbit/s", "elem.", "rate"),
+    ):
+        print(f"#{LINE.format(*titles)[1:]}", flush=True)
     results = []
     for size in sizes:
         if not benchmark.has_memory(size):
@@ -453,12 +456,11 @@ def sweep(benchmark: Benchmark) -> list[Result]:
 
 def table_row(result: Result) -> str:
     """Return the line of one message size; '-' stands for what is not known."""
-    times = " ".join(five_digits(value).rjust(9) for value in (result.time_us, result.p50_us, result.p95_us))
-    rates = f"{five_digits(result.algbw_GBps):>7} {five_digits(result.busbw_GBps):>7}"
-    rates += f" {five_digits(result.algbw_Gbps):>8} {five_digits(result.busbw_Gbps):>8}"
+    times = (result.time_us, result.p50_us, result.p95_us)
+    rates = (result.algbw_GBps, result.busbw_GBps, result.algbw_Gbps, result.busbw_Gbps)
     wrong = "-" if result.wrong is None else result.wrong
     line_rate = "-" if result.of_line_rate is None else f"{result.of_line_rate:.0%}"
-    return f"{result.bytes:>12} {result.count:>11} {times} {rates} {wrong:>5} {line_rate:>5}"
+    return LINE.format(result.bytes, result.count, *map(five_digits, (*times, *rates)), wrong, line_rate)
 
 
 def five_digits(value: float) -> str:
