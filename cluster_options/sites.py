@@ -259,7 +259,7 @@ def contradictions_of_queues(facts):
 
 
 def contradictions_of_nodes(facts):
-    """Yield nodes with fewer cores than GPUs."""
+    """Yield nodes with fewer cores than GPUs, and nodes whose GPUs Slurm cannot be asked for, unless they have one."""
     nodes = {
         f"{section}.{name}.node": limits["node"]
         for section in ("partitions", "qos")
@@ -269,6 +269,8 @@ def contradictions_of_nodes(facts):
         node = {**facts["node"], **own}
         if own and (node["cores"] or node["gpus"] or 0) < (node["gpus"] or 0):
             yield f"{where}.cores: {node['cores']} for {node['gpus']} GPUs; each needs one at least"
+        if node["gpu_option"] == "" and node["gpus"] != 1:
+            yield f"{where}.gpu_option: empty, so a node must have one GPU, but node.gpus is {node['gpus']}"
 
 
 def contradictions_of_containers(facts, broken):
