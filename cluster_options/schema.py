@@ -431,7 +431,7 @@ SCHEMA = Record(
         ),
     },
     {
-        "base": Like(r"[\w-]+", "the name of a file in sites/bases", about="a file in sites/bases that this one goes on from"),
+        "base": Like(r"[\w-]+", "the name of a file in sites/bases", about="a file that this one goes on from"),
         "production": Record(
             {},
             {"partition": Text(), "qos": Text()},
