@@ -33,7 +33,7 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
     elif node["cores"] is None:
         share = "cores of each node; raise it if your nodes have more"
     options = [
-        (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus),
+        (f"{node['gpu_option']}{gpus}", "GPUs of each node", gpus and node["gpu_option"]),
         (f"--cpus-per-task={cores}", share if node["cores"] is None else f"{share}; without it, one", cores),
         (f"--mem={memory}", "of each node" + "; 0 means all" * (memory == "0"), memory),
         (f"--segment={segment_of(answers)}", "nodes that lie in one block of the network", segment_of(answers)),

@@ -289,7 +289,8 @@ NODE = {
     "cores_per_gpu": Count(1, "cores that a job asks for with each GPU, where `cores` is not known"),
     "memory": Like(r"\d+([KMGT]B?)?", "a value of --mem such as 450G, in quotes"),
     "gpu_option": Like(
-        r"--(gpus-per-node=|gres=gpu:)([\w-]+:)?", "--gpus-per-node= or --gres=gpu:, with TYPE: if need be"
+        r"(--(gpus-per-node=|gres=gpu:)([\w-]+:)?)?",
+        "--gpus-per-node= or --gres=gpu:, with TYPE: if need be; empty where a node has one GPU and jobs name none",
     ),
     "gpu_vendor": OneOf("nvidia", "amd"),
     "whole": Flag("the scheduler gives whole nodes: ask for all cores, however few GPUs are used"),
@@ -430,6 +431,7 @@ SCHEMA = Record(
         ),
     },
     {
+        "base": Like(r"[\w-]+", "the name of a file in sites/bases", about="a file that this one goes on from"),
         "production": Record(
             {},
             {"partition": Text(), "qos": Text()},

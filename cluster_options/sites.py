@@ -126,7 +126,8 @@ def site_facts(site: str) -> dict:
         raise SiteError(f"{source}{line}: not readable as YAML: {getattr(error, 'problem', error)}") from error
     except ValueError as error:  # a day without quotes that no month has
         raise SiteError(f"{source}: not readable as YAML: {error}") from error
-    faults = list(SCHEMA.faults(content))
+    content, faults = with_base(content)
+    faults += SCHEMA.faults(content)
     if not isinstance(content, dict) or any(fault.startswith(("kind:", "defaults")) for fault in faults):
         facts = None
     else:  # what is wrong in one place does not hide what is wrong in another
@@ -136,6 +137,30 @@ def site_facts(site: str) -> dict:
     if faults:
         raise SiteError("\n  ".join([f"{source} is not as sites/schema.json wants it:", *faults]))
     return facts
+
+
+def with_base(content):
+    """Return the content of a site file with what its `base` says, and the faults of that key.
+
+    A value of the file itself goes first. Where both have a list, its entries come first. Named values are joined.
+    """
+    name = content.get("base") if isinstance(content, dict) else None
+    if not isinstance(name, str):
+        return content, []
+    known = {path.stem: path for path in (SITES / "bases").glob("*.yaml")}
+    if name not in known:
+        return content, [f"base: {name!r} is not among {', '.join(sorted(known))}, the files in {SITES / 'bases'}"]
+    return joined(content, yaml.load(known[name].read_text(encoding="utf-8"), Loader)), []
+
+
+def joined(own, base):
+    """Return two values of a key as one."""
+    if isinstance(own, dict) and isinstance(base, dict):
+        both = {name: joined(value, base[name]) for name, value in own.items() if name in base}
+        return {**base, **own, **both}
+    if isinstance(own, list) and isinstance(base, list):
+        return own + base
+    return own
 
 
 @cache
@@ -259,7 +284,7 @@ def contradictions_of_queues(facts):
 
 
 def contradictions_of_nodes(facts):
-    """Yield nodes with fewer cores than GPUs."""
+    """Yield nodes with fewer cores than GPUs, and nodes whose GPUs Slurm cannot be asked for, unless they have one."""
     nodes = {
         f"{section}.{name}.node": limits["node"]
         for section in ("partitions", "qos")
@@ -269,6 +294,8 @@ def contradictions_of_nodes(facts):
         node = {**facts["node"], **own}
         if own and (node["cores"] or node["gpus"] or 0) < (node["gpus"] or 0):
             yield f"{where}.cores: {node['cores']} for {node['gpus']} GPUs; each needs one at least"
+        if node["gpu_option"] == "" and node["gpus"] != 1:
+            yield f"{where}.gpu_option: empty, so a node must have one GPU, but node.gpus is {node['gpus']}"
 
 
 def contradictions_of_containers(facts, broken):

@@ -21,13 +21,15 @@ TAG = re.compile(r"\[([A-Z]\w?)\]")
 
 def missing_sources(text: str) -> list[str]:
     """Return a sentence for each kind of fact without a source, and for each source that the head does not explain."""
-    head, _, body = text.partition("\ntitle:")
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    head, body = "\n".join(lines[:start]), lines[start:]
     explained = set(TAG.findall(head))
     if not explained:
         return ['no source: begin a line at the top with "# [X]", and the address and date of what it stands for']
     faults = []
-    for key, lines in blocks(body).items():
-        comments = [comment_of(line) for line in lines]
+    for key, block in blocks(body).items():
+        comments = [comment_of(line) for line in block]
         if key in FACTS and not any(comments):
             faults.append(f"{key}: no source; put it into a comment beside the fact, such as # [{min(explained)}]")
         unknown = sorted(set(TAG.findall(" ".join(comments))) - explained)
@@ -35,12 +37,12 @@ def missing_sources(text: str) -> list[str]:
     return faults
 
 
-def blocks(body: str) -> dict[str, list[str]]:
+def blocks(body: list[str]) -> dict[str, list[str]]:
     """Return the lines of each key of the file, with the comments above them."""
     found: dict[str, list[str]] = {}
     above: list[str] = []
     key = ""
-    for line in body.splitlines():
+    for line in body:
         if line.startswith("#"):
             above.append(line)
             continue

@@ -110,14 +110,18 @@ def account(site) -> str:
 
 
 def gpu_counts(site: str) -> list[str]:
-    """Return the numbers of GPUs per node that are worth a test: what a node of the suggested queue has, and fewer."""
-    suggested = site_facts(site)["defaults"]
+    """Return the numbers of GPUs per node that are worth a test: what the suggested queue gives, and fewer."""
+    facts = site_facts(site)
+    suggested = facts["defaults"]
     node = node_facts({"site": site, **{name: suggested.get(name, "") for name in ("partition", "qos")}})
+    limits = facts["partitions"].get(suggested.get("partition", ""), {}), facts["qos"].get(suggested.get("qos", ""), {})
     if node["gpus"] == 0:
         return ["0"]
     if node["cpu_only"]:
         return ["1", "0"]
-    return ["1"] if node["gpus"] == 1 else [str(node["gpus"]), "1"]
+    most = [limit["max_gpus"] // suggested["nodes"] for limit in limits if limit.get("max_gpus")]
+    count = min([node["gpus"], *most]) if node["gpus"] else node["gpus"]
+    return ["1"] if count == 1 else [str(count), "1"]
 
 
 def combinations() -> list[dict[str, str]]:

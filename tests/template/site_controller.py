@@ -330,7 +330,7 @@ def _hardware(node: dict, features: list[str], nomultithread: bool) -> str:
     words.append(f"RealMemory={int(megabytes)}")
     gpus = GPUS if node["gpus"] is None else node["gpus"]
     kind = node["gpu_option"].partition("=")[2].removeprefix("gpu:")  # "" or TYPE:, of --gres or --gpus-per-node
-    words += [f"Gres=gpu:{kind}{gpus}"] if gpus else []
+    words += [f"Gres=gpu:{kind}{gpus}"] if gpus and node["gpu_option"] else []
     words += [f"Feature={','.join(features)}"] if features else []
     return " ".join(words)
 

@@ -356,6 +356,13 @@ BROKEN_SITES = [
         ["defaults: time_limit 00:30:00: partition gpu allows jobs of up to 4 nodes at most 00:20:00"],
     ),
     ("docs:", "#docs:", ["docs: missing"]),
+    ("kind: slurm", "kind: slurm\nbase: alliances", ["base: 'alliances' is not among alliance, the files in "]),
+    ("kind: slurm", "kind: slurm\nbase: ../fir", ["base: '../fir' is not among alliance"]),
+    (
+        "kind: slurm",
+        "kind: slurm\npartitions: {a: {node: {gpus: 2, gpu_option: ''}}}",
+        ["partitions.a.node.gpu_option: empty, so a node must have one GPU, but node.gpus is 2"],
+    ),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("title:", "#title:", ["title: missing"]),

@@ -15,6 +15,7 @@ from baking import REPOSITORY
 from test_refusals import BROKEN_SITES, GOOD_SITE
 
 from cluster_options.schema import SCHEMA, schema_file
+from cluster_options.sites import site_facts
 from cluster_options.sources import missing_sources
 
 FILES = sorted((REPOSITORY / "sites").glob("*.yaml"))
@@ -165,6 +166,25 @@ def test_a_site_file_without_a_source_is_refused(old, new, expected):
     found = missing_sources(text)
     assert count and missing_sources(SOURCED) == []
     assert all(any(words in fault for fault in found) for words in expected), found
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "sites/bases").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_base_file_holds_known_keys_and_names_its_sources(path):
+    faults = [fault for fault in SCHEMA.faults(yaml.safe_load(path.read_text())) if not fault.endswith(": missing")]
+    assert faults == [] and missing_sources(path.read_text()) == []
+
+
+def test_what_a_file_says_itself_goes_before_its_base(tmp_path):
+    """Named values are joined, lists too, and the file's own entries come first."""
+    own = "base: alliance\naccount: {example: aip-x}\nbinds: [/data]\nlogin_internet: false\n"
+    own += "containers: {venv: {on_login_node: false}}\nruntimes: [venv, apptainer]\n"
+    text = re.sub("(?m)^runtimes:.*\n", "", GOOD_SITE)
+    (tmp_path / "own.yaml").write_text(text + own)
+    facts = site_facts(str(tmp_path / "own.yaml"))
+    assert facts["account"]["example"] == "aip-x" and facts["account"]["like"]
+    assert facts["binds"] == ["/data", "/project", "/scratch"] and facts["login_internet"] is False
+    venv = facts["containers"]["venv"]
+    assert venv["on_login_node"] is False and venv["wheelhouse"] == "avail_wheels"
 
 
 @pytest.mark.parametrize("words", [[], ["chek"], ["check"], ["describe", "x"], ["table", "x"]])

@@ -228,7 +228,8 @@ def test_the_first_job_is_small_and_the_real_size_is_accepted(site, controller, 
     assert problems(answers) == [] and int(answers["nodes"]) <= 2
     script = scripts(**answers) / "slurm/submit_multinode.sh"
     header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
-    assert not {"--exclusive", "--mem=0"} & set(header)
+    whole = node_of(facts, answers["partition"])["whole"]
+    assert "--exclusive" not in header and ("--mem=0" not in header or whole)
     assert controller.test_only(*facts["check"].split(), script) == ""
     words = real_size(answers)
     names = {word.split("=")[0]: word for word in words}
@@ -289,7 +290,8 @@ def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scrip
             assert controller.test_only(*changed(facts, queue, at), script) == "", partition
             found = problems({**queue, **over})
             assert any(fault.startswith("gpus_per_node") for fault in found), found
-            assert controller.test_only(*changed(facts, queue, over), script), partition
+            if node["gpu_option"]:  # else Slurm is not asked for GPUs
+                assert controller.test_only(*changed(facts, queue, over), script), partition
             table[site]["refused"] += 1
         if node["cores"]:
             assert controller.test_only(f"--cpus-per-task={node['cores']}", script) == "", partition
@@ -341,7 +343,7 @@ def changed(facts, before, after):
     """Return the options that make a job of the answers `before` one of the answers `after`."""
     option = node_of(facts, before["partition"])["gpu_option"]
     options = {"nodes": "--nodes=", "time_limit": "--time=", "gpus_per_node": option}
-    return [f"{options[question]}{value}" for question, value in after.items()]
+    return [f"{options[question]}{value}" for question, value in after.items() if options[question]]
 
 
 def limit_cases(limits, per_node):
