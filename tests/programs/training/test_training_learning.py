@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from training_runs import ENVIRONMENT, SHAPE, STEPS, TINY, TRAINING, Launch, metrics
+from training_runs import ENVIRONMENT, SHAPE, STEPS, TRAINING, Launch, metrics
 
 torch = pytest.importorskip("torch")
 
@@ -139,10 +139,3 @@ def test_plain_python_from_anywhere_without_numpy(program, tmp_path):
         assert "step 2/2  validation loss" in done.stdout
         assert (tmp_path / "runs/train/checkpoint-00000002.pt").exists()
         assert os.readlink(tmp_path / "runs/train/latest") == "checkpoint-00000002.pt"
-
-
-def test_the_text_has_a_name_and_both_parts(solo, text, capsys):
-    solo(*TINY, "--data", text, "--steps", 1)
-    assert re.search(
-        r"^corpus  text of 21,700 bytes .*: 644 samples to train on, 33 to val", capsys.readouterr().out, re.M
-    )

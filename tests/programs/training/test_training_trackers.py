@@ -4,7 +4,6 @@ TensorBoard and W&B are the real packages. What they have written is read back: 
 and what W&B got by its own functions. MLflow, which has a hundred dependencies, is a stand-in that notes its calls.
 """
 
-import json
 import os
 import sys
 import types
@@ -130,17 +129,3 @@ def test_a_missing_package_is_named(refused, text, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     message = refused(*TINY, "--data", text, "--mlflow", "ours")
     assert message.startswith("--mlflow needs the package mlflow: pip install mlflow, or leave out --mlflow")
-
-
-def test_no_package_is_imported_for_a_tracker_that_was_not_asked_for(train, driver, tmp_path):
-    look = """
-from lm import metrics
-finish = metrics.Metrics.finish
-def look(self):
-    finish(self)
-    print("imported:", sorted({"tensorboard", "wandb", "mlflow"} & set(sys.modules)), flush=True)
-metrics.Metrics.finish = look
-"""
-    run = train(tmp_path / "run", 1, "train_single", "--steps", 1, driver=driver(look))
-    assert "imported: []" in run.out
-    assert json.loads((tmp_path / "run.json").read_text())["steps"] == 1
