@@ -195,7 +195,7 @@ def test_clocks(usual_slurm, run_dir, tmp_path):
     fake = '[[ $(uname -n) != node2 ]] || set -- --date="{}" "$@"; exec /bin/date "$@"'
     for spoken, sign in (("60 seconds ago", "-"), ("60 seconds", "")):
         line = fault_of_node2(preflight(usual_slurm, run_dir, PATH=tool(tmp_path, "date", fake.format(spoken))))
-        assert re.fullmatch(rf"its clock is off by {sign}(59|60|61) s", line)
+        assert re.fullmatch(rf"its clock is off by {sign}[56]\d s", line)  # nodes read it one after the other
     assert preflight(usual_slurm, run_dir, PATH=tool(tmp_path, "date", fake.format("3 seconds ago"))) == FIT
 
 
