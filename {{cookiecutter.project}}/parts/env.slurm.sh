@@ -80,7 +80,11 @@ CONTAINER_EXEC=()
 #? endif
 # The program of a job that names none; a file of the project.
 DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-{{ "training/train_ddp.py" if cookiecutter.examples == "yes" else "check/ranks.py" }}}"
-# Which program starts the ranks: {{ site.launchers | join(", ") }} (slurm/docs/launchers.md compares them).
+#? set by_extra = extra_launchers(cookiecutter).values() | sum(start=[])
+# Which program starts the ranks: {{ site.launchers | reject("in", by_extra) | join(", ") }} (slurm/docs/launchers.md compares them).
+#? if by_extra
+# The extra mpi adds {{ by_extra | join(" and ") }}.
+#? endif
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
 # Further options of torchrun, separated by spaces.
 #? for option in site.torchrun
