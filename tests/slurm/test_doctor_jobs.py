@@ -52,7 +52,7 @@ for step in range(9):
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory):
     """A project for real jobs, whose numbers are none of those that the other tests of doctor.py made up."""
-    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS, extras="mpi")
+    return bake(tmp_path_factory.mktemp("a b") / "slurm", **ANSWERS, extras="hangs,mpi")
 
 
 @pytest.fixture
