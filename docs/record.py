@@ -126,15 +126,19 @@ def copy_template(target: Path) -> None:
 
 
 def record_session(cluster: Cluster) -> list[Event]:
-    """Write a project and run its first job as a person would; the project is left in the home folder."""
+    """Write a project and run its first two jobs as a person would; the project is left in the home folder."""
     copy_template(cluster.home / "template")
     session = Session(cluster)
     session.run("source venv/bin/activate")  # has torch and cookiecutter
     session.type("cookiecutter template")
     session.answer_questions()
     session.run("cd demo")
-    session.run("bash slurm/submit_multinode.sh")
+    session.run("bash slurm/submit_multinode.sh check/ranks.py")
     session.type("tail -F demo-1.out")
+    session.wait_for(r": right\r?\n", within=600)
+    session.press_control_c()
+    session.run("bash slurm/submit_multinode.sh")
+    session.type("tail -F demo-2.out")
     session.wait_for(r"done    loss.*\n", within=600)
     session.press_control_c()
     session.end()
@@ -178,6 +182,10 @@ def draw_figures(cluster: Cluster) -> None:
             if job.state != "COMPLETED":
                 sys.exit(job.output)
 
+    readme = (project / "README.md").read_text()
+    add = re.search(r"^cookiecutter .*extras=\+NAME$", readme, re.M)[0].replace("+NAME", "+scaling")
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    cluster.run("bash", "-c", add, cwd=project.parent, env=path)
     scaling = ("bash", "extras/scaling/scaling.sh", "--name", "gloo", "1", "2", "4", "--", "--max", "64M")
     cluster.run(*scaling, cwd=project, env=python)
     wait()
