@@ -271,7 +271,7 @@ def test_preflight_is_compared_with_nvidia_smi(machine, nvidia_smi, tmp_path):
     # A preflight that counts in another way, and one that never complains.
     for name, words, others in (
         ("launch/count_gpus.sh", "grep -c '^GPU'", "grep -c '^GPU 0'"),
-        ("slurm/preflight_node.sh", "if ((seen < wanted)); then", "if ((seen < 0)); then"),
+        ("slurm/preflight_node.sh", "if ((listed < wanted)); then", "if ((listed < 0)); then"),
     ):
         broken = tmp_path / "broken"
         shutil.copytree(machine.project, broken)
