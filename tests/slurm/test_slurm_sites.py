@@ -54,7 +54,7 @@ def test_an_interactive_shell_has_the_software(each_slurm, project, tmp_path):
     typed = 'echo "on $(hostname) with $(command -v python3), $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\n'
     # a run inside it, which is a step inside a step
     typed += f"export PYTHON={sys.executable} RUNTIME=none\n"
-    typed += "bash slurm/submit_multinode.sh pi/pi.py --intervals 1e3 </dev/null\nexit\n"
+    typed += "bash slurm/run_here.sh pi/pi.py --intervals 1e3 </dev/null\nexit\n"
     command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
     done = each_slurm.run(
         *command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed

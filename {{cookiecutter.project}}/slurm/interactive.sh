@@ -8,7 +8,7 @@
 #   bash slurm/interactive.sh --time=00:10:00          options of salloc win over the ones below
 #
 # In the shell:  bash launch/torchrun.sh check/ranks.py  all GPUs that the shell has
-# For several nodes: salloc --nodes=2 …, then bash slurm/submit_multinode.sh PROGRAM.
+# For several nodes: salloc --nodes=2 …, then bash slurm/run_here.sh PROGRAM.
 #
 #? if own_queue
 # The account is that of slurm/submit_multinode.sh.
