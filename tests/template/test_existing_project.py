@@ -76,7 +76,8 @@ def git(folder, *words):
 def write(project, *options, **answers):
     """Run the command in the folder above a project, as README.md says; return what was printed."""
     words = ("--no-input", *options, "-o", project.parent, REPOSITORY)
-    done = cookiecutter(*words, home=project.parent, project=project.name, examples="no", **answers)
+    answers = {"examples": "no", "extras": "all", **answers}
+    done = cookiecutter(*words, home=project.parent, project=project.name, **answers)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
