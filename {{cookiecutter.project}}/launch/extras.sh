@@ -247,7 +247,7 @@ refuse_unknown_launcher() {
             ;;
     esac
     #? endfor
-    die "LAUNCHER='$LAUNCHER' is not known; use {{ site_facts(cookiecutter.site).launchers | join(', ') }}"
+    die "LAUNCHER='$LAUNCHER' is not known; use {{ site_facts(cookiecutter.site).launchers | reject('in', extra_launchers(cookiecutter).values() | sum(start=[])) | join(', ') }}"
 }
 
 #? endif
