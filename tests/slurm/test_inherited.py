@@ -329,8 +329,10 @@ needs_safe_path = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 
 
 
 def programs_with_siblings(project):
-    """Return each Python program of a project that imports a file beside it, or one of another folder."""
-    names = {path.stem for path in project.rglob("*.py")}
+    """Return each Python program of a project that imports a file or package beside it, or one of another folder."""
+    names = {path.stem for path in project.rglob("*.py")} | {
+        path.parent.name for path in project.rglob("*/__init__.py")
+    }
     for path in sorted(project.rglob("*.py")):
         text = path.read_text()
         imported = set(re.findall(r"(?m)^(?:from|import) (\w+)", text))
