@@ -82,7 +82,7 @@ def time_batch(device: torch.device, start_together: Callable, run: Callable, it
     for _ in range(iterations):
         run()
         times.append(time.perf_counter())
-    return [end - begin for begin, end in zip(times, times[1:])]
+    return [times[number + 1] - times[number] for number in range(len(times) - 1)]
 
 
 def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) -> list[float]:
@@ -106,7 +106,7 @@ def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) 
         run()
         event.record()
     events[-1].synchronize()
-    return [begin.elapsed_time(end) / 1000 for begin, end in zip(events, events[1:])]
+    return [events[number].elapsed_time(events[number + 1]) / 1000 for number in range(len(events) - 1)]
 
 
 class Timing(NamedTuple):

@@ -62,7 +62,8 @@ def read_checkpoint(path: Path) -> dict:
     for found in [path] if is_one else existing(path):
         try:
             if found.is_dir():
-                from lm.shards import read_weights  # imports torch.distributed.checkpoint, which takes half a second
+                # It imports torch.distributed.checkpoint, which takes half a second.
+                from lm.shards import read_weights
 
                 state = {**json.loads((found / "run.json").read_text()), "model": read_weights(found)}
             else:

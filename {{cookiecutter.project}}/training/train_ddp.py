@@ -29,7 +29,15 @@ from lm.data import load_data
 from lm.metrics import Metrics, evaluate, start_profiler
 from lm.model import GPT
 from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate
-from lm.setup import checkpoint_activations, checkpoint_group, choose_dtype, join, launched_ranks, leave, weights_dtype
+from lm.setup import (
+    checkpoint_activations,
+    checkpoint_group,
+    choose_dtype,
+    join,
+    launched_ranks,
+    leave,
+    weights_dtype,
+)
 from lm.stop import Stop, ignore_signals
 
 

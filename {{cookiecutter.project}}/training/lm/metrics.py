@@ -159,7 +159,9 @@ class Metrics:
         for tracker in list(self.trackers):
             try:
                 tracker.log(step, numbers(row))
-            except Exception as error:  # a server that is away must not end the training
+            except BaseException as error:  # a server that is away must not end the training
+                if not isinstance(error, Exception):
+                    raise
                 self.say(f"warning: {type(tracker).__name__} is off from step {step} on: {error}")
                 self.trackers.remove(tracker)
         if not is_finite:
@@ -184,7 +186,9 @@ def start_tracker(name: str, args: argparse.Namespace, rows: list[dict[str, Any]
     """Return the tracker of a flag."""
     try:
         return TRACKERS[name](args, rows)
-    except Exception as error:  # each package has errors of its own
+    except BaseException as error:  # each package has errors of its own
+        if not isinstance(error, Exception):
+            raise
         if sys.modules.get(name) is None:
             setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
         setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
