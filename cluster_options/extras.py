@@ -22,32 +22,32 @@ EXTRAS = {  # by name: the kinds of site that can have it, its word at the promp
     ),
     "mpi": (
         ("slurm",),
-        "mpirun, Horovod",
+        "mpirun",
         "the launchers mpirun and mpirun-ranks; Horovod is built, and trains a model",
     ),
-    "notebook": (("slurm",), "JupyterLab", "JupyterLab on a compute node, opened in your own browser"),
+    "notebook": (("slurm",), "Jupyter", "JupyterLab on a compute node, opened in your own browser"),
     "scaling": (
         ("slurm", "runai", "local"),
-        "bandwidth by nodes",
+        "bandwidth",
         "one job per number of nodes, tables and pictures of bandwidth, the slow node",
     ),
     "snapshot": (
         ("slurm", "runai"),
-        "code as submitted",
+        "code",
         "jobs run the sources as submitted; a record of each job, and its repetition",
     ),
     "spares": (
         ("slurm",),
-        "spare nodes",
+        "nodes",
         "spare nodes for those that fail, going on with fewer nodes, a memory of bad nodes",
     ),
     "stage": (
         ("slurm",),
-        "copies on nodes",
+        "local disk",
         "environment and data on the nodes' own disks, so that many nodes start fast",
     ),
     "sweep": (("slurm",), "many runs", "a job for each line of a file, as an array, and a table of their results"),
-    "trackers": (("slurm",), "W&B offline", "offline runs of W&B and MLflow are sent on from a login node"),
+    "trackers": (("slurm",), "offline", "offline runs of W&B and MLflow are sent on from a login node"),
     "watch": (("slurm",), "GPU use", "a running job on one screen, and the use of its GPUs in its last line"),
 }
 # Extras that a project with examples=no cannot have: each runs a program that it leaves out.

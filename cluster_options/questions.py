@@ -157,8 +157,8 @@ QUESTIONS = (
     ),
     Question(
         "extras",
-        prompt="Extras, each can be added later: none, all, or names with commas, as hangs,watch for long trainings. "
-        f"There are {', '.join(f'{name} ({word})' for name, (_, word, _) in EXTRAS.items())}",
+        prompt="Extras: none, all, or names with commas, as hangs,watch for long trainings: "
+        f"{', '.join(f'{name} ({word})' for name, (_, word, _) in EXTRAS.items())}",
         rule="folders of `extras/` that the project has: `none`, `all` that this kind of site can have, or names with "
         f"commas, of {', '.join(f'`{name}`' for name in EXTRAS)}. [What they are, and how to add one later](extras.md)",
         check=check_extras,

@@ -16,7 +16,11 @@ export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 #? endif
 # The program of a run that names none; a file of the project.
-DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-{{ "training/train_ddp.py" if cookiecutter.examples == "yes" else "check/ranks.py" }}}"
+#? if cookiecutter.examples == "yes"
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-training/train_ddp.py}"
+#? else
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-check/ranks.py}"
+#? endif
 # A command that stands before the torchrun of each "node": RANK_PREFIX=(numactl --interleave=all), or
 # for a profile RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
 RANK_PREFIX=()

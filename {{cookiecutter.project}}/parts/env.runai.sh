@@ -13,7 +13,11 @@ RUNAI_PROJECT="${RUNAI_PROJECT:-{{ cookiecutter.account }}}"
 JOB_PREFIX="${JOB_PREFIX:-{{ cookiecutter.project }}}"
 
 # The program of a job that names none; a file of the project.
-DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-{{ "training/train_ddp.py" if cookiecutter.examples == "yes" else "check/ranks.py" }}}"
+#? if cookiecutter.examples == "yes"
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-training/train_ddp.py}"
+#? else
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-check/ranks.py}"
+#? endif
 # Number of pods.
 NNODES="${NNODES:-{{ cookiecutter.nodes }}}"
 # GPUs of each pod. Pods that take all GPUs of a node run on different nodes.

@@ -79,7 +79,11 @@ CONTAINER_SRUN_ARGS=()
 CONTAINER_EXEC=()
 #? endif
 # The program of a job that names none; a file of the project.
-DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-{{ "training/train_ddp.py" if cookiecutter.examples == "yes" else "check/ranks.py" }}}"
+#? if cookiecutter.examples == "yes"
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-training/train_ddp.py}"
+#? else
+DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-check/ranks.py}"
+#? endif
 #? set by_extra = extra_launchers(cookiecutter).values() | sum(start=[])
 # Which program starts the ranks: {{ site.launchers | reject("in", by_extra) | join(", ") }} (slurm/docs/launchers.md compares them).
 #? if by_extra
