@@ -61,7 +61,7 @@ def calls(table, few):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    project = bake(tmp_path_factory.mktemp("wrong calls"), **ANSWERS)
+    project = bake(tmp_path_factory.mktemp("wrong calls"), **ANSWERS, extras="all")
     (project / "logs/sweeps").mkdir(parents=True)  # as in any project that has run
     (project / "logs/.gitignore").write_text("*\n")
     return project
