@@ -23,20 +23,19 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
 
+from lm import setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate, start_profiler
 from lm.model import GPT
-from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate
-from lm.setup import (
-    checkpoint_activations,
-    checkpoint_group,
-    choose_dtype,
-    join,
-    launched_ranks,
-    leave,
-    weights_dtype,
+from lm.schedule import (
+    StepSampler,
+    due,
+    make_optimizer,
+    seed_step,
+    set_learning_rate,
+    worker_generator,
 )
 from lm.stop import Stop, ignore_signals
 
@@ -70,11 +69,11 @@ def train_step(
 def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
     data, validation, data_name = load_data(args)
-    args.dtype = choose_dtype(args.dtype, device)
+    args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
-    model = GPT(args.config).to(device, weights_dtype(args.dtype))
+    model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))
     if args.activation_checkpointing:
-        checkpoint_activations(model.blocks)
+        setup.checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
@@ -87,7 +86,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     metrics.print_plan(model, len(data), len(validation), data_name)
     profiler = start_profiler(args, metrics)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    save_group = checkpoint_group()
+    save_group = setup.checkpoint_group()
 
     batches = DataLoader(
         data,
@@ -95,6 +94,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         sampler=StepSampler(len(data), args, first_step, rank, world_size),
         num_workers=args.workers,
         worker_init_fn=ignore_signals,
+        generator=worker_generator(args.seed, first_step, rank),
         multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
@@ -130,10 +130,10 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
 @record
 def main() -> None:
     """Join the other ranks, and train."""
-    args = read_arguments(__doc__, launched_ranks())
-    train(args, *join(args.timeout))
+    args = read_arguments(__doc__, setup.launched_ranks())
+    train(args, *setup.join(args.timeout))
 
 
 if __name__ == "__main__":
     main()
-    leave()
+    setup.leave()

@@ -22,20 +22,18 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
 
+from lm import setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate, start_profiler
 from lm.model import GPT
-from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate
-from lm.setup import (
-    checkpoint_activations,
-    checkpoint_group,
-    choose_dtype,
-    fail,
-    join,
-    launched_ranks,
-    leave,
-    weights_dtype,
+from lm.schedule import (
+    StepSampler,
+    due,
+    make_optimizer,
+    seed_step,
+    set_learning_rate,
+    worker_generator,
 )
 from lm.shards import ShardedCheckpoints
 from lm.stop import Stop, ignore_signals
@@ -43,7 +41,9 @@ from lm.stop import Stop, ignore_signals
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 except ImportError:
-    fail(f"this program needs torch 2.6 or newer, and this is {torch.__version__}: train_ddp.py runs with torch 2.4")
+    setup.fail(
+        f"this program needs torch 2.6 or newer, and this is {torch.__version__}: train_ddp.py runs with torch 2.4"
+    )
 
 
 def train_step(
@@ -77,11 +77,13 @@ def build_sharded_model(args: argparse.Namespace, rank: int, world_size: int, de
     """Return the model, of which this rank holds its part, with the initial weights that train_ddp.py gives it."""
     one_by_one = hasattr(GPT, "init_weight")
     with torch.device("meta" if one_by_one else "cpu"):  # meta: shapes without memory
-        model = GPT(args.config).to(weights_dtype(args.dtype))
+        model = GPT(args.config).to(setup.weights_dtype(args.dtype))
     if one_by_one and list(model.buffers()):
-        fail("GPT in model.py has init_weight() and buffers, which have no values here: compute them in forward()")
+        setup.fail(
+            "GPT in model.py has init_weight() and buffers, which have no values here: compute them in forward()"
+        )
     if args.activation_checkpointing:
-        checkpoint_activations(model.blocks)
+        setup.checkpoint_activations(model.blocks)
 
     # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -108,13 +110,15 @@ def build_sharded_model(args: argparse.Namespace, rank: int, world_size: int, de
 def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
     data, validation, data_name = load_data(args)
-    args.dtype = choose_dtype(args.dtype, device)
+    args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
     model = build_sharded_model(args, rank, world_size, device)
     optimizer = make_optimizer(model, args.learning_rate)
 
     stop = Stop()
-    checkpoints = ShardedCheckpoints(args.out, args.keep, fixed_settings(args, data_name), rank, checkpoint_group())
+    checkpoints = ShardedCheckpoints(
+        args.out, args.keep, fixed_settings(args, data_name), rank, setup.checkpoint_group()
+    )
     state = checkpoints.start(model, optimizer, args.resume)
     first_step = state["step"]
     metrics = Metrics(args, state, device, rank, world_size)
@@ -127,6 +131,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         sampler=StepSampler(len(data), args, first_step, rank, world_size),
         num_workers=args.workers,
         worker_init_fn=ignore_signals,
+        generator=worker_generator(args.seed, first_step, rank),
         multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
@@ -160,10 +165,10 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
 @record
 def main() -> None:
     """Join the other ranks, and train."""
-    args = read_arguments(__doc__, launched_ranks())
-    train(args, *join(args.timeout))
+    args = read_arguments(__doc__, setup.launched_ranks())
+    train(args, *setup.join(args.timeout))
 
 
 if __name__ == "__main__":
     main()
-    leave()
+    setup.leave()

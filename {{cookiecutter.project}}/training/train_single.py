@@ -16,13 +16,20 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
 
+from lm import setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate, start_profiler
 from lm.model import GPT
-from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate
-from lm.setup import checkpoint_activations, choose_dtype, weights_dtype
+from lm.schedule import (
+    StepSampler,
+    due,
+    make_optimizer,
+    seed_step,
+    set_learning_rate,
+    worker_generator,
+)
 from lm.stop import Stop, ignore_signals
 
 
@@ -54,11 +61,11 @@ def train_step(
 def train(args: argparse.Namespace, device: torch.device) -> None:
     """Train from step 0, or from the newest checkpoint, to step args.steps."""
     data, validation, data_name = load_data(args)
-    args.dtype = choose_dtype(args.dtype, device)
+    args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
-    model = GPT(args.config).to(device, weights_dtype(args.dtype))
+    model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))
     if args.activation_checkpointing:
-        checkpoint_activations(model.blocks)
+        setup.checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
@@ -77,6 +84,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         sampler=StepSampler(len(data), args, first_step),
         num_workers=args.workers,
         worker_init_fn=ignore_signals,
+        generator=worker_generator(args.seed, first_step),
         multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )

@@ -49,6 +49,25 @@ def test_workers_change_nothing(solo, text, whole, tmp_path):
     assert_same(tmp_path / "run", whole.folder, 0)
 
 
+class Noise(torch.utils.data.Dataset):
+    """Draws a number for each sample, as for a crop or a mask."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return torch.rand(())
+
+
+def test_what_workers_draw_differs_between_ranks_and_starts(modules):
+    def drawn(first_step, rank):
+        generator = modules.schedule.worker_generator(7, first_step, rank)
+        return tuple(torch.cat(list(DataLoader(Noise(), num_workers=1, generator=generator))).tolist())
+
+    cases = [(0, 0), (0, 1), (10, 0), (10, 1)]
+    assert len({drawn(*case) for case in cases}) == 4 and drawn(0, 1) == drawn(0, 1)
+
+
 def test_samples_lie_side_by_side(modules):
     content = bytes(range(100))
     samples = modules.data.Text(content, 1, 100, 33)

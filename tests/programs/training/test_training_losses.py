@@ -152,7 +152,7 @@ def counted(*arguments):
     return loss
 {program}.train_step = counted
 {program}.main()
-{program}.leave()
+{program}.setup.leave()
 """
     run = train(tmp_path / "run", 2, program, "--steps", 3, "--micro-batch", 2, driver=driver(change))
     assert run.figures["micro_batch"] == 2

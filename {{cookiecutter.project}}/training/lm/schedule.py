@@ -91,6 +91,11 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
         generator.manual_seed(number)
 
 
+def worker_generator(seed: int, first_step: int, rank: int = 0) -> torch.Generator:
+    """Return what a DataLoader seeds its workers from. In them, the data of each rank and start draw other numbers."""
+    return torch.Generator().manual_seed((seed + 1_000_003 * first_step + 7919 * rank) % 2**32)
+
+
 def due(step: int, every: int, last_step: int) -> bool:
     """Return whether this is a step after which something happens that is done every so many steps, and at the end."""
     return step % every == 0 or step == last_step
