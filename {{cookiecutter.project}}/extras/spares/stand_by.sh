@@ -84,8 +84,9 @@ run_submit_script() {
 # with that code (spares_job_start). Argument: the exit code.
 end_job() {
     local record left=$PROJECT_DIR/logs/$SLURM_JOB_ID.ended
-    record=$(job_record "$job_id") || true
-    # It may have been cancelled, or be in the queue already.
+    # It may have been cancelled, or the run may have put it back into the queue. Slurm then ends this
+    # step, and its signal may come while Slurm is asked (22.05.8, 2026-11-28).
+    record=$(job_record "$job_id") || (($? <= 128)) || return 0
     [[ -z $record || $record == *JobState=RUNNING* ]] || return 0
     say "the run has ended with exit code $1: this job goes back into the queue to tell Slurm so"
     if { echo "$1" >"$left.new" && mv "$left.new" "$left"; } && ask_for_requeue; then
