@@ -1,6 +1,6 @@
 """The extras: folders extras/NAME of a written project, which a user chooses or does without.
 
-The prompt, the rule, the table in README.md and the choice of files follow from EXTRAS.
+The prompt, the rule, the table of the page on extras and the choice of files follow from EXTRAS.
 """
 
 from __future__ import annotations

@@ -268,8 +268,8 @@ def test_extras_that_came_or_went_stay_so(how, template, tmp_path):
     else:
         words = " ".join(f"{name}={value}" for name, value in ANSWERS.items())
         shell(f"cookiecutter --no-input --checkout v1 {source} {words} extras=hangs,sweep", tmp_path, tmp_path)
-    section = (project / "README.md").read_text().partition("\n## Extras\n")[2]
-    shell(re.search(r"```bash\n(.*)\n```", section)[1].replace("+NAME", "+watch"), tmp_path, tmp_path)
+    page = (project / "slurm/docs/extras.md").read_text()
+    shell(re.search(r"```bash\n(.*)\n```", page)[1].replace("+NAME", "+watch"), tmp_path, tmp_path)
     shutil.rmtree(project / "extras/sweep")
     shell("git init -q && git add -A && git commit -qm first", project, tmp_path)
     _, link, overwrite = commands(project)
