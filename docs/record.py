@@ -182,8 +182,8 @@ def draw_figures(cluster: Cluster) -> None:
             if job.state != "COMPLETED":
                 sys.exit(job.output)
 
-    readme = (project / "README.md").read_text()
-    add = re.search(r"^cookiecutter .*extras=\+NAME$", readme, re.M)[0].replace("+NAME", "+scaling")
+    page = (project / "slurm/docs/extras.md").read_text()
+    add = re.search(r"^cookiecutter .*extras=\+NAME$", page, re.M)[0].replace("+NAME", "+scaling")
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     cluster.run("bash", "-c", add, cwd=project.parent, env=path)
     scaling = ("bash", "extras/scaling/scaling.sh", "--name", "gloo", "1", "2", "4", "--", "--max", "64M")
