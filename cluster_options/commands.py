@@ -94,6 +94,7 @@ def interactive_line(answers) -> str:
         "shifter": [f"shifter --image=docker:{image}", *container["options"]],
         "none": [],
         "venv": [],
+        "pod": [],  # cruft update renders the pages for Slurm in a Run:ai project, too, and the hook removes them
     }[runtime]
     modules = " ".join([*facts["modules"], *container["modules"]])
     lines = {place: [entry["line"] for entry in entries] for place, entries in facts["module_lines"].items()}

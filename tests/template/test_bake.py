@@ -629,11 +629,16 @@ def test_the_questions_are_the_ones_of_cookiecutter_json_and_of_the_page():
     assert between and between[1] == table()
 
 
-def test_files_of_another_kind_of_site_are_rendered_where_no_hook_removes_them(tmp_path):
-    """With hooks they are not: compiling them takes a third of the time. A bake before, with hooks, leaves no trace."""
-    bake(tmp_path / "hooks", site="local")
+@pytest.mark.parametrize("site", ["local", "rcp"])
+def test_files_of_another_kind_of_site_are_rendered_where_no_hook_removes_them(site, tmp_path):
+    """With hooks they are not: compiling them takes a third of the time. A bake before, with hooks, leaves no trace.
+
+    cruft update renders them, too, and removes them afterwards.
+    """
+    bake(tmp_path / "hooks", site=site, account=account(site))
     config = {"default_config": True, "no_input": True, "accept_hooks": False}
-    write(str(REPOSITORY), extra_context={"site": "local"}, output_dir=str(tmp_path), **config)
+    given = {"site": site, "account": account(site)}
+    write(str(REPOSITORY), extra_context=given, output_dir=str(tmp_path), **config)
     for name in ("slurm/job.sh", "runai/docs/cluster.md", "local/README.md"):
         assert (tmp_path / "demo" / name).read_text(), name
 
