@@ -93,12 +93,12 @@ def test_pi(each_slurm, project, tmp_path):
 
 
 @pytest.mark.drill
-def test_the_other_rendezvous(usual_slurm, project, tmp_path):
-    """Programs with c10d, one after the other in one job, submitted by a relative path from slurm/."""
+def test_programs_one_after_the_other(usual_slurm, project, tmp_path):
+    """Programs, one after the other in one job, submitted by a relative path from slurm/."""
     (tmp_path / "own.py").write_text("import os\nprint(os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'])\n")
     programs = [f"check/ranks.py --json '{tmp_path}/0.json'", f"'{tmp_path}/own.py'", "check/hello.py"]
     lines = [f"bash run_here.sh {program}" for program in programs]
-    environment = python_environment(RDZV_BACKEND="c10d", **STRAY)
+    environment = python_environment(**STRAY)
     command = ["salloc", "--nodes=2", "--gpus-per-node=2", "bash", "-ec", "\n".join(lines)]
     done = usual_slurm.run(*command, cwd=project / "slurm", env=environment)
     rows = result(tmp_path, "0.json")["rows"]

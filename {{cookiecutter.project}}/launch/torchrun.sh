@@ -32,14 +32,7 @@
 #   NPROC_PER_NODE       processes on this node     (its GPUs, else CPU_RANKS_PER_NODE, else 1)
 #   CPU_RANKS_PER_NODE   processes on a node without GPUs     (1)
 #   OMP_NUM_THREADS      threads of each process    (the node's usable cores / processes)
-#   RDZV_BACKEND         static: node 0 has rank 0, and one port is enough (default)
-#                        c10d: torch orders the nodes by address, and needs a second, random port.
-#                        Who can connect to the endpoint can then run code as you: torchrun
-#                        unpickles what it finds there (torch 2.13). One node is always static
 #   RDZV_TIMEOUT         seconds that several nodes wait for each other   (600)
-#   NODE_ADDR            c10d: the name at which other nodes reach this one
-#                        (its name in Slurm, else its hostname; MASTER_ADDR_SUFFIX is appended)
-#   MASTER_ADDR_SUFFIX   c10d: ending of a node's name in the network of the ranks   (none)
 #   RUN_DIR              folder for each rank's log and each node's error file
 #   PYTHON               the interpreter                         (python3)
 #   TORCHRUN_OPTIONS     further options of torchrun, separated by spaces   (none)
@@ -49,8 +42,8 @@
 #   PET_NPROC_PER_NODE   processes on this node, where NPROC_PER_NODE is not set
 #? endif
 #? if kind == "slurm"
-#   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options.
-#                        It knows the static backend alone, and no TORCHRUN_OPTIONS
+#   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options,
+#                        but TORCHRUN_OPTIONS
 #? endif
 #
 # Sets for the ranks, beside the variables of torchrun itself:
@@ -65,7 +58,7 @@ main() {
     #? if kind == "slurm"
     if [[ ${LAUNCHER:-} == spawn ]]; then
         starter=("$here/spawn.py")
-        RDZV_BACKEND=static TORCHRUN_OPTIONS=''
+        TORCHRUN_OPTIONS=''
     fi
     #? endif
     check_program "$@"
@@ -76,11 +69,11 @@ main() {
     unset "${!PET_@}" RANK
     check_settings
     set_threads
+    set_shutdown_timeout
 
     options=(--nnodes="$nodes" --nproc-per-node="$processes")
-    choose_rendezvous # adds options, as the next three steps do
+    choose_rendezvous # adds options, as the next two steps do
     choose_output
-    choose_intervals
     add_further_options
     if [[ $1 == -m ]]; then
         options+=(-m)
@@ -215,8 +208,6 @@ check_settings() {
     [[ -n $endpoint ]] ||
         die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set:" \
             "start through the submit script, or set them"
-    [[ ${RDZV_BACKEND:=static} == static || $RDZV_BACKEND == c10d ]] ||
-        die "RDZV_BACKEND='$RDZV_BACKEND': expected static or c10d"
     command -v "${PYTHON:=python3}" >/dev/null ||
         die "$PYTHON was not found: set RUNTIME or PYTHON in env.sh"
 }
@@ -231,26 +222,20 @@ set_threads() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$threads}
 }
 
+# After SIGTERM torchrun 2.12 and later waits this long before it kills its processes (torchrun's
+# default: 30 s). The processes use the time to save.
+set_shutdown_timeout() {
+    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
+}
+
 # ---- options of torchrun -------------------------------------------------------------------------
 
-# Adds the options by which the nodes find each other. One node does not take --standalone, which is
-# c10d at a port that all machines reach.
+# Adds the options by which the nodes find each other. The backend is static also on one node:
+# --standalone is c10d, which listens on all networks and unpickles what it gets (torch 2.13).
 choose_rendezvous() {
-    local timeout=${RDZV_TIMEOUT:-600} is_host=0
-    options+=(--rdzv-endpoint="$endpoint")
+    options+=(--rdzv-backend=static --rdzv-endpoint="$endpoint" --node-rank="$node_rank")
     options+=(--rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.${endpoint##*:}")
-    if [[ $RDZV_BACKEND == static ]] || ((nodes == 1)); then
-        options+=(--rdzv-backend=static --node-rank="$node_rank" --rdzv-conf="timeout=$timeout")
-        return
-    fi
-    # Without is_host torch would guess from host names which node hosts the store. torch may give
-    # rank 0 to any node, which then tells its local-addr to the others.
-    if ((node_rank == 0)); then
-        is_host=1
-    fi
-    # read_timeout: how long a node tries to reach the store, whose own node may start last.
-    options+=(--rdzv-backend=c10d --local-addr="${NODE_ADDR:-$host${MASTER_ADDR_SUFFIX:-}}"
-        --rdzv-conf="is_host=$is_host,join_timeout=$timeout,read_timeout=$timeout")
+    options+=(--rdzv-conf="timeout=${RDZV_TIMEOUT:-600}")
 }
 
 # Adds the options that send the ranks' lines to the console, with a prefix, and to a file per rank.
@@ -267,23 +252,6 @@ choose_output() {
         options+=(--log-dir="$folder")
         export TORCHELASTIC_ERROR_FILE=$folder/error.json
     fi
-}
-
-# Adds how often torchrun looks after its processes, and sets how long they may take to end.
-choose_intervals() {
-    # torchrun looks every 100 ms by default. Every 30 ms it notices the end or a failure sooner, and
-    # so makes up for part of the tenth of a second that --tee costs.
-    local interval=0.03
-    # Node 0 hosts the store and ends later, with 100 ms. Else other nodes that still ask the store
-    # print a harmless trace, "Error waiting on exit barrier": in 9 of 53 runs with 30 ms on node 0,
-    # and in 1 of 40 with 100 ms (https://github.com/pytorch/pytorch/issues/69520).
-    if ((nodes > 1 && node_rank == 0)); then
-        interval=0.1
-    fi
-    options+=(--monitor-interval="$interval")
-    # After SIGTERM torchrun 2.12 and later waits this long before it kills its processes
-    # (torchrun's default: 30 s). The processes use the time to save.
-    export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300}
 }
 
 # Adds TORCHRUN_OPTIONS, which win over the options before them.

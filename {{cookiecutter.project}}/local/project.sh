@@ -79,7 +79,7 @@ share_cores() {
 # Exports the address of loopback as that of each node. A laptop's own name often leads nowhere, or
 # to an address that changes.
 use_loopback() {
-    export NODE_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 }
 
 # Makes the folder of logs. Exports RUN_DIR, where the launcher puts what each rank prints.

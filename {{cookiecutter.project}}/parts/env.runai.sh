@@ -80,7 +80,7 @@ RUN_AS_GID="${RUN_AS_GID:-}"
 # see these variables if you set them before a command: NAME=value bash runai/submit_multinode.sh …
 # Other users see the values in the workload, so keys go into SECRETS.
 FORWARD=(NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_IB_DISABLE NCCL_NET NCCL_SOCKET_IFNAME NPROC_PER_NODE
-    OMP_NUM_THREADS CPU_RANKS_PER_NODE RDZV_BACKEND RDZV_TIMEOUT RUNTIME VENV PYTHON ALLOW_CPU IMAGE)
+    OMP_NUM_THREADS CPU_RANKS_PER_NODE RDZV_TIMEOUT RUNTIME VENV PYTHON ALLOW_CPU IMAGE)
 # Keys, such as WANDB_API_KEY, belong here and nowhere else in this file: variables that get their
 # values from secrets of the cluster, VARIABLE=SECRET,KEY as in WANDB_API_KEY=wandb,key
 SECRETS=()
