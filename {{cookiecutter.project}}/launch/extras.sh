@@ -119,30 +119,6 @@ call_extra() {
     ((result == 0)) || die "extras/$1: $1_$2 failed with exit code $result"
 }
 
-#? if kind == "slurm"
-# Calls the functions of after_launch. They may change code, and set outcome if that is empty.
-#? else
-# Calls the functions of after_launch, which may change code.
-#? endif
-hear_after_launch() {
-    local code_of_ranks=$code
-    #? if kind == "slurm"
-    outcome=''
-    #? endif
-    call_extras after_launch
-    if [[ ! $code =~ ^(0|[1-9][0-9]{0,2})$ ]] || ((code > 255)); then
-        say "an extra has set code='$code': expected an exit code; the job goes on without that"
-        code=$code_of_ranks
-    fi
-    #? if kind == "slurm"
-    if [[ ! $outcome =~ ^(|restart|requeue|end)$ ]]; then
-        say "an extra has set outcome='$outcome': expected restart, requeue or end; the job goes" \
-            "on without that"
-        outcome=''
-    fi
-    #? endif
-}
-
 # Starts the functions of beside_launch, each in a process group of its own. Sets beside.
 start_beside() {
     local extra

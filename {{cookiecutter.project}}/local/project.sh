@@ -118,7 +118,7 @@ launch() {
     wait
     end_beside
     trap - INT TERM
-    hear_after_launch
+    call_extras after_launch
 }
 
 # Prints a node's part of gpus, separated by commas. Argument: the node, from 0.

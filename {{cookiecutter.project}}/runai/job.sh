@@ -199,5 +199,5 @@ launch() {
     done
     child=''
     end_beside
-    hear_after_launch
+    call_extras after_launch
 }

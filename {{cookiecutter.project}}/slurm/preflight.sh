@@ -3,7 +3,6 @@
 # ranks would fail it prints one line: what is wrong, and what to do.
 #
 #   salloc --nodes=2 bash slurm/preflight.sh [NAME|PATH …] [--mounts FOLDER …]
-#   sbatch --nodes=2 slurm/preflight.sh [NAME|PATH …] [--mounts FOLDER …]
 #
 # Each NAME has to be a command on every node, and each PATH readable there. Each FOLDER is one that
 # the container mounts. slurm/submit_multinode.sh calls this script before each start of the ranks,
@@ -48,7 +47,11 @@ main() {
     if [[ -z ${SLURM_JOB_ID:-} ]]; then
         die "there is no job: salloc --nodes=2 bash slurm/preflight.sh"
     fi
-    find_project
+    project=$(dirname "${BASH_SOURCE[0]}")/..
+    if [[ ! -f $project/slurm/preflight_node.sh ]]; then # Slurm runs a copy of what sbatch gets
+        die "slurm/preflight_node.sh was not found: leave this script in its project," \
+            "and run there: salloc --nodes=2 bash slurm/preflight.sh"
+    fi
     mapfile -t hosts < <(scontrol show hostnames "${PREFLIGHT_NODES:-$SLURM_JOB_NODELIST}")
     export RUN_DIR=${RUN_DIR:-$PWD} MASTER_PORT=${MASTER_PORT:-29500}
     export MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}${MASTER_ADDR_SUFFIX:-}}
@@ -67,25 +70,6 @@ main() {
 }
 
 # ---- ask the nodes -------------------------------------------------------------------------------
-
-# Sets project, the folder above slurm/. With "sbatch slurm/preflight.sh" this file runs as a copy,
-# alone in a spool folder. Slurm knows the original: its record has "Command=PATH ARGUMENTS", where
-# PATH may be relative to the folder of submission.
-find_project() {
-    local command
-    project=$(dirname "${BASH_SOURCE[0]}")/..
-    if [[ ${BASH_SOURCE[0]##*/} == slurm_script ]]; then # Slurm's name for the copy
-        command=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/^ *Command=//p')
-        if [[ $command != /* ]]; then
-            command=${SLURM_SUBMIT_DIR:-}/$command
-        fi
-        project=${command%%/preflight.sh*}/..
-    fi
-    if [[ ! -f $project/slurm/preflight_node.sh ]]; then
-        die "slurm/preflight_node.sh was not found: leave this script in its project," \
-            "or run there: salloc --nodes=2 bash slurm/preflight.sh"
-    fi
-}
 
 # Runs the checks on all hosts. Sets answers: lines of slurm/preflight_node.sh, which have three
 # fields with tabs between them (NODE, KIND, TEXT), and messages of srun, which have none.

@@ -84,7 +84,7 @@ launch() {
     local command words=("$program" "${arguments[@]}")
     if [[ $stop == cancelled ]]; then exit 143; fi # while the nodes were checked
     on_hosts=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")")
-    rank_prefix=("${RANK_PREFIX[@]}") srun_options=() explained=''
+    rank_prefix=("${RANK_PREFIX[@]}") srun_options=() outcome='' explained=''
     call_extras before_launch
     tell_of_idle_gpus
     "build_step_of_${LAUNCHER//-/_}"
@@ -96,7 +96,7 @@ launch() {
     start_beside
     wait_for_ranks
     end_beside
-    hear_after_launch
+    call_extras after_launch
 }
 
 # LAUNCHER names one of these functions. Each sets step, the command that starts tasks on hosts, and
@@ -110,8 +110,8 @@ build_step_of_spawn() { build_srun_step torchrun.sh 1; }
 #? endif
 #? if "srun" in site.launchers
 build_step_of_srun() { set_ranks_per_node; build_srun_step rank.sh "$NPROC_PER_NODE"; }
-#? endif
 
+#? endif
 # Sets step, an srun, and wrapper. The step names its size, because a shell of salloc may lack the
 # tasks and cores of the #SBATCH lines.
 #   --export=ALL      a site's default may be NONE
@@ -149,34 +149,16 @@ require_cores() {
 }
 
 # Exports NPROC_PER_NODE: as the user set it, else the GPUs of a node, else CPU_RANKS_PER_NODE, else
-# 1. Refuses a step with fewer GPUs than the job has. torchrun needs no such number: it counts the GPUs
-# of its node itself.
+# 1. torchrun needs no such number: it counts the GPUs of its node itself.
 set_ranks_per_node() {
-    if [[ -z ${NPROC_PER_NODE:-} && -n $gpus ]]; then
-        NPROC_PER_NODE=$(gpus_of_a_step) || exit
-        if [[ $gpus != unknown ]] && ((NPROC_PER_NODE < gpus)); then
-            die "each node of this job has $gpus GPU(s), and srun gives a step $NPROC_PER_NODE:" \
-                "ask for them with --gpus-per-node=$gpus, or name the number of ranks," \
-                "NPROC_PER_NODE=$((NPROC_PER_NODE ? NPROC_PER_NODE : 1))"
-        fi
-    fi
-    if [[ ${NPROC_PER_NODE:-0} == 0 ]]; then NPROC_PER_NODE=${CPU_RANKS_PER_NODE:-1}; fi
-    export NPROC_PER_NODE
-}
-
-# Prints how many GPUs a step gets on each node, the smallest number if the nodes differ. The job's
-# record may say more: with --exclusive it has all GPUs of the nodes, and a step those that were
-# asked for (launch/count_gpus.sh).
-gpus_of_a_step() {
-    local script_of_step counts
-    script_of_step="$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'count_gpus
-    counts=$(srun --overlap --export=ALL --input=none "${on_hosts[@]}" --ntasks=${#hosts[@]} \
-        --ntasks-per-node=1 --cpus-per-task="$cores" bash -c "$script_of_step") ||
-        die "srun could not count the GPUs of each node, see above:" \
-            "ask for them with --gpus-per-node, or set NPROC_PER_NODE"
-    counts=$(grep -E '^[0-9]+$' <<<"$counts") || # a site's TaskProlog may print lines of its own
-        die "no node said how many GPUs it has: set NPROC_PER_NODE"
-    sort -n <<<"$counts" | sed -n 1p
+    local number=$gpus
+    export NPROC_PER_NODE=${NPROC_PER_NODE:-}
+    if [[ -n $NPROC_PER_NODE ]]; then return; fi
+    if [[ $gpus == unknown ]]; then number=${SLURM_GPUS_ON_NODE:-}; fi # of the first node
+    [[ -n $number || $gpus != unknown ]] ||
+        die "Slurm does not answer how many GPUs the nodes of this job have: set NPROC_PER_NODE"
+    if [[ ${number:-0} == 0 ]]; then number=${CPU_RANKS_PER_NODE:-1}; fi
+    NPROC_PER_NODE=$number
 }
 
 # Says so if the user asked for fewer ranks than a node has GPUs.
