@@ -12,7 +12,10 @@ read_program() {
             [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module"
             return
             ;;
-        -*) die "no program '$program': write ./$program if a file has this name" ;;
+        -*)
+            die "no program '$program': name the program before its arguments, as in" \
+                "program.py --lr 1e-3; if a file has this name, write ./$program"
+            ;;
     esac
     refuse_launch_command "$program"
     if [[ ! -e $program && $program != /* ]]; then program=$PROJECT_DIR/$program; fi
@@ -41,8 +44,9 @@ program_not_found() {
         "name a Python file or a module, as in program.py or -m package.module"
 }
 
-# Refuses a file that is no Python program, by its name alone. Files without a suffix are programs, as
-# those that pip installs. Python also runs archives that have a __main__.py. Argument: the file.
+# Refuses a file that cannot be read, or that is no Python program by its name. Files without a suffix
+# are programs, as those that pip installs. Python also runs archives that have a __main__.py. Argument:
+# the file.
 refuse_other_than_python() {
     if [[ -d $1 ]]; then
         die "'$1' is a folder: name the program in it, or a package as -m package"
@@ -62,10 +66,11 @@ refuse_other_than_python() {
 }
 
 # Whether a program starts its ranks itself, by torch.multiprocessing.spawn, as the ImageNet example of
-# PyTorch does. One that reads torchrun's LOCAL_RANK does not. Under torchrun such ranks would wait for
-# each other until the timeout of init_process_group, 10 to 30 minutes: torchrun sets
-# TORCHELASTIC_USE_AGENT_STORE, with which torch makes each rank a client of the store at the address
-# that the program chose, and none its server (torch 2.13;
+# PyTorch does. A program that reads torchrun's LOCAL_RANK does not.
+#
+# Under torchrun, ranks that a program starts wait for each other until the timeout of
+# init_process_group, 10 to 30 minutes: no rank opens the store at the address that the program chose.
+# torchrun sets TORCHELASTIC_USE_AGENT_STORE, and torch then makes each rank a client (torch 2.13;
 # https://github.com/pytorch/pytorch/pull/191989, 2026-08-03).
 starts_its_own_ranks() {
     local before='^([^#]*[^#.A-Za-z0-9_])?' spawn='(spawn|start_processes)'
@@ -76,12 +81,12 @@ starts_its_own_ranks() {
 }
 
 # Whether each call of init_process_group in a program names an address of its own, as in
-# init_method="tcp://node1:29500". Under torchrun all ranks are then clients of a store that no rank
-# opens, for the reason above.
+# init_method="tcp://node1:29500". Under torchrun no rank opens a store there, for the reason above. A
+# program that reads MASTER_ADDR may name that of torchrun, which works.
 has_own_endpoint() {
     local calls addresses
     [[ -f $1 ]] || return
-    if grep -q TORCHELASTIC_USE_AGENT_STORE "$1"; then return 1; fi
+    if grep -qE 'TORCHELASTIC_USE_AGENT_STORE|MASTER_ADDR' "$1"; then return 1; fi
     calls=$(grep -cE '^[^#]*init_process_group\(' "$1")
     addresses=$(grep -cE "^[^#]*init_method *= *[fr]?[\"']tcp://" "$1")
     ((calls > 0 && calls == addresses))
