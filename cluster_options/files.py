@@ -12,8 +12,6 @@ from .sites import site_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "{{cookiecutter.project}}"
-# The folder of texts that files of the template include. No project keeps them.
-PARTS = "parts"
 EXTRAS_FOLDER = "extras"
 # What examples=no leaves out: what a project that exists has of its own, and programs to learn from.
 EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "check/hello.py", "pi", "tests", "training")
@@ -62,7 +60,7 @@ def template_files(answers) -> list[str]:
 def unneeded(answers) -> list[str]:
     """Return the paths of the files that the project does not keep."""
     kind, rules, chosen = site_facts(answers["site"])["kind"], needed(answers), chosen_extras(answers)
-    unwanted = (PARTS, *(other for other in KINDS if other != kind))
+    unwanted = tuple(other for other in KINDS if other != kind)
     if answers["examples"] == "no":
         unwanted += EXAMPLES
     found = []
@@ -80,13 +78,12 @@ def unneeded(answers) -> list[str]:
 def left_out(answers) -> list[str]:
     """Return the paths of files that are the user's own if they are there.
 
-    That is parts/, with examples=no all that is not needed, and all where an extra is added. In a project of the
-    template's, other files that are not needed come from other answers, and are removed.
+    That is with examples=no all that is not needed, and all where an extra is added. In a project of the template's,
+    other files that are not needed come from other answers, and are removed.
     """
     if is_adding(answers):
         return template_files(answers)
-    names = unneeded(answers)
-    return names if answers["examples"] == "no" else [name for name in names if name.split("/")[0] == PARTS]
+    return unneeded(answers) if answers["examples"] == "no" else []
 
 
 def scripts() -> list[str]:

@@ -57,10 +57,7 @@ def restore(there: dict) -> None:
     """
     for name in LEFT_OUT:
         if name in there and Path(name).stat().st_mtime_ns != there[name]:
-            mine = Path(f".being-written/files/{name}")
-            left_behind = name.startswith("parts/") and mine.read_bytes() == Path(name).read_bytes()
-            if not left_behind:  # by a run without hooks, which leaves what drop() removes
-                shutil.copy2(mine, name)
+            shutil.copy2(f".being-written/files/{name}", name)
 
 
 def drop(there: dict, empty_folders: list) -> None:

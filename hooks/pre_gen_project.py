@@ -34,8 +34,7 @@ for folder in filter(Path.exists, map(Path, FOLDERS)):
     if not folder.is_dir():
         PROBLEMS.append(f"'{folder}' is a file, and the template writes a folder of this name: rename yours")
 for name in FILES:
-    kept = name not in LEFT_OUT or name.startswith("parts/")  # cookiecutter cannot copy a part over a folder
-    if kept and Path(name).is_dir():  # cookiecutter would leave out the file silently
+    if name not in LEFT_OUT and Path(name).is_dir():  # cookiecutter would leave out the file silently
         PROBLEMS.append(f"'{name}' is a folder, and the template writes a file of this name: rename yours")
 if Path(".being-written").exists():
     PROBLEMS.append(

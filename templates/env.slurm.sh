@@ -68,7 +68,7 @@ WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 export PYTHON="${PYTHON:-python3}"
 
 #? if container
-#? include "parts/env.container.sh"
+#? include "env.container.sh"
 #? endif
 # ---- launch -------------------------------------------------------------------------------------
 #? if not container

@@ -164,7 +164,7 @@ def assert_clean(project):
 
 
 def test_the_template_is_clean_before_it_is_rendered():
-    assert lint(TEMPLATE) == ""
+    assert lint(TEMPLATE) + lint(REPOSITORY / "templates") == ""
     others = [REPOSITORY / name for name in ("hooks", "tests", "perf")] + sorted(REPOSITORY.glob("*.py"))
     for command in (["check", "--quiet", "--no-cache"], ["format", "--check", "--quiet", "--no-cache"]):
         done = subprocess.run(
@@ -175,11 +175,12 @@ def test_the_template_is_clean_before_it_is_rendered():
 
 def test_no_condition_stands_inside_a_sentence():
     """A document reads as it will be written: what depends on an answer is a paragraph, a line of a list, or a file."""
-    documents = [*TEMPLATE.rglob("*.md"), *(TEMPLATE / "parts").glob("env.*")]
+    parts = REPOSITORY / "templates"
+    documents = [*TEMPLATE.rglob("*.md"), *parts.glob("*.md"), *parts.glob("env.*")]
     assert len(documents) > 40
     for document in documents:
         woven = re.findall(r"\{\{[^}]* if .*|\{%.*", document.read_text())
-        assert not woven, f"{document.relative_to(TEMPLATE)}: {woven}"
+        assert not woven, f"{document.relative_to(REPOSITORY)}: {woven}"
 
 
 def test_a_variable_for_one_job_stands_before_a_script_that_exports_it():

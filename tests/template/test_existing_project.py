@@ -20,7 +20,6 @@ THEIRS = {
     "pyproject.toml": "[project]\nname = 'mine'\n",
     "tests/test_project.py": "def test_mine():\n    assert True\n",
     "training/model.py": "LAYERS = 3\n",
-    "parts/updating.md": "the parts of mine\n",
     "container/Dockerfile": "FROM mine\n",
     "runai/submit.sh": "echo mine\n",
     "slurm/old_job.sh": "#!/bin/bash\nsrun python train.py\n",
@@ -161,22 +160,6 @@ def test_a_folder_where_a_file_is_needed_is_refused_too(before, tmp_path):
     said = refused(tmp_path, site="local")
     assert "'env.sh' is a folder, and the template writes a file of this name: rename yours" in said
     assert state(project) == old
-    (project / "parts/problems.md").mkdir()
-    assert "'parts/problems.md' is a folder, and the template writes a file of this name" in refused(
-        tmp_path, site="local"
-    )
-
-
-def test_what_a_run_without_hooks_leaves_behind_goes_with_the_next(before, tmp_path):
-    """It leaves parts/, which are the template's; a part that the user has changed is the user's."""
-    project = tmp_path / "mine"
-    shutil.copytree(before, project)
-    write(project, *OPTIONS, "--accept-hooks", "no", site="local")
-    (project / "parts/updating.md").write_text("the parts of mine\n")
-    assert len(list((project / "parts").iterdir())) > 20
-    write(project, *OPTIONS, site="local")
-    assert [path.name for path in (project / "parts").iterdir()] == ["updating.md"]
-    assert (project / "parts/updating.md").read_text() == "the parts of mine\n"
 
 
 def test_an_interrupted_run_costs_no_file(before, tmp_path):

@@ -136,8 +136,6 @@ def test_adding_writes_the_folders_and_nothing_else(site, examples, tmp_path):
     with (project / "env.sh").open("a") as settings:
         settings.write("export MINE=1\n")
     (project / "check/ranks.py").unlink()
-    (project / "parts").mkdir()
-    (project / "parts/mine.md").write_text("mine\n")
     (project / "train.py").write_text("print()\n")
     if examples == "no":
         (project / "README.md").write_text("# mine\n")

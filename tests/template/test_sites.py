@@ -188,7 +188,7 @@ def scripts(tmp_path_factory):
     shutil.copy(REPOSITORY / "cookiecutter.json", template)
     pages = shutil.ignore_patterns("docs", "README.md")
     shutil.copytree(TEMPLATE / "slurm", template / TEMPLATE.name / "slurm", ignore=pages)
-    shutil.copytree(TEMPLATE / "parts", template / TEMPLATE.name / "parts")  # which these scripts include
+    shutil.copytree(REPOSITORY / "templates", template / "templates")  # which these scripts include
     (out / "config").write_text(f"replay_dir: {out}/replay\n")
 
     def write_scripts(**answers):

@@ -157,7 +157,7 @@ collect_folders() {
 }
 
 #? endif
-#? include "parts/enter." ~ runtime ~ ".sh"
+#? include "enter." ~ runtime ~ ".sh"
 
 #? if runtime in ("pyxis", "enroot")
 # For images with PyTorch, a hook of enroot sets OMP_NUM_THREADS=1 if a node has several tasks and

@@ -6,8 +6,8 @@
 #   source "$PROJECT_DIR/local/project.sh" local/NAME.sh
 # shellcheck disable=SC2034,SC2153,SC2154 # env.sh has the settings; the scripts use what functions set
 
-#? include "parts/messages.sh"
-#? include "parts/program.sh"
+#? include "messages.sh"
+#? include "program.sh"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
