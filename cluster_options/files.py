@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .commands import image_source
 from .extras import chosen_extras, is_adding
 from .runtimes import IN_SRUN, KINDS
 from .sites import site_facts
+from .software import image_source
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "{{cookiecutter.project}}"

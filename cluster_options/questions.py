@@ -23,9 +23,9 @@ from .checks import (
     check_word,
     check_words_in_quotes,
 )
+from .defaults import CONTAINER_DEFAULTS
 from .extras import EXTRAS, check_extras, check_extras_text
 from .runtimes import KINDS, RUNTIMES, VENDOR_IMAGES, image_fits
-from .schema import CONTAINER_DEFAULTS
 
 
 def default_image(facts: dict, runtime: str) -> str:

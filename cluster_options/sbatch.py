@@ -6,7 +6,7 @@ import re
 
 from .answers import all_faults, suggest
 from .checks import check_gpus, check_nodes, check_queue, chosen_queue, limits_of, minutes_of, node_of, within_limits
-from .schema import LIMIT_DEFAULTS
+from .defaults import LIMIT_DEFAULTS
 from .sites import site_facts
 
 

@@ -14,10 +14,11 @@ from baking import REPOSITORY, TEMPLATE, account, bake, combinations, cookiecutt
 from documents import dead_links
 
 from cluster_options.answers import suggest
+from cluster_options.contradictions import PLUGIN_OPTIONS
 from cluster_options.files import files as files_of_project
 from cluster_options.files import needed, template_files
 from cluster_options.questions import QUESTION_NAMES, cookiecutter_json, table
-from cluster_options.sites import PLUGIN_OPTIONS, site_facts, site_names
+from cluster_options.sites import site_facts, site_names
 
 SITES = site_names()
 # examples=no: what a project that exists has of its own, and programs to learn from
