@@ -24,6 +24,7 @@ The modules. Each imports only those above it:
     first_job        the steps to the first job, with their minutes, and the table of sites that shows them
     files            which files of the template a project keeps
     provenance       where a project comes from: version, commit, the commands that write it again and link it
+    plan             what follows from the answers, in one object for templates
     extension        the Jinja extension, and the list of functions that templates can call
     __main__         the command line
 

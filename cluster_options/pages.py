@@ -13,7 +13,7 @@ def cell(text) -> str:
     return str(text).replace("|", r"\|")
 
 
-def told(key: str, answers) -> list[dict]:
+def told(answers, key: str) -> list[dict]:
     """Return the notes, problems or unconfirmed facts of a site that concern the answered runtime."""
     entries = site_facts(answers["site"])[key]
     return [entry for entry in entries if answers["runtime"] in entry.get("runtimes", [answers["runtime"]])]
@@ -21,7 +21,7 @@ def told(key: str, answers) -> list[dict]:
 
 def unless_told(answers, caller) -> str:
     """Return rows of the table of problems, for a call block, without those whose messages the site's own rows have."""
-    own = "\n".join(problem["printed"] for problem in told("problems", answers))
+    own = "\n".join(problem["printed"] for problem in told(answers, "problems"))
     kept = []
     for row in caller().splitlines(keepends=True):
         messages = re.findall("`([^`]{10,})`", row.split(" | ")[0])  # a shorter one may be a word of another message
@@ -42,13 +42,14 @@ def nodes_of(limits) -> str:
     return f"{least} to {most}" if least and most else f"at least {least}" if least else str(most or "")
 
 
-def project_folder(facts):
+def project_folder(answers):
     """Return the file system on which a written project belongs, as its row in the site file; None: unknown."""
-    return next((row for row in facts["file_systems"] if row.get("project")), None)
+    return next((row for row in site_facts(answers["site"])["file_systems"] if row.get("project")), None)
 
 
-def ssh_command(facts) -> str:
+def ssh_command(answers) -> str:
     """Return the command that logs in, with words in capitals for what is not known."""
+    facts = site_facts(answers["site"])
     login = facts["login"]
     return " ".join(filter(None, ["ssh", login.get("options"), login_name(facts)]))
 
@@ -59,8 +60,9 @@ def login_name(facts) -> str:
     return f"{user}@{host}" if user else host
 
 
-def rsync_command(facts, words: str) -> str:
+def rsync_command(answers, words: str) -> str:
     """Return the command that copies files to the cluster, up to the colon. words: options of rsync, and the files."""
+    facts = site_facts(answers["site"])
     login = facts["login"]
     if facts["transfer_host"]:
         return f"rsync {words} USER@{facts['transfer_host']}"
@@ -68,22 +70,17 @@ def rsync_command(facts, words: str) -> str:
     return f"rsync {shell}{words} {login_name(facts)}"
 
 
-def placeholders(facts) -> str:
+def placeholders(answers) -> str:
     """Return the words that a user replaces in rsync_command() and copy_target(), as in '`USER` and `GROUP`'."""
-    row = project_folder(facts)
-    line = f"{rsync_command(facts, '')}:{copy_target(facts)} {row['path'] if row else ''}"
+    row = project_folder(answers)
+    line = f"{rsync_command(answers, '')}:{copy_target(answers)} {row['path'] if row else ''}"
     words = dict.fromkeys(re.findall(r"(?<![$\w])[A-Z]{3,}\b", line))
     return " and ".join(f"`{word}`" for word in words)
 
 
-def local_disk(facts):
-    """Return the disk of each node for the copies of STAGE=1, as its row in the site file; None: unknown."""
-    return next((row for row in facts["file_systems"] if row.get("local")), None)
-
-
-def copy_target(facts) -> str:
+def copy_target(answers) -> str:
     """Return the folder of project_folder() as another machine can name it; '' if it has a variable of the cluster."""
-    row = project_folder(facts)
+    row = project_folder(answers)
     path = row["path"].replace("$USER", "USER") if row else ""
     return "" if "$" in path else path
 

@@ -173,7 +173,7 @@ def image_name(answers) -> str:
     return re.sub(r"[^a-z0-9]+", "-", answers["project"].lower()).strip("-")
 
 
-def module_lines(place: str, answers, caller, indent="") -> str:
+def module_lines(answers, place: str, caller, indent="") -> str:
     """Return the site's lines before or after `module load`, for a call block."""
     written = []
     for entry in site_facts(answers["site"])["module_lines"][place]:

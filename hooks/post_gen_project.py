@@ -14,9 +14,9 @@ LAUNCHER = "{{ cookiecutter.launcher }}"
 EXAMPLES = "{{ cookiecutter.examples }}"
 FILES = {{files_of_project(cookiecutter)}}  # noqa: F821
 SKIPS = {{skips_files()}}  # noqa: F821
-ADDED = {{chosen_extras(cookiecutter) if is_adding(cookiecutter) else []}}  # noqa: F821
-BROUGHT = {{brought_extras(cookiecutter)}}  # noqa: F821
-LOST = {{extras_lost(cookiecutter)}}  # noqa: F821
+ADDED = {{plan_of(cookiecutter).added_extras}}  # noqa: F821
+BROUGHT = {{plan_of(cookiecutter).brought_extras}}  # noqa: F821
+LOST = {{plan_of(cookiecutter).extras_lost}}  # noqa: F821
 
 
 def remove_unneeded(there: list, empty_folders: list) -> None:

@@ -61,7 +61,7 @@ read_settings() {
 load_software() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
-    #? if in_container(cookiecutter)
+    #? if plan_of(cookiecutter).in_container
     set_up_software "${container_folders[@]}" "$PROJECT_DIR" "$PWD" \
         "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
     #? else

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set node = node_facts(cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set node = plan.node_facts
 # Steps of slurm/submit_multinode.sh and slurm/run_here.sh that ask the program to save, start the
 # ranks and wait for them, then requeue the job or explain its failure. slurm/job.sh lists the
 # variables that they share.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
 #? set runtime = cookiecutter.runtime
-#? set container = in_container(cookiecutter)
+#? set container = plan_of(cookiecutter).in_container
 # Copies the sources when a job is submitted, has the job run the copy, and records the run in
 # RUN_DIR/run.json. launch/extras.sh calls the functions snapshot_MOMENT.
 #
