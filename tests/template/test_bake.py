@@ -1,4 +1,4 @@
-"""Every combination of answers is written whole, clean and with its run bits; the template itself is clean too."""
+"""Every combination of answers is written whole and clean; the template itself is clean too."""
 
 from __future__ import annotations
 
@@ -146,9 +146,6 @@ def assert_clean(project):
         if path.suffix == ".png":
             assert path.read_bytes() == (TEMPLATE / path.relative_to(project)).read_bytes()
         elif path.is_file():
-            is_script = path.read_bytes().startswith(b"#!")
-            if is_script and path.name != "env.sh":
-                assert os.access(path, os.X_OK), path
             text = path.read_text()
             left = re.findall(r"\{\{.*|\{%.*|^\s*#\?.*|cookiecutter\.\w+", text, re.MULTILINE)
             assert not left, f"{path}: {left}"
@@ -595,8 +592,10 @@ EXTRAS = ("matplotlib", "tqdm", "tensorboard", "wandb")
 
 
 def test_the_written_project_passes_its_own_tests(tmp_path):
-    """Where nothing can be imported but pytest and torch."""
+    """Where nothing can be imported but pytest and torch. No file may be executed, as on a file system with noexec."""
     project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="2")
+    for script in project.rglob("*.*"):
+        script.chmod(0o644 if script.is_file() else 0o755)
     for name in ("numpy", *EXTRAS):
         (tmp_path / f"without/{name}").mkdir(parents=True)
         (tmp_path / f"without/{name}/__init__.py").write_text("raise ModuleNotFoundError('not in this test')\n")

@@ -108,7 +108,7 @@ launch() {
     for ((node = 0; node < NNODES; node++)); do
         CUDA_VISIBLE_DEVICES=$(gpus_of_node "$node") \
             PET_NNODES=$NNODES PET_NODE_RANK=$node PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$port \
-            "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" "${words[@]}" &
+            "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "${words[@]}" &
         agents+=($!)
     done
     for ((node = 0; node < NNODES && code == 0; node++)); do

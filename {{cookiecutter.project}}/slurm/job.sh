@@ -213,7 +213,7 @@ check_nodes() {
     #? if container
     if ((${#CONTAINER_FOLDERS[@]})); then needed+=(--mounts "${CONTAINER_FOLDERS[@]}"); fi
     #? endif
-    PREFLIGHT_NODES=$(joined "${hosts[@]}") "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
+    PREFLIGHT_NODES=$(joined "${hosts[@]}") bash "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
 }
 
 # Prints words, joined with commas.

@@ -90,7 +90,7 @@ snapshot_job_start() {
 #? endif
 # Puts enter.sh before the launcher, and has record.py write run.json, once for each RUN_DIR.
 snapshot_before_launch() {
-    rank_prefix+=("$PROJECT_DIR/extras/snapshot/enter.sh" "${snapshot_copies[@]}" --)
+    rank_prefix+=(bash "$PROJECT_DIR/extras/snapshot/enter.sh" "${snapshot_copies[@]}" --)
     if [[ $snapshot_recorded != "$RUN_DIR" ]]; then
         snapshot_recorded=$RUN_DIR
         snapshot_record
