@@ -154,7 +154,7 @@ def test_the_pages_commands_add_the_scripts_and_horovod(tmp_path):
 
 @pytest.mark.parametrize("source", ["git", "zip"])
 def test_other_sources(source, template, tmp_path):
-    """What a tag gave is written again although the template has moved on. A zip file loses run bits; nobody needs them."""
+    """What a tag gave is written again although the template has moved on. A zip file loses run bits, which is fine."""
     given = f"file://{template} --checkout v1"
     if source == "zip":
         shell(f"git -C {template} archive -o {tmp_path}/v2.zip --prefix=t/ v2", tmp_path, tmp_path)
