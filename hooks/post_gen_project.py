@@ -71,7 +71,7 @@ def say_what_comes_next() -> None:
         print(f"  less extras/{name}/README.md  # an extra that launcher={LAUNCHER} brings along")
 
 
-note = Path(".being-written")
+note = Path(".files-before.json")
 before = json.loads(note.read_text())
 note.unlink()
 remove_unneeded(before["files"], before["empty folders"])

@@ -3,7 +3,7 @@
 It also refuses a project that has a folder where the template writes a file, or a file where the template writes a
 folder, and a command with which cookiecutter would write over files of the user's.
 
-Then it notes in the file .being-written what is there already. post_gen_project.py reads and removes this file.
+Then it notes in the file .files-before.json what is there already. post_gen_project.py reads and removes this file.
 """
 
 import json
@@ -39,4 +39,4 @@ if PROBLEMS:
 
 there = [name for name in FILES if Path(name).exists()]
 empty = [folder for folder in folders if Path(folder).is_dir() and not any(Path(folder).iterdir())]
-Path(".being-written").write_text(json.dumps({"files": there, "empty folders": empty}))
+Path(".files-before.json").write_text(json.dumps({"files": there, "empty folders": empty}))
