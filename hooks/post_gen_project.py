@@ -23,10 +23,11 @@ def remove_unneeded(there: list, empty_folders: list) -> None:
     """Remove files that this project does not keep, and folders that are empty.
 
     An update by cruft has written such files, if it began with an older version. Others come from an earlier run with
-    other answers. With --skip-if-file-exists they stay, as they may be the user's.
+    other answers. They stay if they may be the user's: with --skip-if-file-exists, and in a project that existed.
     """
+    stay = there if SKIPS or ADDED or EXAMPLES == "no" else []
     for path in (Path(name) for name, kept in FILES.items() if not kept):
-        if path.is_file() and not (SKIPS and str(path) in there):
+        if path.is_file() and str(path) not in stay:
             path.unlink()
         for folder in list(path.parents)[:-1]:  # but for the project itself
             if folder.is_dir() and not any(folder.iterdir()) and str(folder) not in empty_folders:

@@ -1,7 +1,7 @@
 """Refuses answers that the cluster would refuse. The questions check them too, but a replay and cruft ask none.
 
 It also refuses a project that has a folder where the template writes a file, or a file where the template writes a
-folder, and a command with which cookiecutter would write over files of the user's.
+folder.
 
 Then it notes in the file .files-before.json what is there already. post_gen_project.py reads and removes this file.
 """
@@ -15,10 +15,7 @@ from pathlib import Path
 # {{ complete(cookiecutter) }}
 PROBLEMS = {{problems(cookiecutter)}}  # noqa: F821  (rendered by cookiecutter: a list of sentences)
 FILES = {{files_of_project(cookiecutter) if not problems(cookiecutter) else {}}}  # noqa: F821
-SKIPS = {{skips_files()}}  # noqa: F821
-EXAMPLES = "{{ cookiecutter.examples }}"
 EXTRAS = "{{ cookiecutter.extras }}"
-HERE = Path.cwd()
 
 folders = sorted({str(folder) for name in FILES for folder in Path(name).parents})
 for folder in filter(Path.exists, map(Path, folders)):
@@ -27,12 +24,9 @@ for folder in filter(Path.exists, map(Path, folders)):
 for name, kept in FILES.items():
     if kept and Path(name).is_dir():  # cookiecutter would leave out the file silently
         PROBLEMS.append(f"'{name}' is a folder, and the template writes a file of this name: rename yours")
-adding = EXTRAS.startswith("+")
-if adding and not Path("launch/extras.sh").exists():
+if EXTRAS.startswith("+") and not Path("launch/extras.sh").exists():
     written = f"write the project with extras={EXTRAS[1:]}"
-    PROBLEMS.append(f"extras={EXTRAS} adds to a project of this template, and {HERE} is none: {written}")
-elif (adding or EXAMPLES == "no") and not SKIPS and any(HERE.iterdir()):
-    PROBLEMS.append(f"{HERE} has files, and cookiecutter would write over yours: add the option --skip-if-file-exists")
+    PROBLEMS.append(f"extras={EXTRAS} adds to a project of this template, and {Path.cwd()} is none: {written}")
 if PROBLEMS:
     print("Nothing was written, because of", *PROBLEMS, sep="\n  ", file=sys.stderr)
     sys.exit(1)

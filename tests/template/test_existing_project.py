@@ -117,13 +117,12 @@ def test_a_second_run_changes_nothing(local):
     assert "files were in mine before, and none was changed" in said
 
 
-def test_a_forgotten_option_is_refused_before_anything_is_written(before, tmp_path):
-    """Without --skip-if-file-exists cookiecutter would write over what is there."""
-    project = tmp_path / "mine"
-    shutil.copytree(before, project)
-    old = state(project)
-    assert "write over yours: add the option --skip-if-file-exists" in refused(project, "--overwrite-if-exists")
-    assert state(project) == old
+def test_the_user_s_files_stay_if_one_option_was_forgotten(before, tmp_path):
+    """Without --skip-if-file-exists cookiecutter writes over what is there, but not over what is left out."""
+    project, _ = written(before, tmp_path, "--overwrite-if-exists", site="local")
+    old, new = state(before), state(project)
+    assert {name: new[name] for name in old} == old
+    assert {name.split("/")[0] for name in new if name not in old} == {"env.sh", "launch", "local", "check", "extras"}
 
 
 def test_files_of_the_same_name_are_kept_and_named(before, tmp_path):
