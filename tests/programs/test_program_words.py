@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from baking import TEMPLATE, bake
+from baking import REPOSITORY, bake
 
 PYTHON_TEXT = "import os\nprint(os.environ['RANK'])\n"
 SPAWNS = "import torch.multiprocessing as mp\nif __name__ == '__main__':\n    mp.spawn(print, nprocs=2)\n"
@@ -25,7 +25,7 @@ def found(tmp_path):
     (tmp_path / "bin").mkdir()
 
     def call(*words, cwd="here", function="read_program"):
-        messages, program = (TEMPLATE / "parts" / name for name in ("messages.sh", "program.sh"))
+        messages, program = (REPOSITORY / "templates" / name for name in ("messages.sh", "program.sh"))
         code = f"source '{messages}' x; source '{program}'; die() {{ echo \"$*\" >&2; exit 2; }}\n"
         code += 'DEFAULT_PROGRAM=check/ranks.py; "$@" && echo "${program:-}"'
         path = f"{tmp_path}/bin:{os.environ['PATH']}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
 #? set own_options = site_facts(cookiecutter.site).torchrun
-#? set gpus_of_node = node_facts(cookiecutter).gpus if own_options else 0
+#? set gpus_of_node = plan_of(cookiecutter).node_facts.gpus if own_options else 0
 # Runs once per node: finds the node's rank and the rendezvous endpoint, then becomes torchrun, which
 # starts the ranks. It needs launch/count_gpus.sh{{ " and, for LAUNCHER=spawn, launch/spawn.py" if kind == "slurm" }} beside it.
 #

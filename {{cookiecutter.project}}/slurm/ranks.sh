@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set node = node_facts(cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set node = plan.node_facts
 # Steps of slurm/submit_multinode.sh and slurm/run_here.sh that ask the program to save, start the
 # ranks and wait for them, then requeue the job or explain its failure. slurm/job.sh lists the
 # variables that they share.
@@ -57,7 +58,7 @@ signal_ranks() {
     local step_code=0
     timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" --ntasks=${#hosts[@]} \
         --ntasks-per-node=1 --cpus-per-task=1 --export=ALL --input=none \
-        "$PROJECT_DIR/slurm/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || step_code=$?
+        bash "$PROJECT_DIR/slurm/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || step_code=$?
     if ((step_code > 0 && step_code <= 128)); then
         say "STOP_SIGNAL=$STOP_SIGNAL has not reached all ranks, see above"
     fi
@@ -124,7 +125,7 @@ build_step_of_srun() { set_ranks_per_node; build_srun_step rank.sh "$NPROC_PER_N
 build_srun_step() {
     local per_node=$2
     require_cores "$per_node"
-    wrapper=("$PROJECT_DIR/launch/$1")
+    wrapper=(bash "$PROJECT_DIR/launch/$1")
     step=(srun --export=ALL --kill-on-bad-exit=1 "${on_hosts[@]}" --ntasks=$((${#hosts[@]} * per_node))
         --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)))
     if [[ -n ${SLURM_STEP_ID:-} ]]; then step+=(--overlap); fi

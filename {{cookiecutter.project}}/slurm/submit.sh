@@ -41,7 +41,7 @@ refuse_options_in_a_job() {
     fi
 }
 
-#? include "parts/program.sh"
+#? include "program.sh"
 # ---- settings ------------------------------------------------------------------------------------
 
 # Refuses settings that cannot work. Call it after load_software: a module may bring srun.

@@ -1,4 +1,5 @@
 #? set site = site_facts(cookiecutter.site)
+#? set plan = plan_of(cookiecutter)
 #? set runtime = cookiecutter.runtime
 #? set suffix = "sif" if runtime == "apptainer" else "sqsh"
 # ---- container ----------------------------------------------------------------------------------
@@ -7,12 +8,12 @@
 IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 #? elif runtime == "podman-hpc"
 # The image; slurm/build_container.sh makes it.
-IMAGE="${IMAGE:-localhost/{{ image_name(cookiecutter) }}:latest}"
-#? elif pulls_image(cookiecutter)
+IMAGE="${IMAGE:-localhost/{{ plan.image_name }}:latest}"
+#? elif plan.pulls_image
 # The image, as the registry names it, or the path of a .sqsh file. The container engine pulls it
 # for the first job, and keeps it in $SCRATCH/.edf_imagestore.
 IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
-#? elif image_source(cookiecutter)
+#? elif plan.image_source
 # The image file, some gigabytes; slurm/build_container.sh makes it.
 IMAGE="${IMAGE:-$PROJECT_DIR/container/{{ cookiecutter.project ~ "." ~ suffix }}}"
 #? else

@@ -1,4 +1,5 @@
 #? set site = site_facts(cookiecutter.site)
+#? set plan = plan_of(cookiecutter)
 # The settings of this project, and the one file that you edit.
 # The scripts of runai/ read it where you submit a job, and runai/pod.sh reads it in each pod.
 #
@@ -53,8 +54,8 @@ RUNAI_CLI="${RUNAI_CLI:-}"
 # ---- volumes and user ---------------------------------------------------------------------------
 # Volumes (PVCs) and the folders where pods mount them: CLAIM:/FOLDER. This project has to lie on
 # one of them.
-#? if pod_volumes(cookiecutter)
-VOLUMES=("{{ pod_volumes(cookiecutter) | join('" "') }}")
+#? if plan.pod_volumes
+VOLUMES=("{{ plan.pod_volumes | join('" "') }}")
 #? else
 VOLUMES=()
 #? endif

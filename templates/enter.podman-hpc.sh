@@ -9,6 +9,6 @@ enter_container() {
             "or set IMAGE" || return
     collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
-    CONTAINER_EXEC=("$PROJECT_DIR/container/start.sh" "$IMAGE" "${CONTAINER_FOLDERS[@]}" --)
+    CONTAINER_EXEC=(bash "$PROJECT_DIR/container/start.sh" "$IMAGE" "${CONTAINER_FOLDERS[@]}" --)
 }
 

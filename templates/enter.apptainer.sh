@@ -1,3 +1,4 @@
+#? set plan = plan_of(cookiecutter)
 #? set flags = site_facts(cookiecutter.site).containers[cookiecutter.runtime].options
 #? set unset = site_facts(cookiecutter.site).containers[cookiecutter.runtime].unset
 #? set entry = site_facts(cookiecutter.site).containers[cookiecutter.runtime].entry
@@ -16,8 +17,8 @@ enter_container() {
     unset "{{ variable.name }}" # {{ variable.why }}
     #? endfor
     CONTAINER_EXEC=("$program" exec)
-    #? if gpu_option(cookiecutter)
-    CONTAINER_EXEC+=("{{ gpu_option(cookiecutter) }}")
+    #? if plan.gpu_option
+    CONTAINER_EXEC+=("{{ plan.gpu_option }}")
     #? endif
     #? for flag in flags
     CONTAINER_EXEC+=("{{ flag }}")

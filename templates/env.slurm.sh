@@ -1,7 +1,8 @@
 #? set site = site_facts(cookiecutter.site)
+#? set plan = plan_of(cookiecutter)
 #? set runtime = cookiecutter.runtime
-#? set container = in_container(cookiecutter)
-#? set modules = modules_of(cookiecutter)
+#? set container = plan.in_container
+#? set modules = plan.modules_of
 #? set venv = "venv" in site.runtimes
 # The settings of this project: software, launcher, network. Edit two places, this file and the
 # #SBATCH lines of slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
@@ -13,7 +14,7 @@
 # files that nobody else reads.
 # shellcheck disable=SC2034  # the scripts that read this file use its variables
 
-#? if node_facts(cookiecutter).cpu_only
+#? if plan.node_facts.cpu_only
 # Processes (ranks) of each node without GPUs. With GPUs there is one per GPU.
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
@@ -60,7 +61,7 @@ MODULES=()
 # The virtual environment for RUNTIME=venv.
 #? endif
 VENV="${VENV:-$PROJECT_DIR/.venv}"
-#? if packages_from(cookiecutter) == "folder"
+#? if plan.packages_from == "folder"
 # Folder from which slurm/build_venv.sh installs, as compute nodes reach no package index.
 WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 #? endif
@@ -68,7 +69,7 @@ WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 export PYTHON="${PYTHON:-python3}"
 
 #? if container
-#? include "parts/env.container.sh"
+#? include "env.container.sh"
 #? endif
 # ---- launch -------------------------------------------------------------------------------------
 #? if not container
@@ -84,7 +85,7 @@ DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-training/train_ddp.py}"
 #? else
 DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-check/ranks.py}"
 #? endif
-#? set by_extra = extra_launchers(cookiecutter).values() | sum(start=[])
+#? set by_extra = plan.extra_launchers.values() | sum(start=[])
 # Which program starts the ranks: {{ site.launchers | reject("in", by_extra) | join(", ") }} (slurm/docs/launchers.md compares them).
 #? if by_extra
 # The extra mpi adds {{ by_extra | join(" and ") }}.
@@ -104,7 +105,7 @@ PREFLIGHT="${PREFLIGHT:-1}"
 # Seconds before the time limit at which the program is asked to save; a tenth of the remaining time
 # where STOP_TIME would come earlier. If saving takes longer, raise it here, and in --signal of the
 # #SBATCH lines for jobs of plain sbatch.
-SAVE_SECONDS="${SAVE_SECONDS:-{{ warning(cookiecutter) }}}"
+SAVE_SECONDS="${SAVE_SECONDS:-{{ plan.warning }}}"
 # How often the submit script requeues a job whose program saved because the walltime was nearly
 # over. 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"

@@ -6,6 +6,6 @@ enter_container() {
     require_image_file && collect_folders "$@" || return
     export PYTHONNOUSERSITE=1 # else packages in ~/.local come before the image's
     count_threads_without_enroot
-    CONTAINER_EXEC=("$PROJECT_DIR/container/start.sh" "$IMAGE" "${CONTAINER_FOLDERS[@]}" --)
+    CONTAINER_EXEC=(bash "$PROJECT_DIR/container/start.sh" "$IMAGE" "${CONTAINER_FOLDERS[@]}" --)
 }
 

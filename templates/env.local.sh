@@ -10,7 +10,7 @@ NNODES="${NNODES:-{{ cookiecutter.nodes }}}"
 # Processes (ranks) of each node.
 export NPROC_PER_NODE="${NPROC_PER_NODE:-{{ cookiecutter.gpus_per_node }}}"
 #? endif
-#? if node_facts(cookiecutter).cpu_only
+#? if plan_of(cookiecutter).node_facts.cpu_only
 # Processes (ranks) of each node without GPUs. With GPUs there is one per GPU.
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 

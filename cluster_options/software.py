@@ -1,4 +1,4 @@
-"""Text for scripts and documents: modules, containers, volumes, lines to type, cells of tables."""
+"""The software of a project: modules, packages, images, volumes, and the lines that load or enter them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 import shlex
 import textwrap
 
+from .defaults import CONTAINER_DEFAULTS
 from .runtimes import IN_SRUN, PULLING, RUNTIMES
-from .sbatch import interactive_answers, jobs_of, node_facts, resources
-from .schema import CONTAINER_DEFAULTS
+from .sbatch import interactive_answers, node_facts, resources
 from .sites import site_facts
 
 # What pip takes. pip's metadata of 2.11.0 to 2.13.0, for x86-64 and Arm (2026-11-26); pytorch/pytorch issues 178665,
@@ -89,8 +89,8 @@ def interactive_line(answers) -> str:
             *container["options"],
         ],
         "edf": ['"${CONTAINER_SRUN_ARGS[@]}"'],
-        "enroot": [f"container/start.sh {image} {here} --"],
-        "podman-hpc": [f"container/start.sh {image} {here} --"],
+        "enroot": [f"bash container/start.sh {image} {here} --"],
+        "podman-hpc": [f"bash container/start.sh {image} {here} --"],
         "shifter": [f"shifter --image=docker:{image}", *container["options"]],
         "none": [],
         "venv": [],
@@ -173,7 +173,7 @@ def image_name(answers) -> str:
     return re.sub(r"[^a-z0-9]+", "-", answers["project"].lower()).strip("-")
 
 
-def module_lines(place: str, answers, caller, indent="") -> str:
+def module_lines(answers, place: str, caller, indent="") -> str:
     """Return the site's lines before or after `module load`, for a call block."""
     written = []
     for entry in site_facts(answers["site"])["module_lines"][place]:
@@ -193,111 +193,3 @@ def overridable(variable: dict) -> str:
 def in_quotes(command: str) -> str:
     """Return a command as it stands inside double quotes of a shell."""
     return re.sub(r'(["`\\]|\$(?=\())', r"\\\1", command)
-
-
-# ---- Markdown --------------------------------------------------------------------------------------------------------
-
-
-def cell(text) -> str:
-    """Return text as it may stand in a table of Markdown."""
-    return str(text).replace("|", r"\|")
-
-
-def told(key: str, answers) -> list[dict]:
-    """Return the notes, problems or unconfirmed facts of a site that concern the answered runtime."""
-    entries = site_facts(answers["site"])[key]
-    return [entry for entry in entries if answers["runtime"] in entry.get("runtimes", [answers["runtime"]])]
-
-
-def unless_told(answers, caller) -> str:
-    """Return rows of the table of problems, for a call block, without those whose messages the site's own rows have."""
-    own = "\n".join(problem["printed"] for problem in told("problems", answers))
-    kept = []
-    for row in caller().splitlines(keepends=True):
-        messages = re.findall("`([^`]{10,})`", row.split(" | ")[0])  # a shorter one may be a word of another message
-        if not messages or not all(message in own for message in messages):
-            kept.append(row)
-    return "".join(kept)
-
-
-def in_code(text: str) -> str:
-    """Return what a program prints as Markdown shows it; a text that has its own marks, or tells of nothing, stays."""
-    text = cell(text)
-    return text if "`" in text or text.startswith("nothing") else f"`{text}`"
-
-
-def nodes_of(limits) -> str:
-    """Return how many nodes a queue gives to one job, for a table."""
-    least, most = limits["min_nodes"], limits["max_nodes"]
-    return f"{least} to {most}" if least and most else f"at least {least}" if least else str(most or "")
-
-
-def project_folder(facts):
-    """Return the file system on which a written project belongs, as its row in the site file; None: unknown."""
-    return next((row for row in facts["file_systems"] if row.get("project")), None)
-
-
-def ssh_command(facts) -> str:
-    """Return the command that logs in, with words in capitals for what is not known."""
-    login = facts["login"]
-    return " ".join(filter(None, ["ssh", login.get("options"), login_name(facts)]))
-
-
-def login_name(facts) -> str:
-    """Return what ssh and rsync call the login node: USER@HOST, or HOST where ssh's configuration has the name."""
-    user, host = facts["login"].get("user", "USER"), facts["login"].get("host", "HOST")
-    return f"{user}@{host}" if user else host
-
-
-def rsync_command(facts, words: str) -> str:
-    """Return the command that copies files to the cluster, up to the colon. words: options of rsync, and the files."""
-    login = facts["login"]
-    if facts["transfer_host"]:
-        return f"rsync {words} USER@{facts['transfer_host']}"
-    shell = f'-e "ssh {login["options"]}" ' if "options" in login else ""
-    return f"rsync {shell}{words} {login_name(facts)}"
-
-
-def placeholders(facts) -> str:
-    """Return the words that a user replaces in rsync_command() and copy_target(), as in '`USER` and `GROUP`'."""
-    row = project_folder(facts)
-    line = f"{rsync_command(facts, '')}:{copy_target(facts)} {row['path'] if row else ''}"
-    words = dict.fromkeys(re.findall(r"(?<![$\w])[A-Z]{3,}\b", line))
-    return " and ".join(f"`{word}`" for word in words)
-
-
-def local_disk(facts):
-    """Return the disk of each node for the copies of STAGE=1, as its row in the site file; None: unknown."""
-    return next((row for row in facts["file_systems"] if row.get("local")), None)
-
-
-def copy_target(facts) -> str:
-    """Return the folder of project_folder() as another machine can name it; '' if it has a variable of the cluster."""
-    row = project_folder(facts)
-    path = row["path"].replace("$USER", "USER") if row else ""
-    return "" if "$" in path else path
-
-
-def remarks(limits) -> str:
-    """Return what a table of queues says beside nodes and walltime."""
-    tiers = [f"up to {tier['max_nodes']} nodes {tier['max_time']}" for tier in limits["tiers"]]
-    found = [
-        "the default" if limits["default"] else "",
-        limits["about"],
-        jobs_of(limits),
-        f"{limits['max_node_minutes']} node-minutes per job" if limits["max_node_minutes"] else "",
-        f"{limits['max_gpus']} GPUs per job" if limits["max_gpus"] else "",
-        ", ".join(tiers),
-        f"with partition {' or '.join(limits['partitions'])}" if limits["partitions"] else "",
-        "" if limits["confirmed"] else "unconfirmed",
-    ]
-    return cell("; ".join(filter(None, found)))
-
-
-def bandwidths(published) -> str:
-    """Return a table of published bandwidths: a column for each figure that its rows have."""
-    titles = {"nodes": "nodes", "gpus": "GPUs", "busbw": "busbw", "algbw": "algbw"}
-    columns = [name for name in titles if published["rows"][0].get(name)]
-    lines = [[titles[name] for name in columns], ["---"] * len(columns)]
-    lines += [[str(row.get(name, "")) for name in columns] for row in published["rows"]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
