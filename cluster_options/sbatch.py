@@ -29,7 +29,7 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
     about_qos = queue_reason(facts["qos"].get(qos, LIMIT_DEFAULTS), "which limits and priority")
     share = "all cores of a node, as Slurm counts" if cores == node["cores"] else "the cores that come with these GPUs"
     if node["cores"] is None and gpus:
-        share = f"{node['cores_per_gpu']} cores with each GPU; raise it if your nodes have more"
+        share = f"cores of each node, {node['cores_per_gpu']} for each GPU; raise it if your nodes have more"
     elif node["cores"] is None:
         share = "cores of each node; raise it if your nodes have more"
     options = [

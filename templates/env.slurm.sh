@@ -4,18 +4,19 @@
 #? set container = plan.in_container
 #? set modules = plan.modules_of
 #? set venv = "venv" in site.runtimes
-# The settings of this project: software, launcher, network. Edit two places, this file and the
-# #SBATCH lines of slurm/submit_multinode.sh, which set nodes, GPUs, walltime, account and queue.
-# The scripts of slurm/ read this file when you submit a job and when it starts. A job that waits
-# sees your edits, unless an extra has copied this file.
+# The settings of this project: software, launcher, network. The #SBATCH lines of
+# slurm/submit_multinode.sh set nodes, GPUs, walltime, account and queue. The scripts of slurm/ read
+# this file when you submit a job and again when it starts, so a job that waits in the queue sees
+# your edits.
 #
-# To change a setting for one job: NAME=value bash slurm/submit_multinode.sh … This does not work
-# for the lists in parentheses. Keys do not belong here: wandb login and hf auth login keep them in
-# files that nobody else reads.
+# To change a setting of the form NAME="${NAME:-value}" for one job, write it before the command:
+# NAME=value bash slurm/submit_multinode.sh … The header of launch/torchrun.sh lists more that you
+# may set in this way, such as NPROC_PER_NODE and RDZV_TIMEOUT. Passwords and keys of an API do not
+# belong here: wandb login and hf auth login keep them in files that only you can read.
 # shellcheck disable=SC2034  # the scripts that read this file use its variables
 
 #? if plan.node_facts.cpu_only
-# Processes (ranks) of each node without GPUs. With GPUs there is one per GPU.
+# Ranks on each node without GPUs. With GPUs there is a rank per GPU.
 export CPU_RANKS_PER_NODE="${CPU_RANKS_PER_NODE:-2}"
 
 #? endif
@@ -36,7 +37,7 @@ RUNTIME="${RUNTIME:-{{ runtime }}}"
 # site's default modules, then load MODULES in this order.
 #? else
 # Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh unload all others,
-# then load MODULES in this order.
+# then load MODULES in this order. Without any, the modules of your shell stay.
 #? endif
 #? if site.module_lines.before or site.module_lines.after
 # load_modules of launch/software.sh has the lines that this site needs around module load.
@@ -56,7 +57,7 @@ MODULES=("{{ modules[''] | join('" "') }}")
 MODULES=()
 #? endif
 #? if venv
-# The environment for RUNTIME=venv, of venv, uv or conda. slurm/build_venv.sh makes .venv.
+# The environment for RUNTIME=venv, made by venv, uv or conda. slurm/build_venv.sh makes .venv.
 #? else
 # The virtual environment for RUNTIME=venv.
 #? endif
@@ -65,7 +66,7 @@ VENV="${VENV:-$PROJECT_DIR/.venv}"
 # Folder from which slurm/build_venv.sh installs, as compute nodes reach no package index.
 WHEELS="${WHEELS:-$PROJECT_DIR/wheels}"
 #? endif
-# The interpreter that has torch.
+# The interpreter that has torch. With RUNTIME=venv, python3 is that of VENV.
 export PYTHON="${PYTHON:-python3}"
 
 #? if container
@@ -73,13 +74,13 @@ export PYTHON="${PYTHON:-python3}"
 #? endif
 # ---- launch -------------------------------------------------------------------------------------
 #? if not container
-# For a container of your own: options of srun that start tasks in it.
+# To run the ranks in a container of your own, set one of these lists. Options of srun, as in
+# CONTAINER_SRUN_ARGS=(--container-image=/images/torch.sqsh), or a command before the launcher, as in
+# CONTAINER_EXEC=(apptainer exec --nv /images/torch.sif).
 CONTAINER_SRUN_ARGS=()
-# For a container of your own: a command that stands before the launcher and runs it in the
-# container.
 CONTAINER_EXEC=()
 #? endif
-# The program of a job that names none; a file of the project.
+# The program of a job for which you name none: a file of the project.
 #? if cookiecutter.examples == "yes"
 DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-training/train_ddp.py}"
 #? else
@@ -91,32 +92,31 @@ DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-check/ranks.py}"
 # The extra mpi adds {{ by_extra | join(" and ") }}.
 #? endif
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
-# Further options of torchrun, separated by spaces.
+# Further options of torchrun, separated by spaces. LAUNCHER=spawn ignores them.
 #? for option in site.torchrun
 # {{ option.option }}: {{ option.why }}
 #? endfor
 export TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-{{ site.torchrun | map(attribute="option") | join(" ") }}}"
-# A command that stands before the launcher on each node, or before each rank if LAUNCHER starts them
-# one by one. It runs in the container, if there is one: RANK_PREFIX=(numactl --interleave=all), or
-# for profiles RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
+# A command before the launcher on each node; with LAUNCHER=srun before each rank. It runs in the
+# container, if there is one. As in RANK_PREFIX=(numactl --interleave=all), or for a profile of each
+# node in the folder of logs RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
 RANK_PREFIX=()
-# 1: check every node before launch (a second or less); 0: skip.
+# 1: check every node before launch, in about a second (slurm/preflight.sh); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
-# Seconds before the time limit at which the program is asked to save; a tenth of the remaining time
-# where STOP_TIME would come earlier. If saving takes longer, raise it here, and in --signal of the
-# #SBATCH lines for jobs of plain sbatch.
+# How many seconds before the time limit the program is asked to save. If saving takes longer, raise
+# it. A job that you submit with sbatch itself takes the number of --signal in the #SBATCH lines.
 SAVE_SECONDS="${SAVE_SECONDS:-{{ plan.warning }}}"
-# How often the submit script requeues a job whose program saved because the walltime was nearly
-# over. 0: never.
+# How often a job goes back into the queue whose program has saved because the time limit was near.
+# 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
-# A signal that each rank gets, beside STOP_FILE, when the walltime is nearly over: USR1 for programs
-# that save on it (slurm/docs/longer-than-the-walltime.md). Empty: none.
+# A signal that asks each rank to save, for programs that wait for one, such as USR1. The file STOP_FILE
+# asks in any case (slurm/docs/longer-than-the-walltime.md). Empty: no signal.
 STOP_SIGNAL="${STOP_SIGNAL:-}"
 
 # ---- network and libraries -----------------------------------------------------------------------
 #? if not (site.partitions or site.qos)
-# If the ranks time out while connecting, name the network that all nodes share. 'ip -br address' on
-# a node lists them:
+# If the ranks time out while connecting, remove the # of the next line, and name the interface of the
+# network that all nodes share. It is in the first column of: srun --nodes=1 ip -br address
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
 # If the compute nodes reach the internet through a proxy only:
@@ -127,6 +127,6 @@ STOP_SIGNAL="${STOP_SIGNAL:-}"
 # {{ variable.why }}
 export "{{ variable.name }}={{ overridable(variable) }}"
 #? endfor
-# Suffix of the nodes' names on the network where ranks meet: -ib0 turns node1 into node1-ib0.
-# Empty: ranks meet at the node's own name.
+# Ending of the first node's name in the network where the ranks meet: with -ib0 they meet at
+# node1-ib0. Empty: at the node's own name.
 export MASTER_ADDR_SUFFIX="${MASTER_ADDR_SUFFIX:-{{ site.host_suffix }}}"

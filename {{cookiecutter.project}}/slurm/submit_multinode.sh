@@ -2,7 +2,7 @@
 #? set site = site_facts(cookiecutter.site)
 #? set plan = plan_of(cookiecutter)
 #? set software = {"venv": "virtual environment", "none": "modules"}.get(cookiecutter.runtime, "container")
-# Runs a PyTorch program on all nodes of a job, on {{ site.title }}.
+# Runs a PyTorch program on all nodes of a job, on {{ site.title }}. Written by version {{ VERSION }} of its template.
 #
 #   bash slurm/submit_multinode.sh                               DEFAULT_PROGRAM of env.sh
 #? if cookiecutter.examples == "yes"
@@ -56,12 +56,12 @@
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
-#SBATCH {{ pad("--ntasks-per-node=1") }} # leave it at 1, with every LAUNCHER: the steps below start a process per GPU
+#SBATCH {{ pad("--ntasks-per-node=1") }} # leave it at 1, with every LAUNCHER: the script starts the ranks itself
 #? for option, why in plan.resources
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad(plan.requeue_option) }} # the job may go back into the queue: after a preemption, a node's failure, or when the program was asked to save
-#SBATCH {{ pad("--signal=B:USR1@" ~ plan.warning) }} # time to save: SAVE_SECONDS of env.sh, which bash slurm/submit_multinode.sh puts here; Slurm may be a minute early
+#SBATCH {{ pad("--signal=B:USR1@" ~ plan.warning) }} # time to save; bash slurm/submit_multinode.sh puts SAVE_SECONDS of env.sh in its place. Slurm may be a minute early
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
