@@ -109,13 +109,13 @@ SAVE_SECONDS="${SAVE_SECONDS:-{{ plan.warning }}}"
 # How often a job goes back into the queue whose program has saved because the time limit was near.
 # 0: never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
-# A signal that asks each rank to save, for programs that wait for one, such as USR1. The file STOP_FILE
-# asks in any case (slurm/docs/longer-than-the-walltime.md). Empty: no signal.
+# A signal that asks each rank to save, such as USR1, for programs that wait for one. STOP_FILE asks in
+# any case (slurm/docs/longer-than-the-walltime.md). Empty: no signal.
 STOP_SIGNAL="${STOP_SIGNAL:-}"
 
 # ---- network and libraries -----------------------------------------------------------------------
 #? if not (site.partitions or site.qos)
-# If the ranks time out while connecting, remove the # of the next line, and name the interface of the
+# If the ranks time out while connecting, remove the next # and name the interface of the
 # network that all nodes share. It is in the first column of: srun --nodes=1 ip -br address
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
