@@ -54,13 +54,6 @@ EXAMPLES = {
         "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
         "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
     ),
-    "GPU program": (
-        "karpathy/nanoGPT #470, huggingface/trl #2996, ymcui/Chinese-LLaMA-Alpaca-2 #376 (2026-11-22); an H200,"
-        " torch 2.11 (2026-11-27)",
-        "RuntimeError: CUDA error: device-side assert triggered",
-        "RuntimeError: CUDA error: an illegal memory access was encountered",
-        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
-    ),
     "driver of two versions": (
         "oddmario/NVIDIA-Ubuntu-Driver-Guide #4, NVIDIA/nvidia-container-toolkit #394 (2026-11-24)",
         "Failed to initialize NVML: Driver/library version mismatch",
@@ -144,10 +137,6 @@ EXAMPLES = {
         "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
         "srun: error: Node failure on node2",
     ),
-    "requeued": (
-        "Slurm 22.05 (2026-11-22)",
-        "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO JOB REQUEUE ***",
-    ),
     "step launch": (
         "Slurm 22.05; aws/aws-parallelcluster #4179 (2026-11-22)",
         "srun: error: Task launch for StepId=20.0 failed on node node2: Socket timed out on send/recv operation",
@@ -163,8 +152,9 @@ EXAMPLES = {
         "PRTE has lost communication with a remote daemon.",
     ),
     "cancelled": (
-        "Slurm 22.05 and 24.11 (2026-11-21)",
+        "Slurm 22.05 and 24.11; Slurm 22.05 (2026-11-21)",
         "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 ***",
+        "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO JOB REQUEUE ***",
     ),
     "output folder": (
         "Slurm 22.05 and 24.11 (2026-11-21)",
@@ -182,11 +172,8 @@ EXAMPLES = {
         "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect",
     ),
     "missing file": (
-        "CPython 3.6 to 3.13; bash 5; Slurm 22.05 (2026-11-21)",
+        "CPython 3.6 to 3.13; bash 5; Slurm 22.05; CPython 3.6 to 3.13 (2026-11-21)",
         "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'",
-    ),
-    "permission": (
-        "CPython 3.6 to 3.13 (2026-11-21)",
         "PermissionError: [Errno 13] Permission denied: '/sys/x'",
     ),
     "waited in vain": (
@@ -215,12 +202,6 @@ EXAMPLES = {
         "RuntimeError: DataLoader worker (pid 4487) is killed by signal: Segmentation fault.",
         "ERROR: Unexpected segmentation fault encountered in worker.",
     ),
-    "unexpected signal": (
-        "Slurm 22.05 (2026-11-22)",
-        "srun: error: node2: task 3: User defined signal 1",
-        "launch/spawn.py on node2: rank 3 was ended by signal 10",
-        "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:10",
-    ),
     "lost another rank": (
         "torch 2.13; NVIDIA/nccl #1948; horovod/horovod #1364 (2026-11-22)",
         "RuntimeError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
@@ -238,11 +219,8 @@ EXAMPLES = {
         "MemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)",
     ),
     "missing program": (
-        "Slurm 22.05 (2026-11-21)",
+        "Slurm 22.05; openpmix/openpmix #3038, pyiron/executorlib #761 (2026-11-21)",
         "slurmstepd: error: execve(): python: No such file or directory",
-    ),
-    "PMIx of Slurm": (
-        "openpmix/openpmix #3038, pyiron/executorlib #761 (2026-11-27)",
         "srun: error:  mpi/pmix_v5: init: (null) [0]: mpi_pmix.c:193: pmi/pmix: can not load PMIx library",
     ),
     "conda": (
@@ -260,19 +238,11 @@ EXAMPLES = {
         "torch._inductor.exc.InductorError: FileNotFoundError: [Errno 2] No such file or directory: '/home/x/triton_cache_255441/E5DAZ/triton_red_fused_arange_0.hsaco'",
         "OSError: [Errno 16] Device or resource busy: '/root/.triton/cache/x/cuda_utils.cpython-310-x86_64-linux-gnu.so'",
     ),
-    "compiler": (
-        "apple/ml-cross-entropy #5, MIC-DKFZ/nnUNet #2268 (2026-11-27)",
-        "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
-        "/tmp/x/main.c:5:10: fatal error: Python.h: No such file or directory",
-    ),
-    "file locks": (
-        "huggingface/datasets #2618 #8638, DataBiosphere/toil #4846 (2026-11-27)",
-        "OSError: [Errno 37] No locks available",
-    ),
     "file system": (
-        "databricks/megablocks #106; outputs of users' jobs (2026-11-27)",
+        "databricks/megablocks #106; outputs of users' jobs; huggingface/datasets #2618 #8638, DataBiosphere/toil #4846 (2026-11-27)",
         "OSError: [Errno 116] Stale file handle",
         "OSError: [Errno 5] Input/output error",
+        "OSError: [Errno 37] No locks available",
     ),
     "gloo was refused": (
         "pytorch/pytorch #108732; hydra 1.3 with -m (2026-11-27)",
@@ -296,40 +266,18 @@ EXAMPLES = {
         "srun: error: Task launch for StepId=1932.2 failed on node node2: Unable to satisfy cpu bind request",
         "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x34000004.",
     ),
-    "folders of enroot": (
-        "NVIDIA/pyxis #12 #138 (2026-11-27)",
+    "pyxis": (
+        "NVIDIA/pyxis #12 #138; NVIDIA/pyxis #133; NVIDIA/pyxis #61 #127 #168 and enroot.c, pyxis_slurmstepd.c (2026-11-27)",
         "slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot': Permission denied",
-    ),
-    "mounts of pyxis": (
-        "NVIDIA/pyxis #133 (2026-11-22)",
         "slurmstepd: error: pyxis: --container-mounts: source path does not exist: /scratch/x",
         "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /scratch/x at /tmp/pyxis_479.0/x: No such",
-    ),
-    "image of pyxis": (
-        "NVIDIA/pyxis #61 #127 #168 and enroot.c, pyxis_slurmstepd.c (2026-11-22)",
         "slurmstepd: error: pyxis: failed to import docker image",
         "slurmstepd: error: pyxis: container start failed with error code: 1",
         "slurmstepd: error: pyxis: child 4711 failed with error code: 1",
     ),
-    "mounts of enroot": (
-        "NVIDIA/enroot #36 (2026-11-22)",
-        "enroot-mount: failed to mount: /opt/x at /home/x/.local/share/enroot/ubuntu/opt/x: No such file",
-    ),
-    "mounts of Apptainer": (
-        "apptainer/apptainer #1895 (2026-11-27)",
-        "FATAL:   container creation failed: mount hook function failure: mount /var/apptainer/mnt/session/storage->/storage error: while mounting /var/apptainer/mnt/session/storage: destination /storage doesn't exist in container",
-    ),
-    "image of Apptainer": (
-        "apptainer/singularity #5183 (2026-11-22)",
+    "Apptainer": (
+        "apptainer/singularity #5183; apptainer/apptainer #1895 (2026-11-22)",
         "FATAL:   could not open image /a/x.sif: failed to retrieve path",
-    ),
-    "mounts of Shifter": (
-        "NERSC/shifter #252 #327 (2026-11-22)",
-        "BIND MOUNT FAILED from /var/udiMount//global/u2/x to /var/udiMount/data",
-        'FAILED to find real path for volume "from": /opt/cray/pe/mpich/8.1.24/ofi/gnu/9.1',
-    ),
-    "mounts of podman": (
-        "containers/podman #18444 (2026-11-22)",
-        "Error: statfs /scratch/x: no such file or directory",
+        "FATAL:   container creation failed: mount hook function failure: mount /var/apptainer/mnt/session/storage->/storage error: while mounting /var/apptainer/mnt/session/storage: destination /storage doesn't exist in container",
     ),
 }

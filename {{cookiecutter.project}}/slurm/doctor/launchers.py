@@ -23,12 +23,6 @@ SIGNALS = {  # as srun names them
     "Hangup": 1,
     "Terminated": 15,
     "Interrupt": 2,
-    "Quit": 3,
-    "Broken pipe": 13,
-    "Alarm clock": 14,
-    "CPU time limit exceeded": 24,
-    "File size limit exceeded": 25,
-    "Bad system call": 31,
 }
 ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with these signals
 STEP_ENDED = re.compile(r" (?:STEP|JOB) \S+ ON .* CANCELLED AT |Terminating (?:StepId=|job step )")
