@@ -30,16 +30,18 @@ EXAMPLES = {
         "JobState=OUT_OF_MEMORY Reason=OutOfMemory ExitCode=0:125",
     ),
     "GPU memory": (
-        "torch 2.13, ATen/cuda/Exceptions.h; NVIDIA/nccl #1948; CUDA's driver API (2026-11-22)",
+        "torch 2.13, ATen/cuda/Exceptions.h; NVIDIA/nccl #1948; CUDA's driver API (2026-11-22); QwenLM/Qwen3 #873 (2026-11-28)",
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "RuntimeError: CUDA driver error: out of memory",
         "RuntimeError: Triton Error [CUDA]: out of memory",
         "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ),
     "GPU driver": (
-        "torch 2.13; vllm-project/vllm #5222 (2026-11-21)",
+        "torch 2.13; vllm-project/vllm #5222 (2026-11-21); nagadomi/nunif #702 (2026-11-28)",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
     ),
     "no GPU": (
         "torch 2.13; meta-llama/codellama #125, NVIDIA/nccl #861 (2026-11-22); an H200, torch 2.11 (2026-11-27)",
@@ -74,10 +76,11 @@ EXAMPLES = {
         "RuntimeError: basic_ios::clear: iostream error",
     ),
     "data loader": (
-        "torch 2.13; pytorch/pytorch #5040 #73656 #108861 (2026-11-21)",
+        "torch 2.13; pytorch/pytorch #5040 #73656 #108861 (2026-11-21); pytorch/pytorch #973 (2026-11-28)",
         "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's",
         "RuntimeError: DataLoader worker (pid 2287) is killed by signal: Killed.",
         "OSError: [Errno 24] Too many open files",
+        "RuntimeError: received 0 items of ancdata",
     ),
     "module": (
         "CPython 3.6 to 3.13; Lmod; Environment Modules (2026-11-21)",
@@ -118,11 +121,12 @@ EXAMPLES = {
         "torch.distributed.DistNetworkError: port: 29713, code: -98, name: EADDRINUSE, message: address already in",
     ),
     "network interface": (
-        "torch 2.13; sgl-project/sglang #3226 #5594; NVIDIA/nccl #975 #1515, nccl-tests #166 (2026-11-22)",
+        "torch 2.13; sgl-project/sglang #3226 #5594; NVIDIA/nccl #975 #1515, nccl-tests #166 (2026-11-22); marin-community/marin #6940 (2026-11-28)",
         "RuntimeError: ifa != nullptr. Unable to find address for: ib0",
         "RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error",
         "[0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : Software caused connection abort",
         "[0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : No route to host",
+        "node1:42:42 [0] NCCL WARN Bootstrap : no socket interface found",
     ),
     "time limit": (
         "Slurm 22.05 and 24.11 (2026-11-21)",
@@ -213,10 +217,11 @@ EXAMPLES = {
         "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
     ),
     "process memory": (
-        "torch 2.13; CPython; lanl/PyBNF #118 (2026-11-21)",
+        "torch 2.13; CPython; lanl/PyBNF #118 (2026-11-21); mrnugget/opencv-haar-classifier-training #33 (2026-11-28)",
         "OSError: [Errno 12] Cannot allocate memory",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory",
         "MemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
     ),
     "missing program": (
         "Slurm 22.05; openpmix/openpmix #3038, pyiron/executorlib #761 (2026-11-21)",

@@ -198,6 +198,21 @@ def test_the_folder_that_a_container_cannot_mount_comes_before_its_start(ask):
     assert answer["causes"][0]["name"] == "pyxis" and "BINDS" in answer["causes"][0]["fix"], answer
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "enroot-mount: failed to mount: /opt/x at /home/x/.local/share/enroot/ubuntu/opt/x: No such file",  # enroot #36
+        "Error: statfs /scratch/x: no such file or directory",  # containers/podman #18444
+        "BIND MOUNT FAILED from /var/udiMount//global/u2/x to /var/udiMount/data",  # NERSC/shifter #252
+    ],
+)
+def test_what_a_container_runtime_said_is_quoted(ask, words):
+    """A project with this runtime has no row for it: the words say which folder is missing."""
+    for output in (words, labelled("0: ", words)):
+        answer = ask(output + "\nsrun: error: node1: task 0: Exited with exit code 1\n")
+        assert (answer["way"], answer["causes"], answer["words"]) == ("exited", [], [words]), answer
+
+
 def test_a_syntax_error_has_no_traceback(ask):
     error = "  File \"/x/own.py\", line 3\n    foo(\n       ^\nSyntaxError: '(' was never closed"
     answer = ask(srun_output("", "Exited with exit code 1", error))

@@ -105,7 +105,7 @@ def show(job, diagnosis, as_json, instead=()):
 def as_object(job, diagnosis):
     """Return the diagnosis as --help describes it."""
     failure, cause = diagnosis.failure, diagnosis.cause
-    causes = [{"name": cause.name, "says": cause.says, "fix": cause.row.fix, "proof": cause.proof}] if cause else []
+    causes = [{"name": cause.row.name, "says": cause.says, "fix": cause.row.fix, "proof": cause.proof}] if cause else []
     return {
         "job": job.id,
         "state": job.state_name,

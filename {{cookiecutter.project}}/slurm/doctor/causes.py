@@ -142,11 +142,7 @@ BY_RANK = (
     ),
     Cause(
         name="module",
-        patterns=(
-            r"ModuleNotFoundError: \S",
-            r"python[0-9.]*: No module named \S",
-            r"module\(s\) are unknown",
-        ),
+        patterns=(r"ModuleNotFoundError: \S", r"python[0-9.]*: No module named \S", r"module\(s\) are unknown"),
         says="a module is not found",
         fix="Check RUNTIME, VENV and MODULES in env.sh (module spider finds modules). Install a missing Python package."
         " Add the folder of a module of your own to PYTHONPATH.",
@@ -198,11 +194,7 @@ BY_RANK = (
     ),
     Cause(
         name="GPU driver",
-        patterns=(
-            r"on your system is too old",
-            r"driver version is insufficient",
-            r"no kernel image is",
-        ),
+        patterns=(r"on your system is too old", r"driver version is insufficient", r"no kernel image is"),
         says="this torch does not support this GPU driver or GPU",
         fix="Install a torch for the CUDA that nvidia-smi shows, with these GPUs in torch.cuda.get_arch_list().",
         source="torch",
@@ -233,10 +225,7 @@ BY_RANK = (
         name="GPU hardware",
         patterns=(
             r"uncorrectable (?:NVLink|ECC) error\b",
-            r"UNCORRECTABLE MEMORY",
             r"GPU is lost",
-            r"fallen off the bus",
-            r"determine the device handle",
             r"system not yet initialized",  # NVIDIA's fabric manager does not run
         ),
         says="a GPU or a node is broken",
@@ -394,10 +383,7 @@ BY_RANK = (
     ),
     Cause(
         name="rendezvous",
-        patterns=(
-            r"client socket has timed out",
-            r"seconds waiting for clients",
-        ),
+        patterns=(r"client socket has timed out", r"seconds waiting for clients"),
         says="not all nodes joined the rendezvous in time, or its address cannot be reached",
         fix="If nodes start slowly, raise RDZV_TIMEOUT. --exclude nodes without a folder in logs/JOBID.ATTEMPT.",
         source="torch",

@@ -8,7 +8,7 @@ BY_STARTER = (
         patterns=(  # the line that says why comes first here, and last in an output
             r"pyxis: .*mkdir: cannot create directory .*: Permission denied",
             r"--container-mounts: source path does not exist",
-            r"enroot-mount: failed to (?:re)?mount",
+            r"pyxis: +enroot-mount: failed to (?:re)?mount",
             r"pyxis: (?:failed to|couldn't) \S",
             r"pyxis: container start failed",
             r"pyxis: child \d+ failed with error code",

@@ -109,11 +109,6 @@ class Message:
         return self.errors[0] if self.errors else self.lines[self.end]
 
     @property
-    def of_launcher(self):
-        """Tell whether it is a launcher's: its ranks have failed before, and say more."""
-        return bool(OF_LAUNCHER.search(self.error.text))
-
-    @property
     def way(self):
         """How the rank failed that ended with it."""
         traceback = self.lines[self.start : self.end + 1]

@@ -6,7 +6,7 @@ the first to fail. A traceback counts only if it was the end of its rank: many a
 
 import itertools
 
-from errors import HARMLESS, LINES_BEHIND, STEP, digits_gone, own, read_messages
+from errors import HARMLESS, LINES_BEHIND, OF_LAUNCHER, STEP, digits_gone, own, read_messages
 from launchers import ENDED_BY_OTHERS
 from logs import Speaker, same_host
 
@@ -30,22 +30,9 @@ class Failure:
     def __init__(self, way, speaker, report=None, message=None):
         """Join what a launcher reports and what the rank printed; either may be missing."""
         self.way, self.speaker, self.report, self.message = way, speaker, report, message
+        self.rank, self.host = speaker.rank, speaker.host or (report.host if report else "")
+        self.code = report.code if report else None  # the exit code, or minus the signal
         self.silent = []  # ranks that printed no error, while this one waited in vain, or lost another one
-
-    @property
-    def rank(self):
-        """The number of the rank; None if it is not known."""
-        return self.speaker.rank
-
-    @property
-    def host(self):
-        """The node; "" if it is not known."""
-        return self.speaker.host or (self.report.host if self.report else "")
-
-    @property
-    def code(self):
-        """The exit code, or minus the signal; None if it is not known."""
-        return self.report.code if self.report else None
 
     @property
     def weakness(self):
@@ -150,7 +137,8 @@ class Ranks:
 
     def chosen(self, ends, speaker):
         """Return the one of several error messages that tells why."""
-        ends = [message for message in ends if not message.of_launcher] or ends
+        # Those of launchers and of commands that a rank ran follow from others.
+        ends = [message for message in ends if not OF_LAUNCHER.search(message.error.text)] or ends
         if speaker is self.rest:  # of any rank: each message may be of another one
             order = ["error", "waited", "peer"]
             return min(ends, key=lambda message: order.index(message.way))

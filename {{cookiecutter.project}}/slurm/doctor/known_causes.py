@@ -32,11 +32,6 @@ class ProvenCause(NamedTuple):
     says: str
 
     @property
-    def name(self):
-        """The name of the row."""
-        return self.row.name
-
-    @property
     def proof(self):
         """The line, with its place."""
         return f"{self.line.place}: {(self.line.label + self.line.text).strip()[:PROOF_WIDTH]}"
