@@ -156,18 +156,6 @@ def test_an_example_of_slurm_s_record(doctor, cause, example):
     assert_row(json.loads(doctor("--json", "12", scontrol=f"JobId=12\n {example}\n").stdout), cause, example)
 
 
-def test_the_json_object_is_as_help_describes_it(doctor, ask):
-    """Programs read it, as extras/spares/fault.py does: its keys, those of a cause, and the words of `way`."""
-    described = doctor("--help").stdout.decode().partition("The JSON object has")[2]
-    keys, ways = (
-        re.findall(r"(?m)^  (\w+) +\S", part) for part in described.split("Exit code 0")[0].split("Each way:")
-    )
-    answer = ask(failing("RuntimeError: CUDA error: uncorrectable ECC error encountered\n"))
-    assert list(answer) == keys, described
-    assert list(answer["causes"][0]) == re.findall(r'"(\w+)": ', described.partition("causes")[2].split("}")[0])
-    assert answer["way"] in ways and (answer["rank"], answer["host"], answer["exit_code"]) == (3, "node2", 1), answer
-
-
 def test_the_table():
     """Each row can be told from the others, and has an example, which says where its wording was read, and when."""
     names = [cause.name for cause in CAUSES]
@@ -239,13 +227,6 @@ def test_an_attempt_that_is_past_does_not_count(read):
     requeued = CANCELLED + " DUE TO NODE FAILURE, SEE X ***\nsrun: error: node1: task 0: Killed\n"
     code, report = read(GOOD + requeued + GOOD + traceback("OSError: [Errno 28] No space left on device"))
     assert code == 0 and report.count("cause: ") == 1 and "disk is full" in report, report
-
-
-def test_what_doctor_said_before_is_no_proof(read):
-    log = GOOD + traceback("OSError: [Errno 28] No space left on device")
-    code, report = read(log)
-    assert (code, report.count("cause: ")) == (0, 1)
-    assert read(log + report + REPORT_ENDS)[1] == report
 
 
 @pytest.mark.parametrize("label", ["", "0: ", "[node1:0] "])

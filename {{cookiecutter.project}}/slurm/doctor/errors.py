@@ -63,7 +63,7 @@ PEER = re.compile(  # the last words of a rank that ended because of another one
     r"Connection (?:closed|reset) by peer|Connection refused|Broken pipe|(?:recvVector|sendBytes) failed|got 0 bytes"
     r"|remote process exited|ncclRemoteError|communicator was aborted|HorovodInternalError|ChildFailedError"
     r"|SignalException|KeyboardInterrupt|reached monitoredBarrier, but received errors|MPI_ERR_PROC_FAILED"
-    r"|Transport retry count exceeded|Endpoint timeout"  # UCX: the other side does not answer
+    r"|Transport retry count exceeded"  # UCX: the other side does not answer
 )
 WAITED = re.compile(
     r"[Tt]imed out (?:waiting|after)|[Ww]ait timeout|client socket has timed out|failed to pass monitoredBarrier"
