@@ -76,8 +76,10 @@ def rank_that_failed(run):
     else:
         words, own_lines = run.ranks.last_lines(first)
         cause = None
-        if first.way == "exited":
-            cause = search(BY_STARTER + BY_RANK, own_lines[::-1]) if own_lines else search(BY_STARTER, run.unlabelled)
+        if first.way == "exited" and own_lines:
+            cause = search(BY_STARTER + BY_RANK, own_lines[::-1])
+        elif first.way == "exited":  # all ranks printed the same
+            cause = search(BY_STARTER, run.unlabelled) or search(BY_STARTER + BY_RANK, words[-1:])
     if not cause and first.report and (first.message is None or first.message.native):
         cause = cause_of_signal(first.code, first.report.line)
     return Diagnosis(first.way, first, cause, tuple(words))
