@@ -427,7 +427,8 @@ BY_WAITING = {
         name="lost another rank",
         patterns=(),
         says="a rank lost another one that printed no error",
-        fix="See whether a rank returns early, then look at the other node: the logs of its ranks, sinfo -N -l.",
+        fix="First look at the program: all ranks need the same number of steps. Then look at the other node: the logs"
+        " of its ranks, sinfo -N -l.",
         source="torch, NCCL, Horovod",
         waiting=True,
     ),
