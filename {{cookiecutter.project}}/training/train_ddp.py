@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -72,8 +71,6 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
     model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))
-    if args.activation_checkpointing:
-        setup.checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
@@ -86,7 +83,6 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     metrics.print_plan(model, len(data), len(validation), data_name)
     profiler = start_profiler(args, metrics)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    save_group = setup.checkpoint_group()
 
     batches = DataLoader(
         data,
@@ -112,10 +108,8 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         if evaluating:
             metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))
         if saving:
-            if rank == 0:
-                checkpoints.save(metrics.state, model, optimizer)
-            dist.barrier(save_group)
-            metrics.restart_clock("checkpoints")
+            checkpoints.save(metrics.state, model, optimizer)
+            metrics.restart_clock()
         if stopping:
             break
         if profiler:

@@ -64,8 +64,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
     model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))
-    if args.activation_checkpointing:
-        setup.checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
@@ -103,7 +101,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             metrics.log_validation(step, evaluate(model, validation, args, device))
         if saving:
             checkpoints.save(metrics.state, model, optimizer)
-            metrics.restart_clock("checkpoints")
+            metrics.restart_clock()
         if stopping:
             break
         if profiler:
