@@ -179,24 +179,6 @@ def test_tcp_is_told_where_rdma_is_required():
         assert f"talk through nccl AWS Libfabric {provider}. " in sentence and "FI_PROVIDER is set" in sentence
 
 
-@pytest.mark.parametrize("rank", [{}, {"RANK": "0"}, {"RANK": "1"}])
-def test_settings_of_nccl_that_are_replaced_are_named_once(monkeypatch, capsys, rank):
-    """By rank 0, or by the only rank, and only where NCCL runs."""
-    for gpus, settings in ((True, {}), (False, {"NCCL_DEBUG": "WARN"}), (True, {"NCCL_DEBUG": "WARN"})):
-        environment = {**rank, **settings}
-        monkeypatch.setattr(os, "environ", environment)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=gpus: answer)
-        with ranks.open_nccl_log() as log:
-            expected = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
-            assert environment == {**rank, **expected}
-        printed = capsys.readouterr().err
-        if gpus and settings and rank.get("RANK") != "1":
-            assert " replaces NCCL_DEBUG=WARN: it reads NCCL's debug output itself" in printed
-            assert "To see that output, run another program\n" in printed
-        else:
-            assert printed == ""
-
-
 def test_a_wrong_sum_is_a_fault(monkeypatch):
     """On whichever rank: rank 0 tells of all."""
     monkeypatch.setattr(ranks, "gather", lambda total, _: [total, total, total, 9])

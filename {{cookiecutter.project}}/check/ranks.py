@@ -12,8 +12,8 @@ These are the faults:
 - Ranks talk TCP, or through a network that NCCL does not name, although REQUIRE_RDMA=1 forbids that.
 - Ranks are bound to one core each, although their host has other cores, to which no such rank is bound.
 
-Only NCCL's debug output names the network. So this program sets NCCL_DEBUG, NCCL_DEBUG_SUBSYS and
-NCCL_DEBUG_FILE itself, and says so if you have set one of them. Any other program keeps your settings.
+Only NCCL's debug output names the network. So this program sets NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE
+itself. To see that output, set them for another program.
 """
 
 import argparse
@@ -136,20 +136,10 @@ def exit_silently(_message: str) -> None:
 def open_nccl_log() -> IO[str]:
     """Return a file to which NCCL will write its debug output. Only there does NCCL say which network it uses.
 
-    Call this before NCCL starts, and keep the file: it is deleted when it is closed. Rank 0 names the settings of the
-    user that this replaces.
+    Call this before NCCL starts, and keep the file: it is deleted when it is closed.
     """
     log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
-    settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
-    replaced = [f"{name}={os.environ[name]}" for name in settings if name in os.environ]
-    if replaced and torch.cuda.is_available() and os.environ.get("RANK", "0") == "0":
-        print(
-            f"{sys.argv[0]} replaces {' '.join(replaced)}: it reads NCCL's debug output itself, to find the network. "
-            "To see that output, run another program",
-            file=sys.stderr,
-            flush=True,
-        )
-    os.environ.update(settings)
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
     return log
 
 
@@ -192,7 +182,6 @@ def describe(rank: int, device: torch.device) -> Row:
         # Where torch knows no UUID, the PCI bus or the number tells the GPUs of a host apart.
         uuid = str(getattr(properties, "uuid", f"pci {getattr(properties, 'pci_bus_id', device.index)}"))
         nccl = ".".join(str(number) for number in torch.cuda.nccl.version())
-    is_linux = hasattr(os, "sched_getaffinity")
     return Row(
         rank=rank,
         host=socket.gethostname(),
@@ -200,7 +189,7 @@ def describe(rank: int, device: torch.device) -> Row:
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         device=name,
         uuid=uuid,
-        cores=sorted(os.sched_getaffinity(0)) if is_linux else list(range(os.cpu_count())),
+        cores=sorted(os.sched_getaffinity(0)),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         nccl=nccl,
