@@ -185,8 +185,9 @@ def test_the_error_of_a_full_disk_is_its_own(modules):
 def test_an_end_while_a_checkpoint_is_read_is_no_damage(modules, monkeypatch, tmp_path, capsys):
     (tmp_path / "checkpoint-00000001.pt").touch()
     monkeypatch.setattr(torch, "load", lambda *_, **__: sys.exit(3))
+    model = torch.nn.Linear(1, 1)
     with pytest.raises(SystemExit) as end:
-        modules.checkpoints.Checkpoints(tmp_path, 1, {}).load(None, None)
+        modules.checkpoints.Checkpoints(tmp_path, 1, {}).load(model, torch.optim.SGD(model.parameters()))
     assert (end.value.code, capsys.readouterr().err) == (3, "")
 
 
