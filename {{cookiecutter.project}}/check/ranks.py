@@ -7,7 +7,6 @@ These are the faults:
 
 - Two ranks share a GPU.
 - torch sees no GPU, although the job was given GPUs. ALLOW_CPU=1 accepts that.
-- Versions of torch or NCCL differ between ranks.
 - An all-reduce over all ranks gives a wrong sum. It is not tried after one of the faults above.
 - Ranks talk TCP, or through a network that NCCL does not name, although REQUIRE_RDMA=1 forbids that.
 - Ranks are bound to one core each, although their host has other cores, to which no such rank is bound.
@@ -84,7 +83,7 @@ def main() -> None:
     rank, world_size, device = setup(args.timeout)
 
     rows = [Row(**fields) for fields in gather(asdict(describe(rank, device)), world_size)]
-    faults = [*ranks_that_share_a_gpu(rows), *ranks_that_see_no_gpu(rows), *different_versions(rows)]
+    faults = [*ranks_that_share_a_gpu(rows), *ranks_that_see_no_gpu(rows)]
     if not faults:  # else NCCL would stop the ranks with an error of its own
         faults += check_all_reduce(rank, world_size, device)
         networks = gather(network_of(device, nccl_log.read()), world_size)
@@ -261,16 +260,6 @@ def ranks_that_see_no_gpu(rows: list[Row]) -> Iterator[str]:
             f"rank(s) {ranks_of(group)} on {group[0].host} were given GPUs ({group[0].given}), "
             f"but torch {group[0].torch} sees none. Install a torch for this driver, or accept CPUs with ALLOW_CPU=1"
         )
-
-
-def different_versions(rows: list[Row]) -> Iterator[str]:
-    """Not all ranks have the same torch and NCCL."""
-    versions = []
-    for group in groups(rows, "torch", "nccl"):
-        hosts = ", ".join(sorted({row.host for row in group}))
-        versions.append(f"torch {group[0].torch} with NCCL {group[0].nccl} on {hosts}")
-    if len(versions) > 1:
-        yield f"the ranks run different versions: {'; '.join(versions)}. Use one environment on all nodes"
 
 
 def ranks_with_one_core(rows: list[Row]) -> Iterator[str]:
