@@ -26,7 +26,7 @@ from lm import setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.checkpoints import Checkpoints, fill_part
 from lm.data import load_data
-from lm.metrics import Metrics, evaluate, start_profiler
+from lm.metrics import Metrics, evaluate
 from lm.model import GPT
 from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate, worker_generator
 from lm.stop import Stop, ignore_signals
@@ -110,7 +110,6 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     first_step = state["step"]
     metrics = Metrics(args, state, device, rank, world_size)
     metrics.print_plan(model, len(data), len(validation), data_name)
-    profiler = start_profiler(args, metrics)
 
     batches = DataLoader(
         data,
@@ -122,7 +121,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
-    for step, batch in enumerate(batches, start=first_step + 1):
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(model, optimizer, batch, args, device)
@@ -140,10 +139,6 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
             metrics.restart_clock()
         if stopping:
             break
-        if profiler:
-            profiler.step()
-    if profiler:
-        profiler.stop()
     if metrics.state["step"] < args.steps:
         stop.requeue()
     metrics.finish()

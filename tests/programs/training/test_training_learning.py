@@ -49,7 +49,7 @@ def test_the_heartbeat_of_hangs(modules, tmp_path, monkeypatch):
     for rank in (1, 0):
         clock[0] = 0
         state = {"step": 0, "loss": None, "val_loss": None}
-        args = argparse.Namespace(out=str(tmp_path), tensorboard=False, wandb=None, mlflow=None)
+        args = argparse.Namespace(out=str(tmp_path), profile=None, tensorboard=False, wandb=None, mlflow=None)
         run = modules.metrics.Metrics(args, state, torch.device("cpu"), rank, 2)
         for clock[0] in range(12):
             run.add(torch.tensor(1.0))

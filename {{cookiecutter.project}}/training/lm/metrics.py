@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -45,6 +46,7 @@ class Metrics:
         if rank == 0:
             self.file, rows = open_metrics(Path(args.out, "metrics.jsonl"), self.first_step)
             self.trackers = [start_tracker(name, args, rows) for name in TRACKERS if getattr(args, name)]
+        self.profiler = start_profiler(args, self) if args.profile and rank == 0 else None
         self.clock = self.heartbeat = time.monotonic()
 
     def print_plan(self, model: torch.nn.Module, samples: int, validation_samples: int, data_name: str) -> None:
@@ -61,6 +63,13 @@ class Metrics:
         self.say(f"corpus  {data_name}: {data}; steps per epoch: {samples // args.global_batch:,}")
         self.say(f"batch   {args.global_batch} sequences = {divided}")
         self.say(f"start   at step {self.first_step}{left}")
+
+    def profiled(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches, and tell the profiler of --profile where a step ends."""
+        for batch in batches:
+            yield batch
+            if self.profiler:
+                self.profiler.step()
 
     def add(self, loss: torch.Tensor) -> None:
         """Keep the loss of a step, a tensor on the device, and say that the run is alive."""
@@ -97,13 +106,15 @@ class Metrics:
         self.clock = time.monotonic()
 
     def finish(self) -> None:
-        """Say how the run ended, and let the trackers end."""
+        """Say how the run ended, and let profiler and trackers end."""
         args, state = self.args, self.state
         if state["step"] < args.steps:
             stopped = f"stopped at step {state['step']} of {args.steps}"
             self.say(f"{stopped}, saved in {args.out}; --resume goes on from there")
         elif self.first_step < args.steps:
             self.say(f"done    loss {state['loss']:.4f}, validation {state['val_loss']:.4f}; see {args.out}")
+        if self.profiler:
+            self.profiler.stop()
         for tracker in self.trackers:
             tracker.finish()
 
@@ -184,14 +195,12 @@ def evaluate(
     return setup.sum_over_ranks(loss_sum).item() / len(numbers_of_samples)
 
 
-def start_profiler(args: argparse.Namespace, metrics: Metrics) -> profile | None:
-    """Return torch's profiler for the steps of --profile, or None on the ranks that record nothing.
+def start_profiler(args: argparse.Namespace, metrics: Metrics) -> profile:
+    """Return torch's profiler, which records the steps of --profile.
 
     Its slice of step N is called ProfilerStep#N. It ends where the next step begins, so the evaluation and the
     checkpoint after a step are in it.
     """
-    if not args.profile or metrics.rank != 0:
-        return None
     first, last = args.profile
     path = Path(args.out, f"trace-rank0-steps{first}-{last}.json.gz")
 
