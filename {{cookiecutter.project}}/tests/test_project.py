@@ -43,6 +43,7 @@ def test_training_learns_and_continues(tmp_path):
     train = [sys.executable, PROJECT / "training/train_ddp.py", "--out", tmp_path, "--resume", "--global-batch", "16"]
     losses = []
     for steps in ("10", "20"):
-        assert start(*train, "--layers", "1", "--steps", steps, "--json", tmp_path / "result.json").wait(PATIENCE) == 0
-        losses.append(json.loads((tmp_path / "result.json").read_text())["final_loss"])
+        assert start(*train, "--layers", "1", "--steps", steps).wait(PATIENCE) == 0
+        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        losses.append([row["loss"] for row in rows if "loss" in row][-1])
     assert losses[1] < losses[0] < math.log(256) + 0.5
