@@ -96,6 +96,11 @@ def chosen_extras(answers) -> list[str]:
     return [*chosen, *(name for name in brought_extras(answers) if name not in chosen)]
 
 
+def added_extras(answers) -> list[str]:
+    """Return the names of the extras that are added to a project which is there; [] where it is written whole."""
+    return chosen_extras(answers) if is_adding(answers) else []
+
+
 def is_adding(answers) -> bool:
     """Return whether extras are added to a project that the template has written before."""
     return answers["extras"].startswith(ADDING)

@@ -52,7 +52,7 @@ def free_port() -> int:
 def environment(**more: str) -> dict[str, str]:
     """Return this environment without the variables that a job or a launcher left in it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(STRAY)}
-    for name in ("RANK", "WORLD_SIZE", "RUN_DIR", "RDZV_BACKEND"):
+    for name in ("RANK", "WORLD_SIZE", "RUN_DIR"):
         kept.pop(name, None)
     return {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **more}
 

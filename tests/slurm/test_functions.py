@@ -39,6 +39,7 @@ def bash(code, **environment):
         ("--nodes=2 --gpus-per-node=4", "--gres=nvme:1,gpu:2", "--gpus-per-node=N; use that"),
         ("--gres=gpu:a100:4", "--gpus-per-node=2", "--gres=gpu:N; use that"),
         ("--gres=gpu:4", "-G 4", "--gres=gpu:N"),
+        ("--gres=gpu:4", "--gres=tmpfs:20G", "add ,gpu:N"),
         ("--gpus-per-node=4", "--gpus=4", "--gpus-per-node=N"),
         ("--gpus-per-node=4", "--gpus-per-task=1", "--gpus-per-node=N"),
         ("--nodes=2", "--gpus 4", "--gpus-per-node=N"),
@@ -259,7 +260,7 @@ def test_a_record_of_siblings_decides_nothing(steps):
 
 
 def test_what_the_allocation_has(steps):
-    """Cores of all tasks of a node. Without Slurm's answer its GPUs are asked in a step, and not taken for none."""
+    """Cores of all tasks of a node. Without Slurm's answer its GPUs are not taken for none."""
     given = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "80(x2)"}
     given |= {"SLURM_GPUS_ON_NODE": "4"}
     code = 'record=$RECORD; read_allocation; echo "$cores cores, gpus=$gpus, ${SLURM_GPUS_ON_NODE:-unset}"'

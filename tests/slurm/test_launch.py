@@ -101,23 +101,12 @@ ELSEWHERE = {"MASTER_ADDR": "elsewhere", "MASTER_PORT": "1"}
     ],
 )
 def test_alone(call, environment):
-    arguments, _, done = call({**environment, "RDZV_BACKEND": "c10d"}, "x.py")
+    arguments, _, done = call(environment, "x.py")
     options = options_of(arguments)
     assert (options["nnodes"], options["node-rank"], options["rdzv-backend"]) == ("1", "0", "static")
     assert options["rdzv-endpoint"].startswith("127.0.0.1:")
     said = "no srun started this, so it uses this node alone, of the 9 of the job" in done.stderr
     assert said == (environment is STRAY)
-
-
-def test_c10d_says_who_hosts_and_how_each_node_is_called(call):
-    first, _, _ = call({**STEP, "SLURM_NODEID": "0", "RDZV_BACKEND": "c10d", "MASTER_ADDR_SUFFIX": "i"}, "x.py")
-    other, _, _ = call({**STEP, "RDZV_BACKEND": "c10d", "RDZV_TIMEOUT": "7", "NODE_ADDR": "10.0.0.3"}, "x.py")
-    assert options_of(first)["local-addr"] == "n3i"
-    assert "--rdzv-conf=is_host=1,join_timeout=600,read_timeout=600" in first
-    assert options_of(other)["local-addr"] == "10.0.0.3"
-    assert "--rdzv-conf=is_host=0,join_timeout=7,read_timeout=7" in other
-    assert options_of(other)["rdzv-id"] == "77.1.12345"
-    assert "node-rank" not in options_of(first)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +206,8 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
         ({}, ["nosuch.py"], "no program 'nosuch.py' in "),
         ({}, ["-e.py"], "no program '-e.py': write ./-e.py"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "12"}, ["x.py"], "srun started 12 tasks on 3 node(s), but one per node"),
-        ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, but MASTER_ADDR and MASTER_PORT are not both set"),
+        ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, and they are to meet at ':12345'"),
+        ({**STEP, "MASTER_PORT": "p"}, ["x.py"], "3 nodes, and they are to meet at 'n1:p'"),
         (
             {**PET, "PET_NNODES": "2:4"},
             ["x.py"],
@@ -226,7 +216,6 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
         ({**PET, "PET_NODE_RANK": ""}, ["x.py"], "node rank '': expected a whole number from 0 to 4"),
         ({**PET, "PET_NODE_RANK": "5"}, ["x.py"], "node rank '5': expected a whole number from 0 to 4"),
         ({"NPROC_PER_NODE": "gpu"}, ["x.py"], "processes per node 'gpu'"),
-        ({**STEP, "RDZV_BACKEND": "etcd"}, ["x.py"], "RDZV_BACKEND='etcd': expected static or c10d"),
         ({"PYTHON": "pythonn"}, ["x.py"], "pythonn was not found"),
     ],
 )
@@ -243,7 +232,6 @@ def test_wrong_nodes_are_refused_without_an_operator_too(call, tmp_path):
     for environment, expected in (
         ({"PET_NNODES": "2:4"}, "number of nodes '2:4': expected a whole number; a range is an elastic job's: set"),
         ({"PET_NODE_RANK": ""}, "node rank '': expected a whole number from 0 to 4"),
-        ({"PET_NODE_RANK": "", "RDZV_BACKEND": "c10d"}, "node rank '': expected a whole number from 0 to 4"),
     ):
         _, _, done = call({**PET, **environment}, "x.py", wrapper=wrapper)
         assert done.returncode == 2 and expected in done.stderr, done.stderr
@@ -453,10 +441,10 @@ def test_a_spawned_rank_that_cannot_write_its_output(tmp_path):
 
 
 def test_spawn_on_one_node_meets_itself(tmp_path):
-    """Whatever MASTER_ADDR and RDZV_BACKEND are left of another run; nor are its logs shown once more."""
+    """Whatever MASTER_ADDR is left of another run; nor are its logs shown once more."""
     (tmp_path / "x.py").write_text("import os\nprint(os.environ['RANK'], 'meets', os.environ['MASTER_ADDR'])\n")
     for _ in range(2):
-        environment = {"NPROC_PER_NODE": "2", "RUN_DIR": str(tmp_path), **ELSEWHERE, "RDZV_BACKEND": "c10d"}
+        environment = {"NPROC_PER_NODE": "2", "RUN_DIR": str(tmp_path), **ELSEWHERE}
         done = spawn(environment, "x.py", cwd=tmp_path)
         lines = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
         assert lines == ["0 meets 127.0.0.1", "1 meets 127.0.0.1"], done.stderr

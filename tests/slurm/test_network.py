@@ -76,7 +76,7 @@ def start(tmp_path):
 
 
 def test_one_node_reads_no_pickle(start, tmp_path):
-    node = start(RDZV_BACKEND="c10d")
+    node = start()
     wait_for(lambda: (tmp_path / "port-0").exists() and (tmp_path / "port-0").read_text(), "the rank", FOREVER)
     address, port = (tmp_path / "port-0").read_text().split(":")
     assert address == "127.0.0.1"
@@ -88,11 +88,11 @@ def test_one_node_reads_no_pickle(start, tmp_path):
 
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_two_nodes(start, tmp_path, backend):
-    """With the default nothing of a neighbour runs; with c10d it does, as launch/torchrun.sh says of it."""
+    """With the static backend nothing of a neighbour runs; with c10d it does, so the attack is one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    nodes = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port), "NODE_ADDR": "127.0.0.1"}
-    first = start(**nodes, PET_NODE_RANK="0", RDZV_BACKEND=backend)
+    nodes = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    first = start(**nodes, PET_NODE_RANK="0", TORCHRUN_OPTIONS=f"--rdzv-backend={backend}")
     attack(port, tmp_path)  # while node 0 waits for node 1
     if backend == "c10d":
         wait_for((tmp_path / "ran").exists, "the neighbour's command", FOREVER)

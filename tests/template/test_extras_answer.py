@@ -134,8 +134,6 @@ def test_adding_writes_the_folders_and_nothing_else(site, examples, tmp_path):
     with (project / "env.sh").open("a") as settings:
         settings.write("export MINE=1\n")
     (project / "check/ranks.py").unlink()
-    (project / "parts").mkdir()
-    (project / "parts/mine.md").write_text("mine\n")
     (project / "train.py").write_text("print()\n")
     if examples == "no":
         (project / "README.md").write_text("# mine\n")
@@ -167,7 +165,7 @@ def test_an_extra_that_is_there_keeps_the_user_s_changes(tmp_path):
 
 
 def test_a_forgotten_option_overwrites_nothing(tmp_path):
-    """Without --skip-if-file-exists cookiecutter writes over what is there. The hook brings it back."""
+    """Without --skip-if-file-exists cookiecutter writes over what is there, but not over what is left out."""
     project = bake(tmp_path, site="local", extras="none")
     (project / "env.sh").write_text("export MINE=1\n")
     before = state(project)

@@ -423,7 +423,7 @@ def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
             1,
             "partition debug allows 90 node-minutes per job, so 4 nodes for at most 00:22:00",
         ),
-        ({"site": "rcp", "account": "mlo-me"}, 0, "bash runai/submit_multinode.sh --dry-run"),
+        ({"site": "rcp", "account": "mlo-me"}, 0, "demo is written for RCP (EPFL)"),
         ({"site": "rcp", "account": "mlo"}, 1, "account 'mlo': at RCP (EPFL) it looks like mlo-jdoe"),
     ],
 )

@@ -6,8 +6,8 @@
 #   count_cores    prints the number of cores
 #? if kind == "slurm"
 #
-# launch/torchrun.sh, launch/rank.sh, slurm/submit_multinode.sh and slurm/preflight.sh call these
-# functions on each node, in a step of srun. Only a step knows its GPUs. Measured with Slurm 22.05.8
+# launch/torchrun.sh, launch/rank.sh and slurm/preflight.sh call these functions on each node, in a
+# step of srun. Only a step knows its GPUs. Measured with Slurm 22.05.8
 # and 24.11.5 and --gpus-per-node=2 --exclusive on nodes of four GPUs (2026-11-22):
 #
 #                          scontrol show job   batch script   shell of salloc   step of srun
