@@ -2,24 +2,31 @@
 
 The modules. Each imports only those above it:
 
-    wording      phrases that several messages share
-    runtimes     container runtimes and launchers: what each is, which kind of site can have it, which image it needs
-    schema       what a site file may hold, and its JSON Schema
-    checks       whether an answer fits a site: choices, queues, nodes, GPUs, walltime
-    describe     reads a Slurm cluster and writes a site file; needs no package
-    sources      whether a file in sites/ names a source for each kind of fact
-    sites        reads site files, fills in what they leave out, finds keys that contradict each other
-    detect       which site this machine belongs to
-    extras       the extras: what each is for, which kind of site can have it, which ones the answers choose
-    questions    the questions: prompt, rule, default, check
-    answers      defaults and faults of a set of answers; asks again
-    sbatch       options of sbatch that follow from the answers, and their reasons
-    commands     other text for scripts and documents
-    first_job    the steps to the first job, with their minutes, and the table of sites that shows them
-    files        which files of the template a project keeps
-    provenance   where a project comes from: version, commit, the commands that write it again and link it
-    extension    the Jinja extension, and the list of functions that templates can call
-    __main__     the command line
+    wording          phrases that several messages share
+    runtimes         container runtimes and launchers: which kind of site can have each, which image a runtime needs
+    rules            kinds of values: each checks one, and says the same as JSON Schema
+    schema           what a site file may hold
+    defaults         the values of what a site file leaves out
+    checks           whether an answer fits a site: choices, queues, nodes, GPUs, walltime
+    contradictions   how the keys of one site file contradict each other
+    slurm_commands   asks Slurm, and reads what it prints; needs no package, like the next two
+    slurm_cluster    what a user may have of a Slurm cluster
+    describe         writes a site file for the Slurm cluster that it is on
+    sources          whether a file in sites/ names a source for each kind of fact
+    sites            finds and reads site files
+    detect           which site this machine belongs to
+    extras           the extras: what each is for, which kind of site can have it, which ones the answers choose
+    questions        the questions: prompt, rule, default, check
+    answers          defaults and faults of a set of answers; asks again
+    sbatch           options of sbatch that follow from the answers, and their reasons
+    software         modules, packages, images, and the lines that load or enter them
+    pages            text for documents
+    first_job        the steps to the first job, with their minutes, and the table of sites that shows them
+    files            which files of the template a project keeps
+    provenance       where a project comes from: version, commit, the commands that write it again and link it
+    plan             what follows from the answers, in one object for templates
+    extension        the Jinja extension, and the list of functions that templates can call
+    __main__         the command line
 
 This file and __main__ hold nothing newer than Python 3.6 can read. So an old Python can say that it is too old.
 """

@@ -104,6 +104,15 @@ def at_terminal() -> bool:
     return bool(context) and not context.params.get("no_input", True) and sys.stdin.isatty()
 
 
+def skips_files() -> bool:
+    """Whether cookiecutter has to leave files alone that are there already.
+
+    That is its option --skip-if-file-exists. Where no command was typed, a program may have said so.
+    """
+    context = click.get_current_context(silent=True)
+    return context is None or bool(context.params.get("skip_if_file_exists"))
+
+
 def all_faults(answers):
     """Yield the faults of all answers, in the order of the questions."""
     for question in QUESTION_NAMES:

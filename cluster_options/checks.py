@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 
+from .defaults import LIMIT_DEFAULTS
+from .rules import WALLTIME
 from .runtimes import IN_SRUN, KINDS, MPI, RUNTIMES, image_fits, image_rule, other_spelling
-from .schema import LIMIT_DEFAULTS, WALLTIME
 from .wording import choose_from, did_you_mean
 
 FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

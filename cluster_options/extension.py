@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,91 +11,37 @@ from types import ModuleType
 import jinja2
 from jinja2.ext import Extension
 
-from . import answers, commands, detect, extras, files, first_job, provenance, runtimes, sbatch, sites
+from . import answers, detect, files, pages, plan, provenance, runtimes, sbatch, sites, software
 
 PACKAGE = Path(__file__).resolve().parent
 
 
-def leave_out_other_kinds(answers) -> str:
-    """Have ClusterOptions.preprocess leave out the text of files that this project will not have. Returns ''."""
-    with contextlib.suppress(sites.SiteError):  # problems() says what is wrong
-        ClusterOptions.kind = sites.site_facts(answers["site"])["kind"]
-    return ""
+def files_of_project(answers) -> dict[str, bool]:
+    """Return files.files(), for the hooks, and have ClusterOptions.preprocess leave out the files that are not kept."""
+    ClusterOptions.unneeded = frozenset(files.unneeded(answers))
+    return files.files(answers)
 
 
+# The first four serve cookiecutter.json, the next four the hooks, and the others every file. The last ones format text.
 GLOBALS = [
-    leave_out_other_kinds,
+    detect.site_here,
+    answers.suggest,
+    answers.settle,
+    answers.refuse_problems,
     answers.complete,
     answers.problems,
-    answers.refuse_problems,
-    answers.settle,
-    answers.suggest,
-    detect.site_here,
+    answers.skips_files,
+    files_of_project,
     sites.site_facts,
-    sbatch.build_answers,
-    sbatch.cores_per_node,
-    sbatch.example_nodes,
-    sbatch.for_tests,
-    sbatch.has_own_queue,
-    sbatch.interactive_answers,
-    sbatch.job_limit,
-    sbatch.longest_shell,
-    sbatch.node_facts,
-    sbatch.own_resources,
+    plan.plan_of,
+    pages.bandwidths,
+    pages.cell,
+    pages.in_code,
+    pages.nodes_of,
+    pages.remarks,
     sbatch.pad,
-    sbatch.real_size,
-    sbatch.requeue_option,
-    sbatch.resources,
-    sbatch.test_queue,
-    sbatch.warning,
-    commands.add_package,
-    commands.bandwidths,
-    commands.builds_image,
-    commands.builds_on_login_node,
-    commands.cell,
-    commands.copy_target,
-    commands.gpu_option,
-    commands.image_name,
-    commands.image_source,
-    commands.in_code,
-    commands.in_quotes,
-    commands.interactive_line,
-    commands.local_disk,
-    commands.module_lines,
-    commands.modules_of,
-    commands.nodes_of,
-    commands.overridable,
-    commands.packages_from,
-    commands.pip_index,
-    commands.placeholders,
-    commands.pod_volumes,
-    commands.project_folder,
-    commands.pull_command,
-    commands.pulls_image,
-    commands.remarks,
-    commands.rsync_command,
-    commands.ssh_command,
-    commands.told,
-    commands.torch_pin,
-    commands.unless_told,
-    extras.brought_extras,
-    extras.chosen_extras,
-    extras.extra_launchers,
-    extras.extra_settings,
-    extras.extras_of,
-    extras.is_adding,
-    files.in_container,
-    files.instructions,
-    files.left_out,
-    files.scripts,
-    files.template_files,
-    files.unneeded,
-    first_job.software_minutes,
-    provenance.add_command,
-    provenance.bake_command,
-    provenance.extras_lost,
-    provenance.link_command,
-    provenance.template_source,
+    software.in_quotes,
+    software.overridable,
 ]
 CONSTANTS = {"LAUNCHER_ROWS": runtimes.LAUNCHER_ROWS, "VERSION": provenance.VERSION}
 
@@ -111,11 +57,12 @@ STAMPS = stamps()
 class ClusterOptions(Extension):
     """Makes GLOBALS and CONSTANTS known to cookiecutter.json, to the hooks and to every rendered file.
 
-    kind: the kind of site that the project is written for; '' before the hook pre_gen_project.py has set it, and where
-        cookiecutter runs no hooks. The hook and the files are rendered in different environments, so it is the class's.
+    unneeded: the files that the project will not have. It is empty before the hook pre_gen_project.py has set it, and
+        where cookiecutter runs no hooks. The hook and the files are rendered in different environments, so it is the
+        class's.
     """
 
-    kind = ""
+    unneeded: frozenset[str] = frozenset()
 
     def __init__(self, environment: jinja2.Environment) -> None:
         """Add them as globals.
@@ -128,24 +75,19 @@ class ClusterOptions(Extension):
         current = sys.modules[__name__] if stamps() == STAMPS else import_anew()
         environment.globals.update({function.__name__: function for function in current.GLOBALS})
         environment.globals.update(current.CONSTANTS)
-        ClusterOptions.kind = ""  # of the project that was written before in this process
+        ClusterOptions.unneeded = frozenset()  # those of the project that was written before in this process
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        """Return no text for a file of another kind of site, which the hook post_gen_project.py removes.
-
-        To compile what is removed would take a third of the time of writing a project.
-        """
-        folder = (name or "").partition("/")[0]
-        other = folder in runtimes.KINDS and folder != ClusterOptions.kind
-        return "" if ClusterOptions.kind and other else source
+        """Return no path for a file that the project does not keep. cookiecutter writes no file without a name."""
+        return "" if source in ClusterOptions.unneeded else source
 
 
 def import_anew() -> ModuleType:
     """Import the package again, because its files have changed; return this module of it."""
     for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE.name]:
         del sys.modules[name]
-    # Python takes a compiled file for current if its source has the same size and was written in the same second.
-    for compiled in PACKAGE.glob("__pycache__/*.pyc"):
-        compiled.unlink(missing_ok=True)
+    # From its sources: Python takes compiled code for current if the source has the same size and was written in the
+    # same second. No compiled code is below this path, and none can be written there.
+    sys.pycache_prefix = os.devnull
     importlib.invalidate_caches()
     return importlib.import_module(__name__)

@@ -1,6 +1,6 @@
 """The extras: folders extras/NAME of a written project, which a user chooses or does without.
 
-The prompt, the rule, the table in README.md and the choice of files follow from EXTRAS.
+The prompt, the rule, the table of the page on extras and the choice of files follow from EXTRAS.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ def chosen_extras(answers) -> list[str]:
     answer = answers["extras"].removeprefix(ADDING)
     chosen = {"all": list(extras_of(answers)), "none": []}.get(answer, answer.split(","))
     return [*chosen, *(name for name in brought_extras(answers) if name not in chosen)]
+
+
+def added_extras(answers) -> list[str]:
+    """Return the names of the extras that are added to a project which is there; [] where it is written whole."""
+    return chosen_extras(answers) if is_adding(answers) else []
 
 
 def is_adding(answers) -> bool:

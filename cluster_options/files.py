@@ -1,19 +1,17 @@
-"""Which files of the template a project keeps. cookiecutter writes all, and post_gen_project.py removes the others."""
+"""Which files of the template a project keeps."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from .commands import image_source
 from .extras import chosen_extras, is_adding
 from .runtimes import IN_SRUN, KINDS
 from .sites import site_facts
+from .software import image_source
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = "{{cookiecutter.project}}"
-# The folder of texts that files of the template include. No project keeps them.
-PARTS = "parts"
 EXTRAS_FOLDER = "extras"
 # What examples=no leaves out: what a project that exists has of its own, and programs to learn from.
 EXAMPLES = ("README.md", ".gitignore", "requirements.txt", "benchmark", "check/hello.py", "pi", "tests", "training")
@@ -24,26 +22,23 @@ def needed(answers) -> dict[str, bool]:
     facts, runtime = site_facts(answers["site"]), answers["runtime"]
     slurm, runai = facts["kind"] == "slurm", facts["kind"] == "runai"
     builds_image = slurm and image_source(answers) != ""
-    instructions_page = instructions(answers)
+    into_a_project = answers["examples"] == "no"  # which has a README.md of its own
     return {
-        "local/README.md": instructions_page == "local/README.md",
-        "runai/README.md": instructions_page == "runai/README.md",
-        "slurm/README.md": instructions_page == "slurm/README.md",
+        "local/README.md": into_a_project,
+        "runai/README.md": into_a_project,
+        "slurm/README.md": into_a_project,
         "slurm/docs/container.md": in_container(answers),
         "requirements.txt": not runai,
         "launch/rank.sh": slurm,
         "launch/spawn.py": slurm,
         "slurm/doctor/causes_pyxis.py": runtime in IN_SRUN,
-        "slurm/doctor/causes_enroot.py": runtime == "enroot",
         "slurm/doctor/causes_apptainer.py": runtime == "apptainer",
-        "slurm/doctor/causes_podman.py": runtime == "podman-hpc",
-        "slurm/doctor/causes_shifter.py": runtime == "shifter",
         "slurm/build_venv.sh": "venv" in facts["runtimes"],
         "slurm/build_container.sh": builds_image,
         "container/Dockerfile": builds_image or runai,
         "container/requirements.txt": builds_image or runai,
         "container/start.sh": runtime in ("enroot", "podman-hpc"),
-        f"container/{answers['project']}.toml": runtime == "edf",
+        f"container/{PROJECT}.toml": runtime == "edf",
         "extras/mpi/horovod.Dockerfile": builds_image and runtime not in IN_SRUN,
         "extras/scaling/published.csv": facts["all_reduce"] != [],
         "extras/scaling/slow_nodes.py": slurm or runai,
@@ -52,21 +47,21 @@ def needed(answers) -> dict[str, bool]:
     }
 
 
-def template_files(answers) -> list[str]:
-    """Return the paths of all files that cookiecutter writes, as they are named in the project."""
+def template_files() -> list[str]:
+    """Return the paths of all files of a project, as they are named in the template."""
     top = os.path.join(ROOT, PROJECT, "")
     paths = (os.path.join(folder, file) for folder, _, files in os.walk(top) for file in files)
-    return sorted(path[len(top) :].replace(PROJECT, answers["project"]) for path in paths)
+    return sorted(path[len(top) :] for path in paths)
 
 
 def unneeded(answers) -> list[str]:
-    """Return the paths of the files that the project does not keep."""
+    """Return the paths of the template's files that the project does not keep."""
     kind, rules, chosen = site_facts(answers["site"])["kind"], needed(answers), chosen_extras(answers)
-    unwanted = (PARTS, *(other for other in KINDS if other != kind))
+    unwanted = tuple(other for other in KINDS if other != kind)
     if answers["examples"] == "no":
         unwanted += EXAMPLES
     found = []
-    for name in template_files(answers):
+    for name in template_files():
         folder, _, inside = name.partition("/")
         if folder == EXTRAS_FOLDER:
             keep = inside.partition("/")[0] in chosen and rules.get(name, True)
@@ -77,23 +72,10 @@ def unneeded(answers) -> list[str]:
     return found
 
 
-def left_out(answers) -> list[str]:
-    """Return the paths of files that are the user's own if they are there.
-
-    That is parts/, with examples=no all that is not needed, and all where an extra is added. In a project of the
-    template's, other files that are not needed come from other answers, and are removed.
-    """
-    if is_adding(answers):
-        return template_files(answers)
-    names = unneeded(answers)
-    return names if answers["examples"] == "no" else [name for name in names if name.split("/")[0] == PARTS]
-
-
-def scripts() -> list[str]:
-    """Return the template's scripts, which begin with #!, by the paths that they are written to."""
-    folder = ROOT / PROJECT
-    files = [path for pattern in ("*.sh", "*.sbatch", "*.py") for path in folder.rglob(pattern)]
-    return sorted(str(path.relative_to(folder)) for path in files if path.read_bytes().startswith(b"#!"))
+def files(answers) -> dict[str, bool]:
+    """Return the paths of all files that a project may have, and whether this one keeps each of them."""
+    dropped = {*unneeded(answers)}
+    return {name.replace(PROJECT, answers["project"]): name not in dropped for name in template_files()}
 
 
 def instructions(answers) -> str:

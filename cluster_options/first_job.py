@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from .answers import suggest
 from .checks import node_of
-from .commands import builds_image, packages_from, pulls_image
 from .questions import QUESTION_NAMES
 from .sbatch import node_facts
 from .sites import site_facts, site_names
+from .software import builds_image, packages_from, pulls_image
 
 COPY, ACCOUNT, CHECK, CLIENT = 2, 1, 2, 5
 # What makes the software of a first job: is there, pulled or built.

@@ -14,7 +14,7 @@ from .answers import suggest
 from .extras import ADDING, extras_of
 from .questions import QUESTION_NAMES
 
-VERSION = "1.2.1"  # CHANGELOG.md begins with it
+VERSION = "2.0.0"  # CHANGELOG.md begins with it
 ROOT = Path(__file__).resolve().parent.parent
 STARTED_IN = Path.cwd()  # cookiecutter renders from other folders
 

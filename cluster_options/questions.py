@@ -23,9 +23,9 @@ from .checks import (
     check_word,
     check_words_in_quotes,
 )
+from .defaults import CONTAINER_DEFAULTS
 from .extras import EXTRAS, check_extras, check_extras_text
 from .runtimes import KINDS, RUNTIMES, VENDOR_IMAGES, image_fits
-from .schema import CONTAINER_DEFAULTS
 
 
 def default_image(facts: dict, runtime: str) -> str:
@@ -199,10 +199,7 @@ def cookiecutter_json() -> dict:
         "comment_end_string": "##}",
         "line_statement_prefix": "#?",
     }
-    # What other files include is rendered there. By itself no project keeps it. The pattern names the files, not the
-    # folder, which cookiecutter would replace, with files of the user's in it.
-    content["_copy_without_render"] = ["parts/*"]
-    # cookiecutter before 2.1 cannot load it, and prints its name.
+    # See that file for its name.
     content["_extensions"] = ["needs_cookiecutter_2_1_or_newer.ClusterOptions"]
     return content
 

@@ -6,7 +6,7 @@ import re
 
 from .answers import all_faults, suggest
 from .checks import check_gpus, check_nodes, check_queue, chosen_queue, limits_of, minutes_of, node_of, within_limits
-from .schema import LIMIT_DEFAULTS
+from .defaults import LIMIT_DEFAULTS
 from .sites import site_facts
 
 
@@ -29,7 +29,7 @@ def resources(answers, builds=False) -> list[tuple[str, str]]:
     about_qos = queue_reason(facts["qos"].get(qos, LIMIT_DEFAULTS), "which limits and priority")
     share = "all cores of a node, as Slurm counts" if cores == node["cores"] else "the cores that come with these GPUs"
     if node["cores"] is None and gpus:
-        share = f"{node['cores_per_gpu']} cores with each GPU; raise it if your nodes have more"
+        share = f"cores of each node, {node['cores_per_gpu']} for each GPU; raise it if your nodes have more"
     elif node["cores"] is None:
         share = "cores of each node; raise it if your nodes have more"
     options = [
@@ -168,6 +168,11 @@ def has_whole_nodes(facts) -> bool:
     return any(directive["option"] == "--exclusive" for directive in facts["directives"])
 
 
+def goes_to_test_queue(answers) -> bool:
+    """Whether the job goes to a queue for tests, in which a long one has no place."""
+    return for_tests(site_facts(answers["site"]), answers)
+
+
 def for_tests(facts, answers) -> bool:
     """Whether the chosen queue is one for tests, which takes some consideration."""
     chosen = {**facts["partitions"], **facts["qos"]}
@@ -175,12 +180,13 @@ def for_tests(facts, answers) -> bool:
     return any(is_for_tests(name, chosen[name]) for name in names if name in chosen)
 
 
-def test_queue(facts, answers) -> dict[str, str]:
+def test_queue(answers) -> dict[str, str]:
     """Return the chosen queue for tests and an option for longer jobs, as {"name", "limits", "longer"}.
 
     longer: an option of sbatch, as "--partition=normal", or "--partition=NAME" if there are several. Empty: the chosen
     queue is not for tests.
     """
+    facts = site_facts(answers["site"])
     for question, key in (("partition", "partitions"), ("qos", "qos")):
         name = chosen_queue(question, answers, facts)
         if name in facts[key] and is_for_tests(name, facts[key][name]):
@@ -204,7 +210,7 @@ def is_for_tests(name, limits) -> bool:
     return bool(re.search(r"(?<![a-z])(debug|tests?|dev(el\w*)?)(?![a-z])", name))
 
 
-def has_own_queue(job, answers) -> bool:
+def has_own_queue(answers, job) -> bool:
     """Return whether a job goes to another partition or QoS than slurm/submit_multinode.sh names."""
     return any(job[question] != answers[question] for question in ("partition", "qos"))
 
@@ -235,7 +241,7 @@ def real_size(answers) -> list[str]:
             if not list(all_faults(job)):
                 changed = [option for option, why in resources(job) if (option, why) not in header]
                 changed = [option for option in changed if option not in dict(header)]
-                placeholder = test_queue(facts, answers).get("longer", "") if for_tests(facts, answers) else ""
+                placeholder = test_queue(answers).get("longer", "") if for_tests(facts, answers) else ""
                 if placeholder.endswith("=NAME"):
                     name = placeholder.partition("=")[0]
                     changed = [placeholder if option.startswith(f"{name}=") else option for option in changed]

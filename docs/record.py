@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import fcntl
+import json
 import os
 import platform
 import pty
@@ -30,6 +31,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from terminal import Event, draw, shorten, transcript
 
 DOCS = Path(__file__).resolve().parent
@@ -182,8 +184,8 @@ def draw_figures(cluster: Cluster) -> None:
             if job.state != "COMPLETED":
                 sys.exit(job.output)
 
-    readme = (project / "README.md").read_text()
-    add = re.search(r"^cookiecutter .*extras=\+NAME$", readme, re.M)[0].replace("+NAME", "+scaling")
+    page = (project / "slurm/docs/extras.md").read_text()
+    add = re.search(r"^cookiecutter .*extras=\+NAME$", page, re.M)[0].replace("+NAME", "+scaling")
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     cluster.run("bash", "-c", add, cwd=project.parent, env=path)
     scaling = ("bash", "extras/scaling/scaling.sh", "--name", "gloo", "1", "2", "4", "--", "--max", "64M")
@@ -197,10 +199,22 @@ def draw_figures(cluster: Cluster) -> None:
         training = (f"training/train_{program}.py", "--steps", "120", "--dtype", "float64", "--out", runs[-1])
         cluster.run("sbatch", f"--nodes={nodes}", "slurm/submit_multinode.sh", *training, cwd=project, env=python)
         wait()
-    compare = (sys.executable, "training/compare.py", *runs, "--out", DOCS)
-    print(cluster.run(*compare, cwd=project).stdout)
-    (DOCS / "compare.png").rename(DOCS / "losses.png")
+    print(cluster.run(sys.executable, "training/compare.py", *runs, cwd=project).stdout)
+    draw_losses(project, runs)
     (DOCS / "bandwidth.svg").unlink()  # the same again
+
+
+def draw_losses(project: Path, runs: list[str]) -> None:
+    """Draw the losses of training runs over their steps, the later runs with thinner lines, into docs/losses.png."""
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    for number, run in enumerate(runs):
+        rows = [json.loads(line) for line in (project / run / "metrics.jsonl").read_text().splitlines()]
+        losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+        axes.plot(*zip(*losses), linewidth=1 + len(runs) - number, label=run)
+    axes.set(xlabel="step", ylabel="loss [nats per token]")
+    axes.legend()
+    figure.savefig(DOCS / "losses.png", dpi=200)
 
 
 def main() -> None:

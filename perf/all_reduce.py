@@ -80,7 +80,7 @@ def measure(rounds: int) -> None:
         output, given = bench.buffers(size)
         number = OPERATIONS[size]
         ways = {
-            "ours": lambda o=output, g=given, n=number: o.nbytes / bench.time_operation(o, g, n).mean,
+            "ours": lambda o=output, g=given, n=number: o.nbytes / bench.time_operation(o, g, n),
             "by hand": lambda o=output, n=number: o.nbytes / by_hand(o, n),
             "each alone": lambda o=output, n=number: each_alone(o, n),
             "check": lambda o=output, g=given: checking(bench, o, g),

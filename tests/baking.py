@@ -34,7 +34,7 @@ COMPILED = {}  # templates by their text and name: compiling them anew for each 
 
 def compile_once(environment, *words, compile_anew=StrictEnvironment.compile):
     """Stand in for jinja2's Environment.compile. Its result depends on its arguments and ClusterOptions.preprocess."""
-    key = (ClusterOptions.kind, *words)
+    key = (ClusterOptions.unneeded.isdisjoint(words), *words)
     if key not in COMPILED:
         COMPILED[key] = compile_anew(environment, *words)
     return COMPILED[key]

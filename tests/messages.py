@@ -55,7 +55,7 @@ def main() -> None:
 
 def source_files() -> list[Path]:
     """Return the files that have messages, in the order of their names."""
-    folders = [REPOSITORY / "cluster_options", REPOSITORY / "hooks", PROJECT]
+    folders = [REPOSITORY / name for name in ("cluster_options", "hooks", "templates", PROJECT.name)]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES]
     return sorted(path for path in files if PROJECT / "tests" not in path.parents)
 

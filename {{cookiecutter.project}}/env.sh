@@ -1,2 +1,2 @@
 #!/usr/bin/env bash
-#? include "parts/env." ~ site_facts(cookiecutter.site).kind ~ ".sh"
+#? include "env." ~ site_facts(cookiecutter.site).kind ~ ".sh"

@@ -29,7 +29,7 @@ def main() -> None:
     sizes = (2**26, 2**28) if benchmark.device.type == "cuda" else (2**22,)
     ratios = {f"{size >> 20} MiB": ratios_of(benchmark, program, size) for size in sizes}
     if benchmark.rank == 0:
-        program.write_file(file, json.dumps(ratios))
+        file.write_text(json.dumps(ratios))
     program.leave(0)
 
 
@@ -45,12 +45,12 @@ def ratios_of(benchmark, program, size: int) -> list[float]:
     """Return the ratio of each round, after one to warm up."""
     output, given = benchmark.buffers(size)
     benchmark.time_operation(output, given, 5)
-    seconds = benchmark.time_operation(output, given, 5).mean
+    seconds = benchmark.time_operation(output, given, 5)
     number = max(5, min(1000, int(SECONDS / seconds)))  # the figures of the slowest rank: the same on all
     found = []
     for turn in range(-1, ROUNDS):
         ways = [
-            lambda: benchmark.time_operation(output, given, number).mean,
+            lambda: benchmark.time_operation(output, given, number),
             lambda: by_hand(benchmark, output, given, number, program),
         ]
         if turn % 2:  # none always comes after the other

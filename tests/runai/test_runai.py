@@ -111,29 +111,30 @@ def succeeded(job):
 
 # ---- programs, generations, operators, pods --------------------------------------------------------------------------
 
+# What rank 0 prints: the number of ranks, and the result.
 PROGRAMS = {
-    "pi": (["pi/pi.py", "--intervals", "1e7"], r"pi +3\.14159265"),
-    "all-reduce": (["benchmark/all_reduce.py", "--max", "64K"], r"busbw"),
-    "training": (["training/train_ddp.py", "--steps", "3", "--global-batch", "24"], r"done +loss"),
-}
+    "pi": (["pi/pi.py", "--intervals", "1e7"], r"by +(\d) ranks", r"pi +3\.14159265"),
+    "all-reduce": (["benchmark/all_reduce.py", "--max", "64K"], r"# world_size: (\d)", r"busbw"),
+    "training": (
+        ["training/train_ddp.py", "--steps", "3", "--global-batch", "24"], r"ranks +(\d) \(cpu", r"done +loss"
+    ),
+}  # fmt: skip
 MATRIX = list(product(("v1", "v2"), OPERATORS, (2, 3), PROGRAMS))
 # Both generations and both numbers of pods; the drill runs every combination.
 COVERING = [("v1", "1.6", 2, "training"), ("v2", "trainjob", 3, "pi")]
 
 
 def run_of_the_matrix(generation, operator, pods, program, tmp_path):
-    arguments, expected = PROGRAMS[program]
+    arguments, ranks, expected = PROGRAMS[program]
     nproc = 1 if operator == "1.9" and pods == 3 else None  # then WORLD_SIZE counts processes
     with Site(tmp_path, generation, operator, nproc_per_node=nproc) as site:
-        words = [*arguments, "--json", f"{POD_PROJECT_DIR}/result.json"]
-        job = site.run(*words, NNODES=str(pods), NPROC_PER_NODE="2" if pods == 2 else "1")
+        job = site.run(*arguments, NNODES=str(pods), NPROC_PER_NODE="2" if pods == 2 else "1")
         succeeded(job)
         assert len(job.exit_codes) == pods
         first, *others = job.outputs.values()
         assert re.search(expected, first), first
+        assert int(re.search(ranks, first)[1]) == (4 if pods == 2 else 3)
         assert not any(re.search(expected, other) for other in others)  # rank 0 is the master's
-        result = json.loads((site.project / "result.json").read_text())
-        assert result["world_size"] == (4 if pods == 2 else 3)
         (logs,) = (site.project / "logs").glob(f"{site.name()}.*")
         for number, output in enumerate(job.outputs.values()):
             assert (logs / f"pod{number}.log").read_text() == output  # all of it, though process 1 has ended

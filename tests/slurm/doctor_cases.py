@@ -31,7 +31,11 @@ spec = importlib.util.spec_from_file_location("doctor", PROGRAM)
 DOCTOR = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(DOCTOR)
 LOGS, LAUNCHER_REPORTS, KNOWN = sys.modules["logs"], sys.modules["launchers"], sys.modules["known_causes"]
-CAUSES = KNOWN.BY_SLURM + KNOWN.BY_STARTER + KNOWN.BY_RANK + KNOWN.BY_WAITING
+BY_WAITING = list(sys.modules["causes"].BY_WAITING.values())
+CAUSES = KNOWN.BY_SLURM + KNOWN.BY_STARTER + KNOWN.BY_RANK + BY_WAITING
+
+# What the job prints behind the doctor's report.
+REPORT_ENDS = "2026-11-21 17:20:40 srun ended with exit code 1. To ask again, run python3 slurm/doctor.py 12\n"
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CANCELLED = "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37"

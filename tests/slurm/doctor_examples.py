@@ -30,16 +30,18 @@ EXAMPLES = {
         "JobState=OUT_OF_MEMORY Reason=OutOfMemory ExitCode=0:125",
     ),
     "GPU memory": (
-        "torch 2.13, ATen/cuda/Exceptions.h; NVIDIA/nccl #1948; CUDA's driver API (2026-11-22)",
+        "torch 2.13, ATen/cuda/Exceptions.h; NVIDIA/nccl #1948; CUDA's driver API (2026-11-22); QwenLM/Qwen3 #873 (2026-11-28)",
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "RuntimeError: CUDA driver error: out of memory",
         "RuntimeError: Triton Error [CUDA]: out of memory",
         "failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ),
     "GPU driver": (
-        "torch 2.13; vllm-project/vllm #5222 (2026-11-21)",
+        "torch 2.13; vllm-project/vllm #5222 (2026-11-21); nagadomi/nunif #702 (2026-11-28)",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
     ),
     "no GPU": (
         "torch 2.13; meta-llama/codellama #125, NVIDIA/nccl #861 (2026-11-22); an H200, torch 2.11 (2026-11-27)",
@@ -53,13 +55,6 @@ EXAMPLES = {
         "NVIDIA/DIGITS #2005, facebookresearch/detectron2 #2580, ggml-org/llama.cpp #11841 (2026-11-22)",
         "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
         "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
-    ),
-    "GPU program": (
-        "karpathy/nanoGPT #470, huggingface/trl #2996, ymcui/Chinese-LLaMA-Alpaca-2 #376 (2026-11-22); an H200,"
-        " torch 2.11 (2026-11-27)",
-        "RuntimeError: CUDA error: device-side assert triggered",
-        "RuntimeError: CUDA error: an illegal memory access was encountered",
-        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     ),
     "driver of two versions": (
         "oddmario/NVIDIA-Ubuntu-Driver-Guide #4, NVIDIA/nvidia-container-toolkit #394 (2026-11-24)",
@@ -81,10 +76,11 @@ EXAMPLES = {
         "RuntimeError: basic_ios::clear: iostream error",
     ),
     "data loader": (
-        "torch 2.13; pytorch/pytorch #5040 #73656 #108861 (2026-11-21)",
+        "torch 2.13; pytorch/pytorch #5040 #73656 #108861 (2026-11-21); pytorch/pytorch #973 (2026-11-28)",
         "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's",
         "RuntimeError: DataLoader worker (pid 2287) is killed by signal: Killed.",
         "OSError: [Errno 24] Too many open files",
+        "RuntimeError: received 0 items of ancdata",
     ),
     "module": (
         "CPython 3.6 to 3.13; Lmod; Environment Modules (2026-11-21)",
@@ -125,11 +121,12 @@ EXAMPLES = {
         "torch.distributed.DistNetworkError: port: 29713, code: -98, name: EADDRINUSE, message: address already in",
     ),
     "network interface": (
-        "torch 2.13; sgl-project/sglang #3226 #5594; NVIDIA/nccl #975 #1515, nccl-tests #166 (2026-11-22)",
+        "torch 2.13; sgl-project/sglang #3226 #5594; NVIDIA/nccl #975 #1515, nccl-tests #166 (2026-11-22); marin-community/marin #6940 (2026-11-28)",
         "RuntimeError: ifa != nullptr. Unable to find address for: ib0",
         "RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error",
         "[0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : Software caused connection abort",
         "[0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : No route to host",
+        "node1:42:42 [0] NCCL WARN Bootstrap : no socket interface found",
     ),
     "time limit": (
         "Slurm 22.05 and 24.11 (2026-11-21)",
@@ -143,10 +140,6 @@ EXAMPLES = {
         "Slurm 22.05 and 24.11 (2026-11-21)",
         "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
         "srun: error: Node failure on node2",
-    ),
-    "requeued": (
-        "Slurm 22.05 (2026-11-22)",
-        "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO JOB REQUEUE ***",
     ),
     "step launch": (
         "Slurm 22.05; aws/aws-parallelcluster #4179 (2026-11-22)",
@@ -163,8 +156,9 @@ EXAMPLES = {
         "PRTE has lost communication with a remote daemon.",
     ),
     "cancelled": (
-        "Slurm 22.05 and 24.11 (2026-11-21)",
+        "Slurm 22.05 and 24.11; Slurm 22.05 (2026-11-21)",
         "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 ***",
+        "slurmstepd: error: *** JOB 12 ON node1 CANCELLED AT 2026-11-21T17:20:37 DUE TO JOB REQUEUE ***",
     ),
     "output folder": (
         "Slurm 22.05 and 24.11 (2026-11-21)",
@@ -182,11 +176,8 @@ EXAMPLES = {
         "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect",
     ),
     "missing file": (
-        "CPython 3.6 to 3.13; bash 5; Slurm 22.05 (2026-11-21)",
+        "CPython 3.6 to 3.13; bash 5; Slurm 22.05; CPython 3.6 to 3.13 (2026-11-21)",
         "FileNotFoundError: [Errno 2] No such file or directory: '/local/x'",
-    ),
-    "permission": (
-        "CPython 3.6 to 3.13 (2026-11-21)",
         "PermissionError: [Errno 13] Permission denied: '/sys/x'",
     ),
     "waited in vain": (
@@ -215,12 +206,6 @@ EXAMPLES = {
         "RuntimeError: DataLoader worker (pid 4487) is killed by signal: Segmentation fault.",
         "ERROR: Unexpected segmentation fault encountered in worker.",
     ),
-    "unexpected signal": (
-        "Slurm 22.05 (2026-11-22)",
-        "srun: error: node2: task 3: User defined signal 1",
-        "launch/spawn.py on node2: rank 3 was ended by signal 10",
-        "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:10",
-    ),
     "lost another rank": (
         "torch 2.13; NVIDIA/nccl #1948; horovod/horovod #1364 (2026-11-22)",
         "RuntimeError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
@@ -232,17 +217,15 @@ EXAMPLES = {
         "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
     ),
     "process memory": (
-        "torch 2.13; CPython; lanl/PyBNF #118 (2026-11-21)",
+        "torch 2.13; CPython; lanl/PyBNF #118 (2026-11-21); mrnugget/opencv-haar-classifier-training #33 (2026-11-28)",
         "OSError: [Errno 12] Cannot allocate memory",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory",
         "MemoryError: Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
     ),
     "missing program": (
-        "Slurm 22.05 (2026-11-21)",
+        "Slurm 22.05; openpmix/openpmix #3038, pyiron/executorlib #761 (2026-11-21)",
         "slurmstepd: error: execve(): python: No such file or directory",
-    ),
-    "PMIx of Slurm": (
-        "openpmix/openpmix #3038, pyiron/executorlib #761 (2026-11-27)",
         "srun: error:  mpi/pmix_v5: init: (null) [0]: mpi_pmix.c:193: pmi/pmix: can not load PMIx library",
     ),
     "conda": (
@@ -260,19 +243,11 @@ EXAMPLES = {
         "torch._inductor.exc.InductorError: FileNotFoundError: [Errno 2] No such file or directory: '/home/x/triton_cache_255441/E5DAZ/triton_red_fused_arange_0.hsaco'",
         "OSError: [Errno 16] Device or resource busy: '/root/.triton/cache/x/cuda_utils.cpython-310-x86_64-linux-gnu.so'",
     ),
-    "compiler": (
-        "apple/ml-cross-entropy #5, MIC-DKFZ/nnUNet #2268 (2026-11-27)",
-        "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
-        "/tmp/x/main.c:5:10: fatal error: Python.h: No such file or directory",
-    ),
-    "file locks": (
-        "huggingface/datasets #2618 #8638, DataBiosphere/toil #4846 (2026-11-27)",
-        "OSError: [Errno 37] No locks available",
-    ),
     "file system": (
-        "databricks/megablocks #106; outputs of users' jobs (2026-11-27)",
+        "databricks/megablocks #106; outputs of users' jobs; huggingface/datasets #2618 #8638, DataBiosphere/toil #4846 (2026-11-27)",
         "OSError: [Errno 116] Stale file handle",
         "OSError: [Errno 5] Input/output error",
+        "OSError: [Errno 37] No locks available",
     ),
     "gloo was refused": (
         "pytorch/pytorch #108732; hydra 1.3 with -m (2026-11-27)",
@@ -296,40 +271,18 @@ EXAMPLES = {
         "srun: error: Task launch for StepId=1932.2 failed on node node2: Unable to satisfy cpu bind request",
         "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x34000004.",
     ),
-    "folders of enroot": (
-        "NVIDIA/pyxis #12 #138 (2026-11-27)",
+    "pyxis": (
+        "NVIDIA/pyxis #12 #138; NVIDIA/pyxis #133; NVIDIA/pyxis #61 #127 #168 and enroot.c, pyxis_slurmstepd.c (2026-11-27)",
         "slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/enroot': Permission denied",
-    ),
-    "mounts of pyxis": (
-        "NVIDIA/pyxis #133 (2026-11-22)",
         "slurmstepd: error: pyxis: --container-mounts: source path does not exist: /scratch/x",
         "slurmstepd: error: pyxis:     enroot-mount: failed to mount: /scratch/x at /tmp/pyxis_479.0/x: No such",
-    ),
-    "image of pyxis": (
-        "NVIDIA/pyxis #61 #127 #168 and enroot.c, pyxis_slurmstepd.c (2026-11-22)",
         "slurmstepd: error: pyxis: failed to import docker image",
         "slurmstepd: error: pyxis: container start failed with error code: 1",
         "slurmstepd: error: pyxis: child 4711 failed with error code: 1",
     ),
-    "mounts of enroot": (
-        "NVIDIA/enroot #36 (2026-11-22)",
-        "enroot-mount: failed to mount: /opt/x at /home/x/.local/share/enroot/ubuntu/opt/x: No such file",
-    ),
-    "mounts of Apptainer": (
-        "apptainer/apptainer #1895 (2026-11-27)",
-        "FATAL:   container creation failed: mount hook function failure: mount /var/apptainer/mnt/session/storage->/storage error: while mounting /var/apptainer/mnt/session/storage: destination /storage doesn't exist in container",
-    ),
-    "image of Apptainer": (
-        "apptainer/singularity #5183 (2026-11-22)",
+    "Apptainer": (
+        "apptainer/singularity #5183; apptainer/apptainer #1895 (2026-11-22)",
         "FATAL:   could not open image /a/x.sif: failed to retrieve path",
-    ),
-    "mounts of Shifter": (
-        "NERSC/shifter #252 #327 (2026-11-22)",
-        "BIND MOUNT FAILED from /var/udiMount//global/u2/x to /var/udiMount/data",
-        'FAILED to find real path for volume "from": /opt/cray/pe/mpich/8.1.24/ofi/gnu/9.1',
-    ),
-    "mounts of podman": (
-        "containers/podman #18444 (2026-11-22)",
-        "Error: statfs /scratch/x: no such file or directory",
+        "FATAL:   container creation failed: mount hook function failure: mount /var/apptainer/mnt/session/storage->/storage error: while mounting /var/apptainer/mnt/session/storage: destination /storage doesn't exist in container",
     ),
 }

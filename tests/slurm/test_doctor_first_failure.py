@@ -50,7 +50,7 @@ DURING = "\nDuring handling of the above exception, another exception occurred:\
         (traceback(PEER, "[node1:0] "), ("peer", 0, "lost another rank")),
         (traceback(PEER, "[node1:0] ") + traceback("KeyError: 'x'", "[node2:3] ", depth=500), ("error", 3, "")),
         (
-            traceback(PEER, "[node1:0] ") + "[node2:3] RuntimeError: CUDA error: GPU is lost\n",
+            traceback(PEER, "[node1:0] ") + traceback("RuntimeError: CUDA error: GPU is lost", "[node2:3] "),
             ("error", 3, "GPU hardware"),
         ),
         (traceback(PEER) + traceback("ValueError: bad"), ("error", None, "")),
@@ -70,14 +70,10 @@ def test_which_rank_failed_first(ask, lines, expected):
     assert told(ask(GOOD + lines)) == expected
 
 
-BOX = f"╭{'─' * 9} Traceback (most recent call last) {'─' * 9}╮\n│ /x.py:1 in <module> │\n╰{'─' * 53}╯\n"
-
-
 @pytest.mark.parametrize(
     "error",
     [
         traceback("jaxlib.xla_extension.XlaRuntimeError: UNKNOWN: Gloo AllReduce failed: Connection closed by peer"),
-        traceback(f"{PEER}\n{TRACEBACK}ConnectionResetError: [Errno 104] Connection reset by peer"),
         traceback("BrokenPipeError: [Errno 32] Broken pipe"),
         traceback("ConnectionResetError: [Errno 104] Connection reset by peer").replace(
             "x.py", "/x/torch/distributed/y.py"
@@ -87,10 +83,9 @@ BOX = f"╭{'─' * 9} Traceback (most recent call last) {'─' * 9}╮\n│ /x.
         traceback(
             "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send"
         ),
-        f"{BOX}RuntimeError: [/x/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection\nclosed by peer",
         f"{TRACEBACK}{PEER}\nterminate called without an active exception\n",
     ],
-    ids=["library", "tracker", "pipe", "frame", "several lines", "barrier", "broken by rich", "crashes as well"],
+    ids=["library", "pipe", "frame", "several lines", "barrier", "crashes as well"],
 )
 def test_a_rank_that_lost_another_is_not_the_first(ask, error):
     answer = ask(GOOD + labelled("[node1:0] ", error) + traceback("KeyError: 'x'", "[node2:3] "))
@@ -248,7 +243,7 @@ def test_who_kept_the_others_waiting(doctor, ask_job, project):
     run = project / "logs/900012.10"  # a number that no job of the other tests has, which share the project
     write_logs(run, {**{rank: traceback(WAITED) for rank in range(3)}, 3: "a warning\n"})
     assert told(ask_job(run))[::2] == ("waited", "waited in vain")
-    assert "\nprobably first: rank 3 on node2 (" in doctor(run).stdout.decode()
+    assert "\nprinted no error: rank 3 on node2 (" in doctor(run).stdout.decode()
 
 
 def test_the_oldest_failure_of_the_newest_attempt(ask_job, project):
@@ -268,7 +263,7 @@ def test_who_hung_beside_a_launcher_that_ended(doctor, project):
         write_logs(project / "logs/14.0", texts, inner="x/attempt_0")
         (project / "demo-14.out").write_text(f"srun: error: {ended}: Exited with exit code 1\n")
         report = doctor("14", cwd=project).stdout.decode()
-        assert f"\nprobably first: rank {hung} on node{hung // 2 + 1} (" in report, report
+        assert f"\nprinted no error: rank {hung} on node{hung // 2 + 1} (" in report, report
 
 
 def test_what_a_rank_said_before_it_left(ask_job, project):
@@ -288,7 +283,7 @@ def test_what_a_rank_said_before_it_left(ask_job, project):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["a warning\n", "RuntimeError: CUDA out of memory. Tried to allocate\n"], ("error", 1, "GPU memory")),
+        (["a warning\n", traceback("RuntimeError: CUDA out of memory. Tried to allocate")], ("error", 1, "GPU memory")),
         (["a warning\n", f"1\nTraceback (most recent call last):\n  f()\n{PEER}\n"], ("peer", 1, "lost another rank")),
     ],
 )
@@ -331,7 +326,7 @@ def test_a_proof_names_the_file_that_it_stands_in(ask_job, project):
     assert proof.startswith("logs/77771.0/node0-node1/0/stderr.log:6: torch."), proof
     write_logs(project / "logs/77771.0", {0: "step\n" * 9999 + error})
     proof = ask_job("77771", cwd=project)["causes"][0]["proof"]
-    assert proof.startswith("logs/77771.0/node0-node1/0/stderr.log (its last 16 KB):"), proof
+    assert proof.startswith("logs/77771.0/node0-node1/0/stderr.log (its end):"), proof
 
 
 def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, ask_job, project):
@@ -339,9 +334,9 @@ def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, ask_job, project
     words = traceback(PEER) + "terminate called without an active exception\n"
     write_logs(project / "logs/59.0", {0: words, 1: ""})
     (project / "demo-59.out").write_text(GOOD + labelled("0: ", words))
-    assert told(ask_job("59", cwd=project)) == ("peer", 0, "returned early")
+    assert told(ask_job("59", cwd=project)) == ("peer", 0, "lost another rank")
     report = doctor("59", cwd=project).stdout.decode()
-    assert "\nprobably first: rank 1 on node1 (" in report, report
+    assert "\nprinted no error: rank 1 on node1 (" in report, report
     assert "\na rank that lost another one: rank 0 on node1 (" in report, report
 
 

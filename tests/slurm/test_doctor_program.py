@@ -66,7 +66,8 @@ def test_a_number_in_a_name_need_not_be_a_job_of_ours(doctor, project, tmp_path)
     log = project / "logs/77.0/node0-node1/0/stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text(traceback("KeyError: 'another job'"))
-    (tmp_path / "train-77.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    error = traceback("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    (tmp_path / "train-77.log").write_text(error)
     report = doctor("train-77.log", scontrol=record).stdout.decode()
     assert report.startswith("cause: the memory of a GPU") and "another job" not in report, report
 
@@ -104,7 +105,7 @@ def test_jobs_that_have_not_ended(doctor, project):
 
 def test_a_job_that_runs_is_read_within_itself(doctor, project):
     """As the submit script does, whose job has not ended when its ranks have."""
-    (project / "demo-57.out").write_text(GOOD + "OSError: [Errno 28] No space left on device\n")
+    (project / "demo-57.out").write_text(GOOD + traceback("OSError: [Errno 28] No space left on device"))
     done = doctor("57", cwd=project, within="57", scontrol="JobId=57 JobName=x\n   JobState=RUNNING Reason=None\n")
     assert done.stdout.startswith(b"cause: a disk is full")
 
@@ -268,12 +269,12 @@ def test_mistakes(doctor, tmp_path):
 MODULES = {
     "argparse",
     "glob",
-    "importlib.util",
     "itertools",
     "json",
     "os",
     "pwd",
     "re",
+    "runpy",
     "signal",
     "subprocess",
     "sys",

@@ -152,7 +152,7 @@ def test_slurm_with_an_environment_that_exists(tmp_path):
         assert "acc" in walk.typed(accounts_of_mine).splitlines()
         partitions = walk.found("`(sinfo .+?)` prints partitions", walk.steps[2])
         assert "main* infinite 2 gpu:2" in walk.typed(partitions)  # the star: the default
-        mine = walk.found(r"change the line that begins\nwith `VENV=` to `(VENV=.+?)`", walk.steps[3])
+        mine = walk.found(r"with `VENV=`, as in `(VENV=.+?)`", walk.steps[3])
         walk.replace("env.sh", 'VENV="${VENV:-$PROJECT_DIR/.venv}"', mine.replace("/ITS/FOLDER", sys.prefix))
         walk.environment["PYTHON"] = "python3"  # that of the environment
         walk.run_job()

@@ -39,6 +39,7 @@ def bash(code, **environment):
         ("--nodes=2 --gpus-per-node=4", "--gres=nvme:1,gpu:2", "--gpus-per-node=N; use that"),
         ("--gres=gpu:a100:4", "--gpus-per-node=2", "--gres=gpu:N; use that"),
         ("--gres=gpu:4", "-G 4", "--gres=gpu:N"),
+        ("--gres=gpu:4", "--gres=tmpfs:20G", "add ,gpu:N"),
         ("--gpus-per-node=4", "--gpus=4", "--gpus-per-node=N"),
         ("--gpus-per-node=4", "--gpus-per-task=1", "--gpus-per-node=N"),
         ("--nodes=2", "--gpus 4", "--gpus-per-node=N"),

@@ -206,7 +206,8 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
         ({}, ["nosuch.py"], "no program 'nosuch.py' in "),
         ({}, ["-e.py"], "no program '-e.py': write ./-e.py"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "12"}, ["x.py"], "srun started 12 tasks on 3 node(s), but one per node"),
-        ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, but MASTER_ADDR and MASTER_PORT are not both set"),
+        ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, and they are to meet at ':12345'"),
+        ({**STEP, "MASTER_PORT": "p"}, ["x.py"], "3 nodes, and they are to meet at 'n1:p'"),
         (
             {**PET, "PET_NNODES": "2:4"},
             ["x.py"],

@@ -290,7 +290,7 @@ def minutes(time_limit: str) -> int:
 def declaration(facts: dict) -> str:
     """Return nodes and partitions for slurm.conf."""
     options = {name: value for name, _, value in (d["option"].partition("=") for d in facts["directives"])}
-    features = sorted(set(re.findall(r"[A-Za-z_][\w.-]*", options.get("--constraint", ""))))
+    features = sorted(set(re.findall(r"[A-Za-z_][\w.:-]*", options.get("--constraint", ""))))
     licenses = sorted(set(re.findall(r"[A-Za-z_][\w.-]*", options.get("--licenses", ""))))
     nomultithread = options.get("--hint") == "nomultithread" or options.get("--threads-per-core") == "1"
     partitions = facts["partitions"] or {"all": {}}

@@ -21,7 +21,7 @@ from needs import cluster_of, skip_or_fail
 from slurm_cluster import PATH, Cluster, Nodes
 from waiting import FOREVER, PATIENCE
 
-from cluster_options import describe
+from cluster_options import describe, slurm_commands
 from cluster_options.checks import minutes_of
 from cluster_options.schema import SCHEMA
 from cluster_options.sites import site_facts
@@ -34,8 +34,8 @@ SOMEBODY = "nobody" if os.geteuid() == 0 else ""
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from cluster_options import describe
-describe.TIMEOUT = float(sys.argv[2])
+from cluster_options import describe, slurm_commands
+slurm_commands.TIMEOUT = float(sys.argv[2])
 try:
     print(describe.describe())
 except describe.DescribeError as error:
@@ -516,20 +516,20 @@ def test_accounts_that_may_lie_below_an_allowed_one(accounted, tmp_path, program
     "text", ["yes", "a: b #c", "1:30", "tab\there", "line\nbreak", '"\\', "é", "\x85\x7f", "0x1", "", "[", "on"]
 )
 def test_any_text_survives(text):
-    plain = describe._plain(text)
+    plain = slurm_commands.printable(text)
     assert yaml.safe_load(f"key: {describe._yaml({text: [text]})} # {plain}") == {"key": {plain: [plain]}}
 
 
 def test_gres():
-    assert describe._gpus("gpu:a100:4(S:0-1),nvme:1,shard:16") == {"a100": 4}
-    assert describe._gpus("craynetwork:4,gpu:2(IDX:0,1)") == {"": 2}
-    assert describe._gpus("gpu:a100:3,gpu:1g.5gb:7") == {"a100": 3, "1g.5gb": 7}
-    assert describe._gpus("(null)") == {}
+    assert slurm_commands.gpus_in("gpu:a100:4(S:0-1),nvme:1,shard:16") == {"a100": 4}
+    assert slurm_commands.gpus_in("craynetwork:4,gpu:2(IDX:0,1)") == {"": 2}
+    assert slurm_commands.gpus_in("gpu:a100:3,gpu:1g.5gb:7") == {"a100": 3, "1g.5gb": 7}
+    assert slurm_commands.gpus_in("(null)") == {}
 
 
 def test_times():
-    assert describe._minutes("2-12:00:00") == 3600 and describe._minutes("UNLIMITED") == 0
-    assert describe._walltime(3600.5) == "2-12:00:30"
+    assert slurm_commands.minutes_in("2-12:00:00") == 3600 and slurm_commands.minutes_in("UNLIMITED") == 0
+    assert slurm_commands.as_walltime(3600.5) == "2-12:00:30"
 
 
 @pytest.mark.parametrize(
@@ -541,5 +541,6 @@ def test_times():
 )
 def test_states(states, up):
     for state in states.split():
-        kind = describe._read_nodes(f"NodeName=n CPUTot=4 State={state} Partitions=p Reason=State=IDLE")["p"][0]
+        shown = f"NodeName=n CPUTot=4 State={state} Partitions=p Reason=State=IDLE"
+        kind = slurm_commands.kinds_of_nodes(shown)["p"][0]
         assert (kind.up, kind.count, kind.cpus) == (up, 1, 4), state

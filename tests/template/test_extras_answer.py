@@ -51,8 +51,8 @@ def test_all_of_a_kind_of_site_none_and_one(site, tmp_path):
 @pytest.mark.parametrize("site", KINDS)
 def test_the_table_is_the_same_whatever_was_chosen(site, tmp_path):
     account = {"account": "mlo-jdoe"} if site == "runai" else {}
-    readme = (bake(tmp_path, site=site, extras="none", **account) / "README.md").read_text()
-    rows = re.findall(r"(?m)^\| `(\w+)` \| (.+) \|$", readme.partition("\n## Extras\n")[2].partition("\n## ")[0])
+    (page,) = bake(tmp_path, site=site, extras="none", **account).glob("*/docs/extras.md")
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.+) \|$", page.read_text())
     assert dict(rows) == extras_at(site)
 
 
@@ -93,7 +93,7 @@ def test_a_launcher_brings_its_extra_along(launcher, extras, tmp_path):
 
 def test_an_extra_is_for_sites_that_have_its_launchers(tmp_path):
     assert "mpi" not in folders(bake(tmp_path, site="clariden", extras="all"))
-    assert "`mpi`" not in (tmp_path / "demo/README.md").read_text()
+    assert "`mpi`" not in (tmp_path / "demo/slurm/docs/extras.md").read_text()
     done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, project="other", site="clariden", extras="mpi")
     said = "extra 'mpi' is for the launchers mpirun or mpirun-ranks, which Clariden (CSCS Alps) does not have"
     assert done.returncode != 0 and said in done.stderr, done.stderr
@@ -116,11 +116,9 @@ def test_the_hook_refuses_too():
 
 
 def add(project, name):
-    """Type the command of README.md in the folder above a project; return what was printed."""
-    readme = project / "README.md"
-    readme = readme if "\n## Extras\n" in readme.read_text() else next(project.glob("*/README.md"))
-    section = readme.read_text().partition("\n## Extras\n")[2]
-    command = re.search(r"```bash\n(.*)\n```", section)[1].replace("extras=+NAME", f"extras=+{name}")
+    """Type the command of the page on extras in the folder above a project; return what was printed."""
+    (page,) = project.glob("*/docs/extras.md")
+    command = re.search(r"```bash\n(.*)\n```", page.read_text())[1].replace("extras=+NAME", f"extras=+{name}")
     environment = {"PATH": f"{TOOLS}:{os.environ['PATH']}", "HOME": str(project.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
         ["bash", "-ec", command], cwd=project.parent, env=environment, capture_output=True, text=True, check=False
@@ -136,8 +134,6 @@ def test_adding_writes_the_folders_and_nothing_else(site, examples, tmp_path):
     with (project / "env.sh").open("a") as settings:
         settings.write("export MINE=1\n")
     (project / "check/ranks.py").unlink()
-    (project / "parts").mkdir()
-    (project / "parts/mine.md").write_text("mine\n")
     (project / "train.py").write_text("print()\n")
     if examples == "no":
         (project / "README.md").write_text("# mine\n")
@@ -169,7 +165,7 @@ def test_an_extra_that_is_there_keeps_the_user_s_changes(tmp_path):
 
 
 def test_a_forgotten_option_overwrites_nothing(tmp_path):
-    """Without --skip-if-file-exists cookiecutter writes over what is there. The hook brings it back."""
+    """Without --skip-if-file-exists cookiecutter writes over what is there, but not over what is left out."""
     project = bake(tmp_path, site="local", extras="none")
     (project / "env.sh").write_text("export MINE=1\n")
     before = state(project)

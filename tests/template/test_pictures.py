@@ -99,25 +99,6 @@ def test_the_transcript_ends_without_the_prompt_that_waits():
     assert transcript(EVENTS) == "$ ls\na <file> & more\none  two\n"
 
 
-# ---- the recorded session --------------------------------------------------------------------------------------------
-
-
-def recorded():
-    """Return the transcript in docs/first-job.md."""
-    page = (REPOSITORY / "docs/first-job.md").read_text()
-    return re.search(r"<!-- make pictures -->\n```console\n(.*?)```\n.*<!-- end -->", page, re.S)[1]
-
-
-def test_the_recorded_session_shows_the_text_of_its_page():
-    """`make pictures` writes both."""
-    svg = (REPOSITORY / "docs/first-job.svg").read_text()
-    assert_stands_alone(svg)
-    assert len(svg.encode()) < 1_000_000
-    shown = "".join(texts(svg, within="screen")).removesuffix("$")  # the prompt that waits
-    assert re.sub(r"\s", "", shown) == re.sub(r"\s", "", recorded())
-    assert 20 <= float(re.search(r"animation:([\d.]+)s", svg)[1]) <= 40
-
-
 # ---- the picture of a written project --------------------------------------------------------------------------------
 
 

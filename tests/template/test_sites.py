@@ -26,10 +26,11 @@ from cluster_options import first_job
 from cluster_options import sites as sites_module
 from cluster_options.answers import problems, suggest, warnings
 from cluster_options.checks import node_of, walltime
-from cluster_options.commands import image_source, interactive_line
+from cluster_options.contradictions import PLUGIN_OPTIONS
 from cluster_options.questions import QUESTION_NAMES
 from cluster_options.sbatch import real_size
-from cluster_options.sites import PLUGIN_OPTIONS, site_facts, site_names
+from cluster_options.sites import site_facts, site_names
+from cluster_options.software import image_source, interactive_line
 
 # A site that nobody has: every key that a scheduler can see, limits in every place.
 MADE_UP = """\
@@ -188,7 +189,7 @@ def scripts(tmp_path_factory):
     shutil.copy(REPOSITORY / "cookiecutter.json", template)
     pages = shutil.ignore_patterns("docs", "README.md")
     shutil.copytree(TEMPLATE / "slurm", template / TEMPLATE.name / "slurm", ignore=pages)
-    shutil.copytree(TEMPLATE / "parts", template / TEMPLATE.name / "parts")  # which these scripts include
+    shutil.copytree(REPOSITORY / "templates", template / "templates")  # which these scripts include
     (out / "config").write_text(f"replay_dir: {out}/replay\n")
 
     def write_scripts(**answers):

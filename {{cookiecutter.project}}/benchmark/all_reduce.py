@@ -8,7 +8,7 @@ The `--` is needed: without it, torchrun takes --max for its own --max-restarts
 The columns, for a message of S bytes over n ranks
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, 2026-11-21):
 
-    time    of one operation; p50, p95: most that 50 % or 95 % of the operations took
+    time    of one operation: that of a batch of operations on its slowest rank, divided by their number
     algbw   S / time
     busbw   algbw * 2 (n - 1) / n for an all-reduce, algbw * (n - 1) / n for the other operations
 
@@ -19,7 +19,7 @@ the links, https://github.com/NVIDIA/nccl/issues/837), and with NVLS or SHARP th
 message, and S is the whole: the part x n. 1 GB/s = 1e9 bytes/s = 8 Gbit/s. Sizes count in powers of 1024.
 
 Rank 0 prints each size as soon as it is measured. It writes --json when the sweep is complete. The exit code is 1 if
-data were wrong, or if there is not memory enough for a single size. This file needs no other.
+data were wrong. check/ranks.py names the network between the ranks. This file needs no other.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ import re
 import shlex
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -57,8 +56,8 @@ BLOCK_UNIT = 16
 PATTERN = 65521
 # Repetitions of the pattern that a GPU compares at once. A CPU takes one, which its cache holds.
 REPETITIONS = {"cpu": 1, "cuda": 256}
-# A line of the table. It has 100 characters.
-LINE = "{:>12} {:>11} {:>9} {:>9} {:>9} {:>7} {:>7} {:>8} {:>8} {:>5} {:>5}"
+# A line of the table.
+LINE = "{:>12} {:>11} {:>9} {:>7} {:>7} {:>8} {:>8} {:>5}"
 SIZE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # The tensors of the last calls of gather(), so that Python is the last that releases them. Otherwise torch 2.4 and 2.6
 # may hang at the end: destroy_process_group() holds Python's lock, the GIL, and waits for a thread of gloo. That thread
@@ -69,56 +68,27 @@ KEPT = deque(maxlen=8)
 # ---- the clock -------------------------------------------------------------------------------------------------------
 
 
-def time_batch(device: torch.device, start_together: Callable, run: Callable, iterations: int) -> list[float]:
-    """Return the seconds of each of `iterations` calls of run() on this rank, back to back.
+def time_batch(device: torch.device, start_together: Callable, run: Callable, iterations: int) -> float:
+    """Return the seconds that `iterations` calls of run() take on this rank, back to back.
 
     start_together: returns on all ranks at about the same time. It is called before the clock starts: a rank that began
-    early would wait for the others inside the clock. Nothing but the operations is inside the clock.
-    """
-    if device.type == "cuda":
-        return time_batch_on_gpu(start_together, run, iterations)
-    start_together()
-    times = [time.perf_counter()]
-    for _ in range(iterations):
-        run()
-        times.append(time.perf_counter())
-    return [times[number + 1] - times[number] for number in range(len(times) - 1)]
-
-
-def time_batch_on_gpu(start_together: Callable, run: Callable, iterations: int) -> list[float]:
-    """Return the seconds of each of `iterations` calls of run() on this rank's GPU, measured with CUDA events.
-
-    NCCL works in a stream of its own. Each operation makes the current stream wait for it, and the events are recorded
-    in the current stream. The CPU waits for the last event only.
+    early would wait for the others inside the clock. Nothing but the operations is inside the clock. A GPU works
+    through them while the CPU goes on, so the clock stops when the GPU is done, as in BenchTime() of nccl-tests
+    (https://github.com/NVIDIA/nccl-tests/blob/01d6761451d6/src/common.cu, 2026-11-28).
 
     torch's watchdog counts the time of an operation from the call of run(), not from its start on the GPU: checkTimeout
     and workStartTime_ in
     https://github.com/pytorch/pytorch/blob/0007e752d518/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (2026-11-22).
     So --timeout must be longer than a whole batch. In the default of 300 seconds, each of 25 operations may take 12.
     """
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-    for event in events:
-        event.record()  # CUDA creates an event when it is first recorded: here, outside the clock
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
     start_together()
-    events[0].record()
-    for event in events[1:]:
+    started = time.perf_counter()
+    for _ in range(iterations):
         run()
-        event.record()
-    events[-1].synchronize()
-    return [events[number].elapsed_time(events[number + 1]) / 1000 for number in range(len(events) - 1)]
-
-
-class Timing(NamedTuple):
-    """Seconds of an operation in a batch, each figure on its slowest rank: a collective is as slow as that one.
-
-    The mean is the time of the batch, divided by its operations. A mean of rates would overstate, because a few slow
-    operations count too little in it: on loopback up to 3 times, for messages below 4 MiB (2026-11-20).
-    """
-
-    mean: float
-    p50: float
-    p95: float
+    wait()
+    return time.perf_counter() - started
 
 
 class Result(NamedTuple):
@@ -128,15 +98,12 @@ class Result(NamedTuple):
     count: int  # its elements
     in_place: bool
     time_us: float  # mean time of an operation
-    p50_us: float  # 50 % of the operations took at most this
-    p95_us: float
     algbw_GBps: float
     busbw_GBps: float
     algbw_Gbps: float
     busbw_Gbps: float
     iterations: int  # operations in the timed batch
     wrong: int | None  # wrong elements on all ranks; None: not checked
-    of_line_rate: float | None  # share of --line-rate; None: not given, or a single rank
 
 
 class Benchmark:
@@ -148,13 +115,10 @@ class Benchmark:
         # In place: the smaller of input and output is a part of the larger, or both are the same tensor. torch's
         # all_to_all works out of place only.
         self.in_place = args.op != "all_to_all" and not args.out_of_place
-        environment = network_variables()  # those of the user: the next line sets more
-        nccl_log = let_nccl_write_a_log()
         self.rank, self.world_size, self.device = setup(args.timeout)
         dist.all_reduce(torch.zeros(1, device=self.device))  # connects the ranks, and returns when that is done
         settings = {"operation": args.op, "dtype": args.dtype, "in_place": self.in_place}
-        settings["line_rate_Gbps"] = args.line_rate
-        self.facts = describe_run(self.world_size, settings, self.device, nccl_log, environment)
+        self.facts = describe_run(self.world_size, settings, self.device)
         if self.rank != 0:
             sys.stdout = None  # print() does nothing then
         print_header(self.facts)
@@ -177,28 +141,24 @@ class Benchmark:
         output_tensor, input_tensor = self.buffers(size)
         wrong = self.check(output_tensor, input_tensor) if self.args.check else None
         for iterations in (1, 4, 16, 64, 256):  # until a batch is long enough to tell the time of an operation
-            seconds = self.time_operation(output_tensor, input_tensor, iterations).mean
+            seconds = self.time_operation(output_tensor, input_tensor, iterations)
             if iterations * seconds > self.args.budget / 40:
                 break
         iterations = min(max(math.ceil(self.args.budget / seconds), MIN_ITERATIONS), MAX_ITERATIONS)
-        timing = self.time_operation(output_tensor, input_tensor, iterations)
-        algbw = size / timing.mean / 1e9
+        seconds = self.time_operation(output_tensor, input_tensor, iterations)
+        algbw = size / seconds / 1e9
         busbw = algbw * self.busbw_per_algbw
-        full = self.args.line_rate if self.world_size > 1 else None
         return Result(
             bytes=size,
             count=size // output_tensor.element_size(),
             in_place=self.in_place,
-            time_us=timing.mean * 1e6,
-            p50_us=timing.p50 * 1e6,
-            p95_us=timing.p95 * 1e6,
+            time_us=seconds * 1e6,
             algbw_GBps=algbw,
             busbw_GBps=busbw,
             algbw_Gbps=8 * algbw,
             busbw_Gbps=8 * busbw,
             iterations=iterations,
             wrong=wrong,
-            of_line_rate=8 * busbw / full if full else None,
         )
 
     def buffers(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,14 +174,16 @@ class Benchmark:
             other = torch.zeros_like(other)
         return (message, other) if len(self.given) <= len(self.expected) else (other, message)
 
-    def time_operation(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, iterations: int) -> Timing:
-        """Time a batch; return the figures of the slowest rank, on every rank the same."""
+    def time_operation(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, iterations: int) -> float:
+        """Return the seconds of one operation in a batch on its slowest rank: a collective is as slow as that one.
+
+        A mean of rates would overstate, because a few slow operations count too little in it: on loopback up to 3
+        times, for messages below 4 MiB (2026-11-20).
+        """
         barrier = partial(gather, 0, self.world_size)
         run = partial(self.run, output_tensor, input_tensor)
-        seconds = sorted(time_batch(self.device, barrier, run, iterations))
-        p50, p95 = (seconds[math.ceil(part * iterations) - 1] for part in (0.5, 0.95))  # nearest rank
-        of_ranks = gather([sum(seconds) / iterations, p50, p95], self.world_size)
-        return Timing(*map(max, zip(*of_ranks)))
+        seconds = time_batch(self.device, barrier, run, iterations)
+        return max(gather(seconds, self.world_size)) / iterations
 
     def check(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor) -> int:
         """Run the operation once on a known pattern. Name each rank with wrong data; return all wrong elements.
@@ -246,20 +208,6 @@ class Benchmark:
                 where = f"rank {rank} ({self.facts['hosts'][rank]}) at {output_tensor.nbytes} bytes of output"
                 print(f"# WRONG DATA on {where}: {wrong_on_rank} of {len(output_tensor)} elements")
         return sum(wrong_per_rank)
-
-    def has_memory(self, size: int) -> bool:
-        """Return whether all ranks have memory for a message: the free bytes of a GPU, or half of a host's memory.
-
-        A job's own limit (a cgroup) can be lower. This program does not know that limit.
-        """
-        torch.cuda.empty_cache()  # frees the buffers of the size before
-        bytes_of_host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        own = bytes_of_host / 2 / self.facts["ranks_per_node"]
-        if self.device.type == "cuda":
-            own = torch.cuda.mem_get_info()[0]
-        # Buffers, the check, and the copy that gloo makes of blocks.
-        needed = size * (1.25 if self.op == "all_reduce" else 3)
-        return all(gather(own >= needed, self.world_size))
 
 
 def patterns_of(op: str, rank: int, world_size: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -343,39 +291,11 @@ def network_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
 
 
-def let_nccl_write_a_log() -> IO[str] | None:
-    """Have NCCL say in a file of this process which network it takes; return the file, which is deleted when closed.
-
-    NCCL says so only in its debug output. INIT and NET write while NCCL connects, and nothing during an operation.
-    Where the user has set NCCL_DEBUG or NCCL_DEBUG_FILE, these stay, and there is no such file.
-    """
-    if not torch.cuda.is_available() or "NCCL_DEBUG" in os.environ or "NCCL_DEBUG_FILE" in os.environ:
-        return None
-    log = tempfile.NamedTemporaryFile("r", errors="replace")  # noqa: SIM115
-    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
-    return log
-
-
-def network_of(nccl_log: str) -> str:
-    """Return the cards and the network that NCCL's log names; '' if it names none."""
-    names = []
-    for line in nccl_log.splitlines():
-        for expression in (r"NET/\w+ *: *Using (\[0\][^;]*)", r"Using network ([^;]+)"):
-            match = re.search(expression, line)
-            if match and match[1] not in names:
-                names.append(match[1])
-    return " ".join(names)
-
-
-def describe_run(
-    world_size: int, settings: dict, device: torch.device, nccl_log: IO[str] | None, environment: dict[str, str]
-) -> dict:
+def describe_run(world_size: int, settings: dict, device: torch.device) -> dict:
     """Return the facts that a reader needs to repeat the run; they are printed, and are in --json."""
     name, backend, nccl = "cpu", "gloo", None
-    network = "tcp " + os.environ.get("GLOO_SOCKET_IFNAME", "by hosts' names")
     if device.type == "cuda":
         name, backend, nccl = torch.cuda.get_device_name(), "nccl", ".".join(map(str, torch.cuda.nccl.version()))
-        network = (network_of(nccl_log.read()) if nccl_log else "") or "see what NCCL prints"
     hosts = gather(socket.gethostname(), world_size)
     program = Path(sys.argv[0])
     return {
@@ -384,13 +304,11 @@ def describe_run(
         "world_size": world_size,
         "nodes": len(set(hosts)),
         "hosts": hosts,
-        "ranks_per_node": max(Counter(hosts).values()),
         "devices": gather(name, world_size),
         "backend": backend,
         "nccl": nccl,
-        "network": network,
         "torch": torch.__version__,
-        "environment": environment,
+        "environment": network_variables(),
         "job": os.environ.get("SLURM_JOB_ID") or os.environ.get("RUNAI_JOB_NAME") or os.environ.get("JOB_NAME") or "",
         "command": shlex.join(["/".join(program.resolve().parts[-2:]), *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -432,22 +350,19 @@ def message_sizes(smallest: int, largest: int, factor: float, blocks: int) -> li
 
 
 def sweep(benchmark: Benchmark) -> list[Result]:
-    """Measure size after size and print a line for each; end at the first for which a rank has no memory."""
+    """Measure size after size and print a line for each."""
     args, blocks = benchmark.args, max(len(benchmark.given), len(benchmark.expected))
     sizes = message_sizes(args.min, args.max, args.factor, blocks)
     if not sizes:
         rule = f"the smallest message of {args.op} on {benchmark.world_size} ranks has {BLOCK_UNIT * blocks} bytes"
         refuse(f"--max {args.max} bytes is too small: {rule}; raise --max")
     for titles in (
-        ("size", "count", "time", "p50", "p95", "algbw", "busbw", "algbw", "busbw", "wrong", "line"),
-        ("bytes", "elem.", "us", "us", "us", "GB/s", "GB/s", "Gbit/s", "Gbit/s", "elem.", "rate"),
+        ("size", "count", "time", "algbw", "busbw", "algbw", "busbw", "wrong"),
+        ("bytes", "elem.", "us", "GB/s", "GB/s", "Gbit/s", "Gbit/s", "elem."),
     ):
         print(f"#{LINE.format(*titles)[1:]}", flush=True)
     results = []
     for size in sizes:
-        if not benchmark.has_memory(size):
-            print(f"# from {size} bytes on skipped: no memory for it on a rank")
-            break
         result = benchmark.measure(size)
         print(table_row(result), flush=True)
         results.append(result)
@@ -456,11 +371,9 @@ def sweep(benchmark: Benchmark) -> list[Result]:
 
 def table_row(result: Result) -> str:
     """Return the line of one message size; '-' stands for what is not known."""
-    times = (result.time_us, result.p50_us, result.p95_us)
-    rates = (result.algbw_GBps, result.busbw_GBps, result.algbw_Gbps, result.busbw_Gbps)
+    figures = (result.time_us, result.algbw_GBps, result.busbw_GBps, result.algbw_Gbps, result.busbw_Gbps)
     wrong = "-" if result.wrong is None else result.wrong
-    line_rate = "-" if result.of_line_rate is None else f"{result.of_line_rate:.0%}"
-    return LINE.format(result.bytes, result.count, *map(five_digits, (*times, *rates)), wrong, line_rate)
+    return LINE.format(result.bytes, result.count, *map(five_digits, figures), wrong)
 
 
 def five_digits(value: float) -> str:
@@ -482,14 +395,6 @@ def print_header(facts: dict) -> None:
 def counted(names: list[str]) -> str:
     """Return each name once with its count: node1 x 4, node2 x 4."""
     return ", ".join(f"{name} x {count}" for name, count in Counter(names).items())
-
-
-def write_file(path: Path | None, text: str) -> None:
-    """Write a file, if the user named one. Until it is complete, it has another name."""
-    if path:
-        part = path.with_name(path.name + ".part")
-        part.write_text(text + "\n")
-        part.replace(path)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -522,7 +427,6 @@ def parse_arguments() -> argparse.Namespace:
     add("--out-of-place", action="store_true", help="input and output are separate tensors; not for all_reduce")
     add("--budget", type=positive, default=0.2, metavar="SECONDS", help="to time a size, with 25 to 1000 operations")
     add("--no-check", dest="check", action="store_false", help="do not check the data")
-    add("--line-rate", type=positive, metavar="GBIT/S", help="of all network cards of a node: prints busbw as its part")
     add("--json", type=Path, metavar="FILE", help="rank 0 writes header and results to FILE")
     add(
         "--timeout",
@@ -563,10 +467,10 @@ def main() -> None:
     if benchmark.world_size == 1:
         print("# n = 1: nothing crosses a link; this is the cost of a call and says nothing of a network")
     results = sweep(benchmark)
-    if benchmark.rank == 0:
+    if benchmark.rank == 0 and args.json:
         rows = [result._asdict() for result in results]
-        write_file(args.json, json.dumps({**benchmark.facts, "results": rows}, indent=1))
-    leave(0 if results and not any(result.wrong for result in results) else 1)
+        args.json.write_text(json.dumps({**benchmark.facts, "results": rows}, indent=1) + "\n")
+    leave(1 if any(result.wrong for result in results) else 0)
 
 
 if __name__ == "__main__":

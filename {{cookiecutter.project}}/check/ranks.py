@@ -7,13 +7,12 @@ These are the faults:
 
 - Two ranks share a GPU.
 - torch sees no GPU, although the job was given GPUs. ALLOW_CPU=1 accepts that.
-- Versions of torch or NCCL differ between ranks.
 - An all-reduce over all ranks gives a wrong sum. It is not tried after one of the faults above.
 - Ranks talk TCP, or through a network that NCCL does not name, although REQUIRE_RDMA=1 forbids that.
 - Ranks are bound to one core each, although their host has other cores, to which no such rank is bound.
 
-Only NCCL's debug output names the network. So this program sets NCCL_DEBUG, NCCL_DEBUG_SUBSYS and
-NCCL_DEBUG_FILE itself, and says so if you have set one of them. Any other program keeps your settings.
+Only NCCL's debug output names the network. So this program sets NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE
+itself. To see that output, set them for another program.
 """
 
 import argparse
@@ -84,7 +83,7 @@ def main() -> None:
     rank, world_size, device = setup(args.timeout)
 
     rows = [Row(**fields) for fields in gather(asdict(describe(rank, device)), world_size)]
-    faults = [*ranks_that_share_a_gpu(rows), *ranks_that_see_no_gpu(rows), *different_versions(rows)]
+    faults = [*ranks_that_share_a_gpu(rows), *ranks_that_see_no_gpu(rows)]
     if not faults:  # else NCCL would stop the ranks with an error of its own
         faults += check_all_reduce(rank, world_size, device)
         networks = gather(network_of(device, nccl_log.read()), world_size)
@@ -136,20 +135,10 @@ def exit_silently(_message: str) -> None:
 def open_nccl_log() -> IO[str]:
     """Return a file to which NCCL will write its debug output. Only there does NCCL say which network it uses.
 
-    Call this before NCCL starts, and keep the file: it is deleted when it is closed. Rank 0 names the settings of the
-    user that this replaces.
+    Call this before NCCL starts, and keep the file: it is deleted when it is closed.
     """
     log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
-    settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": log.name}
-    replaced = [f"{name}={os.environ[name]}" for name in settings if name in os.environ]
-    if replaced and torch.cuda.is_available() and os.environ.get("RANK", "0") == "0":
-        print(
-            f"{sys.argv[0]} replaces {' '.join(replaced)}: it reads NCCL's debug output itself, to find the network. "
-            "To see that output, run another program",
-            file=sys.stderr,
-            flush=True,
-        )
-    os.environ.update(settings)
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=log.name)
     return log
 
 
@@ -192,7 +181,6 @@ def describe(rank: int, device: torch.device) -> Row:
         # Where torch knows no UUID, the PCI bus or the number tells the GPUs of a host apart.
         uuid = str(getattr(properties, "uuid", f"pci {getattr(properties, 'pci_bus_id', device.index)}"))
         nccl = ".".join(str(number) for number in torch.cuda.nccl.version())
-    is_linux = hasattr(os, "sched_getaffinity")
     return Row(
         rank=rank,
         host=socket.gethostname(),
@@ -200,7 +188,7 @@ def describe(rank: int, device: torch.device) -> Row:
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         device=name,
         uuid=uuid,
-        cores=sorted(os.sched_getaffinity(0)) if is_linux else list(range(os.cpu_count())),
+        cores=sorted(os.sched_getaffinity(0)),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         nccl=nccl,
@@ -272,16 +260,6 @@ def ranks_that_see_no_gpu(rows: list[Row]) -> Iterator[str]:
             f"rank(s) {ranks_of(group)} on {group[0].host} were given GPUs ({group[0].given}), "
             f"but torch {group[0].torch} sees none. Install a torch for this driver, or accept CPUs with ALLOW_CPU=1"
         )
-
-
-def different_versions(rows: list[Row]) -> Iterator[str]:
-    """Not all ranks have the same torch and NCCL."""
-    versions = []
-    for group in groups(rows, "torch", "nccl"):
-        hosts = ", ".join(sorted({row.host for row in group}))
-        versions.append(f"torch {group[0].torch} with NCCL {group[0].nccl} on {hosts}")
-    if len(versions) > 1:
-        yield f"the ranks run different versions: {'; '.join(versions)}. Use one environment on all nodes"
 
 
 def ranks_with_one_core(rows: list[Row]) -> Iterator[str]:

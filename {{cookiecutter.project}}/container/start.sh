@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+#? set plan = plan_of(cookiecutter)
 #? set runtime = cookiecutter.runtime
 #? set flags = site_facts(cookiecutter.site).containers[runtime].options
 # Runs a command in the container, on the node where it is called.
@@ -63,9 +64,9 @@ pass_variables() {
 # new image is unpacked again. It also holds the node's name, since nodes may share enroot's folder.
 unpack_image() {
     local node=${SLURMD_NODENAME:-$(hostname)}
-    container_name="{{ image_name(cookiecutter) }}-$node-$(stat --format=%Y-%s "$image")"
+    container_name="{{ plan.image_name }}-$node-$(stat --format=%Y-%s "$image")"
     # Jobs on one node take turns, by a lock in /var/tmp: each may have its own /tmp and /dev/shm.
-    local locks="/var/tmp/{{ image_name(cookiecutter) }}-$UID"
+    local locks="/var/tmp/{{ plan.image_name }}-$UID"
     make_own_folder "$locks"
     (
         flock 9

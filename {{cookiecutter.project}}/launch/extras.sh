@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+#? set plan = plan_of(cookiecutter)
 #? set kind = site_facts(cookiecutter.site).kind
 # Reads the extras of this project, and calls their functions at the moments of a job.
 #
@@ -187,7 +188,7 @@ leave_extras() {
 refuse_misplaced_settings() {
     local setting name extra
     # SETTING=EXTRA for each setting of the template's extras.
-    local owners="{{ extra_settings(cookiecutter).items() | map('join', '=') | join(' ') }}"
+    local owners="{{ plan.extra_settings.items() | map('join', '=') | join(' ') }}"
     for setting in $owners; do
         name=${setting%%=*} extra=${setting#*=}
         if [[ -d $PROJECT_DIR/extras/$extra ]]; then
@@ -208,7 +209,7 @@ refuse_misplaced_settings() {
 
 # Prints the command that adds an extra of the template, and where to type it. Argument: its name.
 adding() {
-    local command="{{ in_quotes(add_command(cookiecutter, 'NAME')) }}"
+    local command="{{ in_quotes(plan.add_command('NAME')) }}"
     echo "${command%NAME}$1 (in the folder above the project)"
 }
 
@@ -216,14 +217,14 @@ adding() {
 # Refuses a LAUNCHER that no extra of this project has, and names the extra of the template that has it.
 refuse_unknown_launcher() {
     ! declare -F "build_step_of_${LAUNCHER//-/_}" >/dev/null || return 0
-    #? for extra, launchers in extra_launchers(cookiecutter).items()
+    #? for extra, launchers in plan.extra_launchers.items()
     case $LAUNCHER in
         "{{ launchers | join('" | "') }}")
             die "LAUNCHER=$LAUNCHER: extras/{{ extra }} is not in this project. To add it: $(adding "{{ extra }}")"
             ;;
     esac
     #? endfor
-    die "LAUNCHER='$LAUNCHER' is not known; use {{ site_facts(cookiecutter.site).launchers | reject('in', extra_launchers(cookiecutter).values() | sum(start=[])) | join(', ') }}"
+    die "LAUNCHER='$LAUNCHER' is not known; use {{ site_facts(cookiecutter.site).launchers | reject('in', plan.extra_launchers.values() | sum(start=[])) | join(', ') }}"
 }
 
 #? endif
@@ -241,7 +242,7 @@ check_rank_prefix() {
 # pages' commands call it, to write the same project again. A folder of your own does not count.
 print_extras() {
     local folder name found=''
-    local names="{{ extras_of(cookiecutter) | join(' ') }}" # all of the template
+    local names="{{ plan.extras | join(' ') }}" # all of the template
     folder=$(dirname "${BASH_SOURCE[0]}")/../extras
     for name in $names; do
         if [[ -d $folder/$name ]]; then

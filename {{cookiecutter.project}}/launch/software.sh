@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
+#? set plan = plan_of(cookiecutter)
 #? set slurm = site.kind == "slurm"
 #? set runai = site.kind == "runai"
 #? set runtime = cookiecutter.runtime
 #? set bare = "pod" if runai else "none"
-#? set container = in_container(cookiecutter)
+#? set container = plan.in_container
 #? set venv = not slurm or "venv" in site.runtimes
 # Sets up the software that env.sh names. The scripts read this file after env.sh.
 #
@@ -98,7 +99,7 @@ load_modules() {
     if ((${#MODULES[@]} == 0)); then
         return 0
     fi
-    #? call module_lines("before", cookiecutter, indent="    ")
+    #? call plan.module_lines("before", indent="    ")
     #? endcall
     #? if site.modules_after == "reset"
     module reset
@@ -110,7 +111,7 @@ load_modules() {
     #? else
     module load "${MODULES[@]}" # the module command says what it cannot load
     #? endif
-    #? call module_lines("after", cookiecutter, indent="    ")
+    #? call plan.module_lines("after", indent="    ")
     #? endcall
 }
 
@@ -119,15 +120,15 @@ load_modules() {
 #? if runtime not in ("shifter", "podman-hpc")
 # Refuses an IMAGE that is not there.
 require_image_file() {
-    #? if pulls_image(cookiecutter)
+    #? if plan.pulls_image
     # The name of an image in a registry: srun pulls it.
     [[ ! $IMAGE =~ ^([[:alnum:]_.:-]+#)?[[:alnum:]_-]+(/[[:alnum:]_.-]+)*:[[:alnum:]_.-]+$ ]] || return 0
     #? endif
     [[ $IMAGE == /* && -r $IMAGE ]] ||
-        #? if pulls_image(cookiecutter)
+        #? if plan.pulls_image
         missing "no image at '$IMAGE': set IMAGE to a name REGISTRY#NAME:TAG, or to the absolute" \
             "path of a .sqsh file"
-        #? elif image_source(cookiecutter)
+        #? elif plan.image_source
         missing "no image at '$IMAGE', which must be an absolute path; make it with" \
             "'bash slurm/build_container.sh', or set IMAGE"
         #? else
@@ -157,7 +158,7 @@ collect_folders() {
 }
 
 #? endif
-#? include "parts/enter." ~ runtime ~ ".sh"
+#? include "enter." ~ runtime ~ ".sh"
 
 #? if runtime in ("pyxis", "enroot")
 # For images with PyTorch, a hook of enroot sets OMP_NUM_THREADS=1 if a node has several tasks and

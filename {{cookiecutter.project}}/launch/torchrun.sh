@@ -1,59 +1,64 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
 #? set own_options = site_facts(cookiecutter.site).torchrun
-#? set gpus_of_node = node_facts(cookiecutter).gpus if own_options else 0
-# Runs once per node: finds the node's rank and the rendezvous endpoint, then becomes torchrun.
-# torchrun starts one process per GPU.
+#? set gpus_of_node = plan_of(cookiecutter).node_facts.gpus if own_options else 0
+# Runs once per node: finds the node's rank and the rendezvous endpoint, then becomes torchrun, which
+# starts the ranks. It needs launch/count_gpus.sh{{ " and, for LAUNCHER=spawn, launch/spawn.py" if kind == "slurm" }} beside it.
 #
 #   launch/torchrun.sh program.py [arguments]
 #   launch/torchrun.sh -m package.module [arguments]
 #
-# The number of nodes, this node's rank and the endpoint come from the variables of the launcher
-# that started this script. The first of these launchers whose variables are set decides:
+# The first row whose variables are set decides. torchrun's own variables begin with PET_.
+#
+#   started by                  nodes, rank of this one              rendezvous endpoint
 #? if kind == "slurm"
-#   SLURM_STEP_*               srun, one task per node
+#   srun, one task per node     SLURM_STEP_NUM_NODES, SLURM_NODEID   MASTER_ADDR, MASTER_PORT
 #? endif
 #? if kind == "local"
-#   PET_*                      local/submit.sh, which starts several nodes on this machine
+#   local/submit.sh             PET_NNODES, PET_NODE_RANK            PET_MASTER_ADDR, PET_MASTER_PORT
 #? else
-#   PET_*                      a Kubernetes operator, which sets torchrun's own variables
+#   an operator of Kubernetes   PET_NNODES, PET_NODE_RANK            PET_MASTER_ADDR, PET_MASTER_PORT,
+#                                                                    else MASTER_ADDR, MASTER_PORT
 #? endif
 #? if kind == "runai"
-#   RANK, WORLD_SIZE           PyTorchJob before 1.7, where both count pods. Later versions set
-#                              PET_*, and their WORLD_SIZE counts processes
-#                              (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20)
+#   PyTorchJob before 1.7       WORLD_SIZE, RANK: they count pods    MASTER_ADDR, MASTER_PORT
 #? endif
-#   none of these              one node: this machine
-# The endpoint is MASTER_ADDR:MASTER_PORT; on one node 127.0.0.1 and a free port. Where PET_* decide,
-# PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT are read. No PET_* is handed on to
-# torchrun.
+#   anything else               one node                             127.0.0.1, a free port
 #
-# Read from the environment, all optional:
-#   NPROC_PER_NODE       processes on this node     (its GPUs, else CPU_RANKS_PER_NODE, else 1)
-#   CPU_RANKS_PER_NODE   processes on a node without GPUs     (1)
-#   OMP_NUM_THREADS      threads of each process    (the node's usable cores / processes)
-#   RDZV_TIMEOUT         seconds that several nodes wait for each other   (600)
-#   RUN_DIR              folder for each rank's log and each node's error file
-#   PYTHON               the interpreter                         (python3)
-#   TORCHRUN_OPTIONS     further options of torchrun, separated by spaces   (none)
-#   TORCH_ELASTIC_SHUTDOWN_TIMEOUT
-#                        seconds that the processes may take to end after SIGTERM   (300)
+# One node always takes 127.0.0.1 and a free port: MASTER_PORT, if that is free.
 #? if kind == "runai"
-#   PET_NPROC_PER_NODE   processes on this node, where NPROC_PER_NODE is not set
+# PyTorchJob 1.7 and later sets PET_*, and its WORLD_SIZE counts processes
+# (https://github.com/kubeflow/trainer/pull/1840, 2026-08-20).
 #? endif
+#
+# Read from the environment, too, all optional:
+#   NPROC_PER_NODE       ranks on this node   (its GPUs; without GPUs CPU_RANKS_PER_NODE)
+#? if kind == "runai"
+#   PET_NPROC_PER_NODE   ranks on this node, where NPROC_PER_NODE is not set
+#? endif
+#   CPU_RANKS_PER_NODE   ranks on a node without GPUs                              (1)
+#   OMP_NUM_THREADS      threads of each rank   (the usable cores, divided by the ranks)
+#   RDZV_TIMEOUT         seconds that several nodes wait for each other          (600)
+#   RUN_DIR              folder for each rank's log, and a file for the node's first error
+#   PYTHON               the interpreter                                     (python3)
+#   TORCHRUN_OPTIONS     further options of torchrun, separated by spaces       (none)
+#   TORCH_ELASTIC_SHUTDOWN_TIMEOUT
+#                        seconds that the ranks may take to end after SIGTERM, with torchrun 2.12
+#                        and later                                               (300)
 #? if kind == "slurm"
-#   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with torchrun's options,
-#                        but TORCHRUN_OPTIONS
+#   LAUNCHER             spawn: start launch/spawn.py in place of torchrun, with the same options.
+#                        TORCHRUN_OPTIONS is then ignored
 #? endif
 #
 # Sets for the ranks, beside the variables of torchrun itself:
 #   OMP_NUM_THREADS, TORCH_ELASTIC_SHUTDOWN_TIMEOUT   unless they are set, see above
 #   PYTHONUNBUFFERED=1                                a rank's lines appear at once
 #   TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE             [HOST:RANK] before each line
-#   TORCHELASTIC_ERROR_FILE                           with RUN_DIR: a file for a rank's error
+#   TORCHELASTIC_ERROR_FILE                           with RUN_DIR: the file for the first error
 set -euo pipefail
 
 main() {
+    PYTHON=${PYTHON:-python3}
     starter=(-m torch.distributed.run) # what Python runs
     #? if kind == "slurm"
     if [[ ${LAUNCHER:-} == spawn ]]; then
@@ -64,15 +69,15 @@ main() {
     check_program "$@"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
-    # torchrun would read each option that is not on its command line from PET_*. It is no rank
-    # itself, and gives its processes theirs.
+    # torchrun would take each option that is not on its command line from PET_*. It sets RANK for
+    # each process that it starts.
     unset "${!PET_@}" RANK
     check_settings
     set_threads
     set_shutdown_timeout
 
     options=(--nnodes="$nodes" --nproc-per-node="$processes")
-    choose_rendezvous # adds options, as the next two steps do
+    choose_rendezvous # these three steps add options
     choose_output
     add_further_options
     if [[ $1 == -m ]]; then
@@ -83,7 +88,7 @@ main() {
     exec "$PYTHON" "${starter[@]}" "${options[@]}" -- "$@"
 }
 
-# Refuses what torchrun would tell of in forty lines. Arguments: the program and its arguments.
+# Refuses mistakes that torchrun reports in forty lines. Arguments: the program and its arguments.
 check_program() {
     if (($# == 0)); then
         die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
@@ -96,7 +101,7 @@ check_program() {
         -m) [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module" ;;
         -*) die "no program '$1': write ./$1 if a file has this name" ;;
         *)
-            [[ -f $1 || -f $1/__main__.py || ${TORCHRUN_OPTIONS:-} == *--no?python* ]] ||
+            [[ -f $1 || -f $1/__main__.py || ${TORCHRUN_OPTIONS:-} == *--no[-_]python* ]] ||
                 die "no program '$1' in $PWD:" \
                     "name a Python file or a module, as in program.py or -m package.module"
             ;;
@@ -105,20 +110,20 @@ check_program() {
 
 # ---- this node's place in the run ----------------------------------------------------------------
 
-# Sets nodes, node_rank and endpoint, which is empty if it is not known.
+# Sets nodes, node_rank and endpoint.
 find_this_node() {
     nodes=1 node_rank=0 address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
     read_launcher
-    endpoint=''
     if [[ $nodes == 1 ]]; then
         # No other machine has to connect, and MASTER_ADDR may be a stale variable.
         endpoint=127.0.0.1:$(free_port "$port")
-    elif [[ -n $address && -n $port ]]; then
+    else
         endpoint=$address:$port
     fi
 }
 
-# Sets nodes and node_rank, address and port to what the launcher says that started this script.
+# Sets nodes and node_rank, and with PET_* address and port, from the variables of the program that
+# has started this script.
 read_launcher() {
     #? if kind == "slurm"
     if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
@@ -145,8 +150,8 @@ read_launcher() {
 }
 
 #? if kind == "slurm"
-# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the allocation, which
-# may be larger.
+# Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the job, which may have
+# more nodes than the step.
 read_srun() {
     [[ $SLURM_STEP_NUM_TASKS == "$SLURM_STEP_NUM_NODES" ]] ||
         die "srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES node(s)," \
@@ -168,9 +173,8 @@ read_pet() {
     port=${PET_MASTER_PORT:-$port}
 }
 
-# Prints a port of this machine at which nobody listens. Argument: the port to try first, which is
-# MASTER_PORT: the submit script chooses one for its job. If it is in use, or no port, others are
-# tried below 32768, from where on the kernel takes the ports of outgoing connections.
+# Prints a port of this machine that is free. Argument: the port to try first, MASTER_PORT. The
+# others to try lie below 32768, where the kernel begins with the ports of outgoing connections.
 free_port() {
     local try=$1
     while [[ ! $try =~ ^[1-9][0-9]{3,4}$ ]] || ((try > 65535)) || is_in_use "$try"; do
@@ -205,10 +209,10 @@ check_settings() {
     [[ $processes =~ ^[1-9][0-9]*$ ]] ||
         die "processes per node '$processes': expected a whole number of at least 1;" \
             "set NPROC_PER_NODE"
-    [[ -n $endpoint ]] ||
-        die "$nodes nodes, but MASTER_ADDR and MASTER_PORT are not both set:" \
-            "start through the submit script, or set them"
-    command -v "${PYTHON:=python3}" >/dev/null ||
+    [[ $endpoint =~ ^.+:[1-9][0-9]*$ ]] ||
+        die "$nodes nodes, and they are to meet at '$endpoint': start through the submit script," \
+            "or set MASTER_ADDR to a host and MASTER_PORT to a number"
+    command -v "$PYTHON" >/dev/null ||
         die "$PYTHON was not found: set RUNTIME or PYTHON in env.sh"
 }
 
@@ -230,8 +234,8 @@ set_shutdown_timeout() {
 
 # ---- options of torchrun -------------------------------------------------------------------------
 
-# Adds the options by which the nodes find each other. The backend is static also on one node:
-# --standalone is c10d, which listens on all networks and unpickles what it gets (torch 2.13).
+# Adds the options by which the nodes find each other. torchrun --standalone, its usual way for one
+# node, would listen on all networks and unpickle what any client sends (torch 2.13).
 choose_rendezvous() {
     options+=(--rdzv-backend=static --rdzv-endpoint="$endpoint" --node-rank="$node_rank")
     options+=(--rdzv-id="${SLURM_JOB_ID:-run}.${SLURM_RESTART_COUNT:-0}.${endpoint##*:}")
@@ -240,10 +244,10 @@ choose_rendezvous() {
 
 # Adds the options that send the ranks' lines to the console, with a prefix, and to a file per rank.
 choose_output() {
-    options+=(--tee=3)
+    options+=(--tee=3) # standard output and error
     # shellcheck disable=SC2016 # torchrun fills in ${rank}
     export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="[$host:"'${rank}] '
-    # --tee makes each rank write to a file, where Python would keep lines back.
+    # --tee makes each rank write to a file, for which Python would buffer lines.
     export PYTHONUNBUFFERED=1
     if [[ -n ${RUN_DIR:-} ]]; then
         local folder=$RUN_DIR/node$node_rank-$host
@@ -297,5 +301,5 @@ die() {
 host=${SLURMD_NODENAME:-$(hostname 2>/dev/null || echo "$HOSTNAME")}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=/dev/null
-source "$here/count_gpus.sh"
+source "$here/count_gpus.sh" # count_gpus, count_cores
 main "$@"

@@ -6,8 +6,8 @@
 #   source "$PROJECT_DIR/local/project.sh" local/NAME.sh
 # shellcheck disable=SC2034,SC2153,SC2154 # env.sh has the settings; the scripts use what functions set
 
-#? include "parts/messages.sh"
-#? include "parts/program.sh"
+#? include "messages.sh"
+#? include "program.sh"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
@@ -108,7 +108,7 @@ launch() {
     for ((node = 0; node < NNODES; node++)); do
         CUDA_VISIBLE_DEVICES=$(gpus_of_node "$node") \
             PET_NNODES=$NNODES PET_NODE_RANK=$node PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$port \
-            "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" "${words[@]}" &
+            "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "${words[@]}" &
         agents+=($!)
     done
     for ((node = 0; node < NNODES && code == 0; node++)); do

@@ -188,7 +188,7 @@ launch() {
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
     say "$*"
-    "${rank_prefix[@]}" "$PROJECT_DIR/launch/torchrun.sh" "$@" &
+    "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "$@" &
     child=$!
     start_beside
     [[ -z $signalled ]] || kill -TERM "$child" # the signal came before child was set

@@ -6,7 +6,7 @@
 #   source "$PROJECT_DIR/runai/project.sh" runai/NAME.sh
 # shellcheck disable=SC2034,SC2153 # env.sh has the settings; the scripts use what functions set
 
-#? include "parts/messages.sh"
-#? include "parts/program.sh"
+#? include "messages.sh"
+#? include "program.sh"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
+#? set plan = plan_of(cookiecutter)
 #? set projects = in_quotes(site.commands.get("accounts", "runai project list"))
 #? set claims = in_quotes(site.commands.get("volumes", "runai pvc list"))
 # Steps of runai/submit_multinode.sh and runai/interactive.sh that read the settings, check them, and
@@ -138,7 +139,7 @@ find_client() {
     [[ $RUNAI_CLI =~ ^(v1|v2)?$ ]] || die "RUNAI_CLI='$RUNAI_CLI': expected v1 or v2, or nothing"
     if ! command -v runai >/dev/null; then
         [[ -n $dry_run && -n $RUNAI_CLI ]] ||
-            die "runai was not found: install it ({{ instructions(cookiecutter) }} says how)." \
+            die "runai was not found: install it ({{ plan.instructions }} says how)." \
                 "Only --dry-run with RUNAI_CLI=v1 or v2 works without runai"
     elif [[ -n $RUNAI_CLI ]]; then
         return
@@ -148,7 +149,7 @@ find_client() {
         RUNAI_CLI=v1
     else
         die "this runai knows neither 'training pytorch submit' (v2)" \
-            "nor 'submit-dist pytorch' (v1): get another version, see {{ instructions(cookiecutter) }}"
+            "nor 'submit-dist pytorch' (v1): get another version, see {{ plan.instructions }}"
     fi
 }
 

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set job = build_answers(cookiecutter, "01:00:00")
-#? set own_queue = has_own_queue(job, cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set job = plan.build_answers("01:00:00")
+#? set own_queue = plan.has_own_queue(job)
 #? set runtime = cookiecutter.runtime
 #? set in_job = runtime in ("apptainer", "pyxis", "enroot", "edf")
-#? set source = image_source(cookiecutter)
-#? set name = image_name(cookiecutter)
+#? set source = plan.image_source
+#? set name = plan.image_name
 #? if runtime == "apptainer"
 # Makes the container image of env.sh (IMAGE), on a compute node, where there is room and time for it: {{ site.title }}.
 #
 #   bash slurm/build_container.sh [options of sbatch]  submits itself
 #
 #? if site.internet is false
-#? if pull_command(cookiecutter)
+#? if plan.pull_command
 # Compute nodes reach no registry. On a login node, this gets the image, and this script is not needed:
-#   {{ pull_command(cookiecutter) }}
+#   {{ plan.pull_command }}
 # For one with packages of your own, on a machine with the same processor:
 #? else
 # Compute nodes reach no registry. On a machine that does and has the same processor:
@@ -71,7 +72,7 @@
 #SBATCH {{ pad("--job-name=build-container") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # packing uses its cores by itself
-#? for option, why in own_resources(job, own_queue, builds=true)
+#? for option, why in plan_of(job).own_resources(own_queue, builds=true)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission
@@ -82,7 +83,7 @@
 prepare() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
-    #? if pulls_image(cookiecutter)
+    #? if plan.pulls_image
     if [[ $IMAGE != /* ]]; then # the name of an image in a registry
         IMAGE="$PROJECT_DIR/container/{{ cookiecutter.project }}.sqsh"
     fi
@@ -191,7 +192,7 @@ fi
 #? endif
 #? endif
 mv "$work/image" "$IMAGE"
-#? if pulls_image(cookiecutter)
+#? if plan.pulls_image
 echo "To run jobs in this image, name it in env.sh: IMAGE=\"\${IMAGE:-$IMAGE}\""
 #? endif
 echo "ready: $IMAGE"

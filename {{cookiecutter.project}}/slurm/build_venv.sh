@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set job = build_answers(cookiecutter, "00:30:00")
-#? set own_queue = has_own_queue(job, cookiecutter)
-#? set packages = packages_from(cookiecutter)
-#? set on_login_node = builds_on_login_node(cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set job = plan.build_answers("00:30:00")
+#? set own_queue = plan.has_own_queue(job)
+#? set packages = plan.packages_from
+#? set on_login_node = plan.builds_on_login_node
 # Builds the virtual environment of env.sh (VENV) from requirements.txt: {{ site.title }}.
 #? if on_login_node
 # It does so where you call it: login nodes have the processor of compute nodes.
@@ -16,10 +17,10 @@
 # requirements.txt names no versions. This lists those of torch:   {{ site.containers.venv.wheelhouse }} torch
 #? elif packages == "folder"
 #
-#? if pip_index(cookiecutter)
+#? if plan.pip_index
 # Compute nodes reach no package index. First fill the folder wheels/ on a machine that reaches one and has the same
 # processor and Python version:
-#   pip download {{ pip_index(cookiecutter) }}-r requirements.txt -d wheels
+#   pip download {{ plan.pip_index }}-r requirements.txt -d wheels
 #? else
 # Compute nodes reach no package index. First fill the folder wheels/ on a machine that reaches one and has the same
 # processor and Python version:   pip download -r requirements.txt -d wheels
@@ -41,7 +42,7 @@
 #SBATCH {{ pad("--job-name=build-venv") }} # shown by squeue
 #SBATCH {{ pad("--nodes=1") }} # one machine
 #SBATCH {{ pad("--ntasks=1") }} # pip is one process
-#? for option, why in own_resources(job, own_queue, builds=true)
+#? for option, why in plan_of(job).own_resources(own_queue, builds=true)
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad("--no-requeue") }} # a second attempt would meet the folder of the first
@@ -62,7 +63,7 @@ prepare() {
     #? if packages == "folder"
     compgen -G "$WHEELS/torch-*.whl" >/dev/null ||
         die "no torch wheel in $WHEELS: on a machine with internet, the same processor and Python, run" \
-            "'pip download {{ pip_index(cookiecutter) }}-r requirements.txt -d wheels', then copy its files there"
+            "'pip download {{ plan.pip_index }}-r requirements.txt -d wheels', then copy its files there"
     #? endif
     RUNTIME=none set_up_software || exit
     #? if packages == "wheelhouse"
@@ -130,7 +131,7 @@ virtualenv --no-download --python="$PYTHON" "$VENV"
 "$PYTHON" -m venv "$VENV"
 "$VENV/bin/python" -m pip install -r "$PROJECT_DIR/requirements.txt"
 #? endif
-#? if node_facts(job).gpu_vendor == "amd"
+#? if plan_of(job).node_facts.gpu_vendor == "amd"
 "$VENV/bin/python" -c 'import sys, torch; sys.exit(torch.version.hip is None)' ||
     die "pip took a torch that is not for AMD GPUs; name its index in PIP_EXTRA_INDEX_URL of env.sh"
 #? endif

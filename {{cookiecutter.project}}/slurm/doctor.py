@@ -53,6 +53,8 @@ from logs import die, printable, read_output, read_rank_logs, short
 from slurm_job import find_job
 
 WORD_WIDTH = 240
+# What a report calls the rank whose words it quotes, if another one may have failed first.
+ROLES = {"waited": "a rank that waited in vain", "peer": "a rank that lost another one"}
 
 
 def main():
@@ -64,7 +66,7 @@ def main():
         return show(job, Diagnosis("none"), as_json, [f"job {job.id} {said}: {job.state}"])
 
     logs = read_rank_logs(job.run)
-    output = read_output(job.output, logs)
+    output = read_output(job.output)
     if not (output or any(log.logged for log in logs) or job.state):
         die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.run) if path))
     return show(job, diagnose(job, output, logs), as_json)
@@ -82,10 +84,7 @@ def parse_arguments():
         ways = "\n".join(f"  {way:<10}{meaning}" for way, meaning in WAYS.items())
         write(__doc__.strip().replace("WAYS", ways).splitlines())
         sys.exit(0)
-    if len(arguments.what) != 1:
-        given = " ".join(arguments.what)
-        die(f"'{given}': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT")
-    return arguments.what[0], arguments.json
+    return " ".join(arguments.what), arguments.json
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
@@ -106,15 +105,14 @@ def show(job, diagnosis, as_json, instead=()):
 def as_object(job, diagnosis):
     """Return the diagnosis as --help describes it."""
     failure, cause = diagnosis.failure, diagnosis.cause
-    code = failure.code if failure else job.exit_code if diagnosis.way != "none" else None
-    causes = [{"name": cause.name, "says": cause.says, "fix": cause.row.fix, "proof": cause.proof}] if cause else []
+    causes = [{"name": cause.row.name, "says": cause.says, "fix": cause.row.fix, "proof": cause.proof}] if cause else []
     return {
         "job": job.id,
         "state": job.state_name,
         "way": diagnosis.way,
         "rank": failure.rank if failure else None,
         "host": failure.host if failure else "",
-        "exit_code": code,
+        "exit_code": failure.code if failure else None,
         "causes": causes,
         "words": quoted(diagnosis.words),
     }
@@ -128,28 +126,24 @@ def report_lines(job, diagnosis):
     if cause:
         lines += ["cause: " + cause.says, "proof: " + cause.proof, "fix: " + cause.row.fix]
     else:
-        state = f" ({job.state})" if job.exit_code is not None else ""
+        state = "" if diagnosis.failure else f" ({job.state})"
         words = "the last words are below" if diagnosis.words else "it said nothing of its own"
         lines.append(f"no cause known{state}: {words}")
     if diagnosis.places:
         lines += ["where each rank was:", *diagnosis.places]
-    return lines + failure_lines(job, diagnosis) + ["    " + word for word in quoted(diagnosis.words)]
+    return lines + failure_lines(diagnosis) + ["    " + word for word in quoted(diagnosis.words)]
 
 
-def failure_lines(job, diagnosis):
+def failure_lines(diagnosis):
     """Return who failed first, and how."""
-    failure, lines = diagnosis.failure, []
+    failure, cause, lines = diagnosis.failure, diagnosis.cause, []
     if not failure:
-        if diagnosis.words and diagnosis.way != "error":
-            lines.append(f"first failure: the job's script{ended_with(job.exit_code)}; its last lines:")
-        return lines
-    role = "first failure"
-    if diagnosis.cause and diagnosis.cause.name == "different tensors":
-        role = "a rank that noticed it"
-    elif diagnosis.way in ("waited", "peer") and (diagnosis.places or failure.suspects):
-        role = "a rank that waited in vain" if diagnosis.way == "waited" else "a rank that lost another one"
-        if failure.suspects and not diagnosis.places:
-            lines.append("probably first: " + suspects_in_words(failure.suspects, diagnosis.way))
+        is_of_script = diagnosis.words and diagnosis.way == "exited"
+        return ["first failure: the job's script; its last lines:"] if is_of_script else []
+    if failure.silent and not diagnosis.places:
+        names = [f"{speaker.name} ({speaker.log})" for speaker in failure.silent]
+        lines.append("printed no error: " + ", ".join(names[:4]) + (" and others" if names[4:] else ""))
+    role = ROLES.get(diagnosis.way, "a rank that noticed it" if cause and cause.row.waiting else "first failure")
     who = failure.speaker.name or (f"on {failure.host}" if failure.host else "")
     line = failure.message.error if failure.message else failure.report.line
     place = f"({failure.speaker.log or line.place})"
@@ -162,14 +156,6 @@ def ended_with(code):
     if code is None:
         return ""
     return f" ended with exit code {code}" if code >= 0 else f" was ended by signal {-code}"
-
-
-def suspects_in_words(suspects, way):
-    """Return the ranks that said nothing, while the others waited for one, or lost one."""
-    how = "hung, or ended without an error" if way == "waited" else "ended without an error"
-    names = [f"{suspect.name} ({suspect.log})" for suspect in suspects]
-    more = f" or one of {len(names) - 4} more" if len(names) > 4 else ""
-    return "{}{} {}".format(" or ".join(names[:4]), more, how)
 
 
 def quoted(lines):

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set job = interactive_answers(cookiecutter)
-#? set own_queue = "partition" in site.interactive or "qos" in site.interactive or has_own_queue(job, cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set job = plan.interactive_answers
+#? set own_queue = "partition" in site.interactive or "qos" in site.interactive or plan.has_own_queue(job)
 # Opens a shell on a compute node, inside the software environment of env.sh: {{ site.title }}.
 #
 #   bash slurm/interactive.sh                          one node, with the options below
@@ -41,7 +42,7 @@ mapfile -t options < <(options_of_jobs account partition qos) # of slurm/submit_
 #? endif
 options+=(
     --nodes=1 --ntasks=1
-    #? for option, why in own_resources(job, own_queue)
+    #? for option, why in plan_of(job).own_resources(own_queue)
     "{{ option }}"
     #? endfor
 )

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set node = node_facts(cookiecutter)
-#? set cores = cores_per_node(cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set node = plan.node_facts
+#? set cores = plan.cores_per_node
 #? set runtime = cookiecutter.runtime
-#? set container = in_container(cookiecutter)
+#? set container = plan.in_container
 # Steps of slurm/submit_multinode.sh and slurm/run_here.sh in the job, before the ranks start.
 # slurm/ranks.sh has the others. They share, beside the variables that slurm/submit.sh lists:
 #
@@ -212,7 +213,7 @@ check_nodes() {
     #? if container
     if ((${#CONTAINER_FOLDERS[@]})); then needed+=(--mounts "${CONTAINER_FOLDERS[@]}"); fi
     #? endif
-    PREFLIGHT_NODES=$(joined "${hosts[@]}") "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
+    PREFLIGHT_NODES=$(joined "${hosts[@]}") bash "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
 }
 
 # Prints words, joined with commas.

@@ -6,19 +6,19 @@
 #
 # Each NAME has to be a command on every node, and each PATH readable there. Each FOLDER is one that
 # the container mounts. slurm/submit_multinode.sh calls this script before each start of the ranks,
-# unless PREFLIGHT=0. It names the program, Python or the container's image, RANK_PREFIX and the
-# folders, after the modules are loaded.
+# unless PREFLIGHT=0, with the program, Python or the container's image, RANK_PREFIX and the folders,
+# after the modules are loaded.
 #
 # What it looks for:
 #   - a full disk, a used-up quota, a missing folder        /tmp, /dev/shm, the folder of logs
 #   - names and network: the node's own name, the way to the master, whether its port is free
 #   - programs and files that the node does not see, folders that the container cannot mount
 #   - one core for all ranks
-#   - fewer GPUs, fewer active RDMA ports, an older GPU driver than on other nodes; another time
+#   - fewer GPUs, fewer active RDMA ports, an older GPU driver than on other nodes; a wrong clock
 #   - a node, or a driver, that does not answer
 #
-# slurm/preflight_node.sh has the checks, and names a public report for each. This script runs them
-# on all nodes in one step of srun, compares the nodes, and prints the result. Bash 4.4 or newer.
+# slurm/preflight_node.sh has the checks, and names for each a public report of the failure. This script
+# runs them on all nodes in one step of srun, compares the nodes, and prints the result. Bash 4.4.
 #
 # Exit code: 0 all nodes are fit, 1 a node is not, 2 called wrongly
 #
@@ -26,9 +26,9 @@
 #   MASTER_ADDR, MASTER_PORT   the ranks' rendezvous endpoint                (the first node, 29500)
 #   MASTER_ADDR_SUFFIX         ending of the master's name in the ranks' network              (none)
 #   RUN_DIR                    folder of the ranks' logs                        (the current folder)
-#   PREFLIGHT_TIMEOUT          seconds until a node counts as hanging                           (30)
+#   PREFLIGHT_TIMEOUT          seconds for all checks; nodes without an answer hang             (30)
 #   PREFLIGHT_NODES            the nodes to check, with commas between them         (all of the job)
-#   MOUNTS_SETTING             where the user names the container's folders        (BINDS in env.sh)
+#   MOUNTS_SETTING             words for messages: where folders are named         (BINDS in env.sh)
 #   UNFIT_FILE                 a file for the unfit nodes, a line each: NODE, a tab, its faults
 set -u          # not -e: a check that fails is what this script is for
 export LC_ALL=C # messages of other programs are compared, so they must be in English
@@ -36,7 +36,8 @@ export LC_ALL=C # messages of other programs are compared, so they must be in En
 # What the functions share:
 declare -a hosts     # the nodes to check
 declare answers      # what the nodes and srun printed, see ask_nodes
-declare srun_message # the first line that is srun's own
+declare srun_message # the first line that is no line of a check, such as an error of srun
+declare project      # the folder above slurm/
 declare -A faults=() # by node: what is wrong with it, joined by "; "
 
 main() {
@@ -48,7 +49,7 @@ main() {
         die "there is no job: salloc --nodes=2 bash slurm/preflight.sh"
     fi
     project=$(dirname "${BASH_SOURCE[0]}")/..
-    if [[ ! -f $project/slurm/preflight_node.sh ]]; then # Slurm runs a copy of what sbatch gets
+    if [[ ! -f $project/slurm/preflight_node.sh ]]; then # as with sbatch, which runs a copy elsewhere
         die "slurm/preflight_node.sh was not found: leave this script in its project," \
             "and run there: salloc --nodes=2 bash slurm/preflight.sh"
     fi
@@ -96,16 +97,17 @@ ask_nodes() {
 # Prints what the nodes said of one kind, a line each: NODE, a tab, TEXT.
 said() { awk -F '\t' -v OFS='\t' -v kind="$1" '$2 == kind { print $1, $3 }' <<<"$answers"; }
 
-# Prints the node that srun could not start, if it names one: "Task launch … failed on node cn-2: …"
-lost_node() {
-    if [[ $answers =~ failed\ on\ node\ ([^:]+) ]]; then
-        echo "${BASH_REMATCH[1]}"
-    fi
+# Prints the nodes on which srun could start nothing: "Task launch … failed on node cn-2: …"
+lost_nodes() {
+    local host
+    for host in "${hosts[@]}"; do
+        if [[ $answers == *"failed on node $host:"* ]]; then echo "$host"; fi
+    done
 }
 
 # Ends this script if srun has started nothing, and blames no node.
 refuse_silence() {
-    if [[ $answers != *$'\t'* && -z $(lost_node) ]]; then
+    if [[ $answers != *$'\t'* && -z $(lost_nodes) ]]; then
         echo "preflight: srun started nothing in $SECONDS s: ${srun_message:-it says nothing}" >&2
         exit 1
     fi
@@ -157,8 +159,8 @@ is_less() { [[ $(printf '%s\n' "$@" | sort --version-sort | sed -n 1p) == "$1" ]
 
 # Finds the nodes whose clock is off. torch's rendezvous may time out between them
 # (https://github.com/awslabs/awsome-distributed-ai/issues/180, 2024-03-06), and ranks would save
-# too late before the time limit. The right time is the median of all nodes and this machine, which
-# decides between two nodes. The nodes read their clocks while this script runs.
+# too late before the time limit. The right time is the median of all nodes and of this machine, whose
+# clock decides between two nodes. The nodes read their clocks while this script runs.
 find_wrong_clocks() {
     local host clock clocks right off
     mapfile -t clocks < <({ said clock | cut -f 2 && date +%s; } | sort --numeric-sort)
@@ -172,18 +174,18 @@ find_wrong_clocks() {
 }
 
 # Finds the nodes that have not come to the end of their checks. A driver that hangs is one reason
-# (https://github.com/sgl-project/sglang/pull/31229, 2026-07-14). If srun cannot start one node, it
-# may end the checks of the others: then that node alone is at fault (Slurm 22.05.8, nodes without
-# power, 2026-11-24).
+# (https://github.com/sgl-project/sglang/pull/31229, 2026-07-14). If srun cannot start a task on some
+# nodes, it may end the checks of the others. Then these nodes alone have a fault (seen with Slurm
+# 22.05.8 and nodes that had lost their power, 2026-11-24).
 find_unfinished_nodes() {
     local host text lost
     local -A last_check=()
     while IFS=$'\t' read -r host text; do
         last_check[$host]=$text
     done < <(said at)
-    lost=$(lost_node)
+    lost=$(lost_nodes)
     for host in "${hosts[@]}"; do
-        if [[ -n $lost && $host != "$lost" ]]; then
+        if [[ -n $lost && $'\n'$lost$'\n' != *$'\n'$host$'\n'* ]]; then
             continue
         fi
         if [[ ${last_check[$host]:-} != end ]]; then
@@ -206,16 +208,17 @@ find_unreached_master() {
 
 # ---- print the result ----------------------------------------------------------------------------
 
-# Names the nodes whose own name leads to themselves alone. They are fit: NCCL does not ask for it.
+# Names the nodes whose own name leads to an address such as 127.0.1.1, at which no other node reaches
+# them. They are fit: NCCL does not look the name up.
 name_loopback_nodes() {
     local host address nodes=()
     while IFS=$'\t' read -r host address; do
         nodes+=("$host ($address)")
     done < <(said loopback)
     if ((${#nodes[@]})); then
-        echo "preflight: ${nodes[*]}: this address of the node's own name is its own alone." \
-            "Ranks on gloo cannot connect: set GLOO_SOCKET_IFNAME in env.sh to the network that" \
-            "all nodes share" >&2
+        echo "preflight: ${nodes[*]}: the node's name leads to an address at which other nodes do not" \
+            "reach it. Ranks on gloo cannot connect: set GLOO_SOCKET_IFNAME in env.sh to the network" \
+            "that all nodes share" >&2
     fi
 }
 

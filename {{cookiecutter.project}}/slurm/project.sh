@@ -12,7 +12,7 @@ if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
     exit 2
 fi
 
-#? include "parts/messages.sh"
+#? include "messages.sh"
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
@@ -61,7 +61,7 @@ read_settings() {
 load_software() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
-    #? if in_container(cookiecutter)
+    #? if plan_of(cookiecutter).in_container
     set_up_software "${container_folders[@]}" "$PROJECT_DIR" "$PWD" \
         "$(cd -- "$(dirname -- "$program")" && pwd)" || exit
     #? else

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set node = node_facts(cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set node = plan.node_facts
 # Steps of slurm/submit_multinode.sh and slurm/run_here.sh that ask the program to save, start the
 # ranks and wait for them, then requeue the job or explain its failure. slurm/job.sh lists the
 # variables that they share.
@@ -9,22 +10,22 @@
 # ---- stop request before the time limit ----------------------------------------------------------
 
 # USR1 asks the program to save and to end: Slurm sends it SAVE_SECONDS before the time limit
-# (--signal), and you may at any time. TERM comes from scancel or a preemption: the program is asked as
-# well. Programs that look at the clock stop at STOP_TIME, as a site may not send the signal.
+# (--signal), and you may at any time. TERM comes from scancel, a preemption or the time limit, and
+# STOP_FILE asks the program then, too. Programs may also read STOP_TIME, and stop without any signal.
 arrange_stop_request() {
     set_stop_time
     if ((2 * (SAVE_SECONDS + 60) > STOP_TIME - START_TIME)); then # Slurm may be a minute early
-        say "in this short job Slurm asks the program to save in its first half: set SAVE_SECONDS to" \
-            "less than $SAVE_SECONDS"
+        say "this job is short, and about half of it is time to save: set SAVE_SECONDS to less than" \
+            "$SAVE_SECONDS"
     fi
     trap 'interrupted=1 && ask_to_save' USR1
     trap 'interrupted=1 && stop=cancelled && touch "$STOP_FILE" || true' TERM
     if [[ -n $stop ]]; then touch "$STOP_FILE"; fi # USR1 came before this trap for it
 }
 
-# Exports STOP_TIME, the second at which the program has to save: SAVE_SECONDS before the job's end, or
-# a tenth of the remaining time if that is less. Exports START_TIME, when this script started [seconds
-# since 1970]. Reads record:
+# Exports STOP_TIME, when the program has to save: SAVE_SECONDS before the job's end, or a tenth of the
+# remaining time before it, if that is less. Exports START_TIME, when this script started. Both are in
+# seconds since 1970. Reads record, which has such a line:
 #    StartTime=2026-08-20T11:30:00 EndTime=2026-08-20T12:00:00 Deadline=N/A
 set_stop_time() {
     local now end reserve
@@ -51,12 +52,13 @@ ask_to_save() {
 }
 
 # Sends STOP_SIGNAL to the ranks alone, in a step that ends at once. A code above 128 says that a signal
-# has ended the step. That is no fault: a rank may have saved and requeued the job by then.
+# has ended the step. That is no fault: a program that requeues its job itself, as Lightning does, may
+# have done so by then.
 signal_ranks() {
     local step_code=0
     timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" --ntasks=${#hosts[@]} \
         --ntasks-per-node=1 --cpus-per-task=1 --export=ALL --input=none \
-        "$PROJECT_DIR/slurm/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || step_code=$?
+        bash "$PROJECT_DIR/slurm/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || step_code=$?
     if ((step_code > 0 && step_code <= 128)); then
         say "STOP_SIGNAL=$STOP_SIGNAL has not reached all ranks, see above"
     fi
@@ -76,13 +78,14 @@ run_program() {
     done
 }
 
-# Starts the ranks once, with what runs beside them, and waits for them.
+# Starts the ranks once, with what extras run beside them, and waits for them. Extras may set outcome to
+# restart (start the ranks again), requeue (the job) or end (without a requeue).
 #
-# RANK_PREFIX stands before what extras put there: they are nearer to the ranks, so that what they set
-# for the ranks is not seen by a program of the user's, nor changed by it.
+# The user's RANK_PREFIX comes first, then the words of extras, then the wrapper. So a profiler in
+# RANK_PREFIX does not see the variables that an extra sets for the ranks, and cannot change them.
 launch() {
     local command words=("$program" "${arguments[@]}")
-    if [[ $stop == cancelled ]]; then exit 143; fi # while the nodes were checked
+    if [[ $stop == cancelled ]]; then exit 143; fi # TERM came while the nodes were checked
     on_hosts=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")")
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=() outcome='' explained=''
     call_extras before_launch
@@ -100,8 +103,8 @@ launch() {
 }
 
 # LAUNCHER names one of these functions. Each sets step, the command that starts tasks on hosts, and
-# wrapper, what each task runs. launch/torchrun.sh reads LAUNCHER, and starts torchrun or
-# launch/spawn.py. An extra may add build_step_of_NAME; a "-" of LAUNCHER is a "_" there.
+# wrapper, what each task runs. For spawn that is launch/torchrun.sh as well, which reads LAUNCHER. An
+# extra may add build_step_of_NAME; a "-" of LAUNCHER is a "_" there.
 #? if "torchrun" in site.launchers
 build_step_of_torchrun() { build_srun_step torchrun.sh 1; }
 #? endif
@@ -112,8 +115,8 @@ build_step_of_spawn() { build_srun_step torchrun.sh 1; }
 build_step_of_srun() { set_ranks_per_node; build_srun_step rank.sh "$NPROC_PER_NODE"; }
 
 #? endif
-# Sets step, an srun, and wrapper. The step names its size, because a shell of salloc may lack the
-# tasks and cores of the #SBATCH lines.
+# Sets step, a command of srun, and wrapper. The step names its size, because a shell of salloc may
+# lack the tasks and cores of the #SBATCH lines.
 #   --export=ALL      a site's default may be NONE
 #   --cpus-per-task   srun 22.05 to 23.02 do not inherit it
 #   --overlap         the shell of slurm/interactive.sh is a step, which holds what this one needs
@@ -122,7 +125,7 @@ build_step_of_srun() { set_ranks_per_node; build_srun_step rank.sh "$NPROC_PER_N
 build_srun_step() {
     local per_node=$2
     require_cores "$per_node"
-    wrapper=("$PROJECT_DIR/launch/$1")
+    wrapper=(bash "$PROJECT_DIR/launch/$1")
     step=(srun --export=ALL --kill-on-bad-exit=1 "${on_hosts[@]}" --ntasks=$((${#hosts[@]} * per_node))
         --ntasks-per-node="$per_node" --cpus-per-task=$((cores / per_node)))
     if [[ -n ${SLURM_STEP_ID:-} ]]; then step+=(--overlap); fi
@@ -156,7 +159,7 @@ set_ranks_per_node() {
     if [[ -n $NPROC_PER_NODE ]]; then return; fi
     if [[ $gpus == unknown ]]; then number=${SLURM_GPUS_ON_NODE:-}; fi # of the first node
     [[ -n $number || $gpus != unknown ]] ||
-        die "Slurm does not answer how many GPUs the nodes of this job have: set NPROC_PER_NODE"
+        die "Slurm does not tell how many GPUs the nodes of this job have: set NPROC_PER_NODE"
     if [[ ${number:-0} == 0 ]]; then number=${CPU_RANKS_PER_NODE:-1}; fi
     NPROC_PER_NODE=$number
 }
@@ -164,7 +167,7 @@ set_ranks_per_node() {
 # Says so if the user asked for fewer ranks than a node has GPUs.
 tell_of_idle_gpus() {
     if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
-        say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs"
+        say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs: the others stay idle"
     fi
 }
 
@@ -175,8 +178,9 @@ start_ranks() {
     ranks=$!
 }
 
-# Sets code to the exit code of the ranks. A signal for this script ends bash's wait before them. No
-# second wait for a process that has ended: in its POSIX mode bash has forgotten the exit code.
+# Sets code to the exit code of the ranks. A signal for this script ends bash's wait early, and its trap
+# sets interrupted: then wait again. Else the ranks have ended, and bash may have forgotten their code
+# (in its POSIX mode), so there is no second wait.
 wait_for_ranks() {
     interrupted=1
     while [[ -n $interrupted ]]; do
@@ -191,7 +195,7 @@ wait_for_ranks() {
 # Requeues a job whose program has saved and wants to go on, or says why the run ended.
 requeue_or_explain() {
     local done_so_far=''
-    if [[ $stop == cancelled ]]; then outcome=''; fi # scancel wins over a requeue
+    if [[ $stop == cancelled && $outcome != end ]]; then outcome=''; fi # scancel wins over an extra
     if [[ $outcome == requeue ]]; then
         done_so_far="an extra wants a requeue"
     elif [[ $outcome != end && -e $REQUEUE_FILE ]]; then
@@ -212,8 +216,9 @@ requeue_or_explain() {
     fi
 }
 
-# Whether the job ends for a reason that a requeue overcomes. Reads record. If that is empty, because
-# Slurm does not answer, what this script has seen itself decides.
+# Whether the job ends for a reason that a requeue overcomes: an extra says so, the time limit, a
+# preemption, or the program ended as it was asked to. Reads record. If that is empty, because Slurm
+# does not answer, what this script has seen itself decides.
 requeue_is_due() {
     local state
     if [[ $outcome == requeue ]]; then return; fi
@@ -260,8 +265,8 @@ ask_for_requeue() {
 
 DOCTOR_LIMIT=120 # [s] slurm/doctor.py may take, as the nodes wait for it
 
-# Prints why the run failed, its exit code, and how to ask again. Does so once for each start of the
-# program. Reads code.
+# Prints why the run failed, its exit code, and the command that prints it again. Does so once for each
+# start of the program. Reads code.
 explain_failure() {
     local what=$job_id doctor_code=0 ended="$LAUNCHER ended with exit code $code"
     local again="python3 slurm/doctor.py $job_id"

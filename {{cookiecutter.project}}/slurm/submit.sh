@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-# Steps of slurm/submit_multinode.sh that read its arguments, check them and submit the job. The job, and
-# slurm/run_here.sh, take some of them too. They share:
+# Steps of slurm/submit_multinode.sh that read its arguments, check them and submit the job. The job and
+# slurm/run_here.sh take read_program and check_settings, too. slurm/project.sh has what is called here
+# and not defined here. The steps share:
 #
-#   variable             what it holds                                               set by
-#   sbatch_options       options of sbatch, the words before --                      read_command_line
-#   typed                the program and its arguments, as typed                     read_command_line
-#   job_script           the script that sbatch submits                              slurm/submit_multinode.sh
-#   program, arguments   a path or -m, and the words after it                        read_program
-#   save_seconds         SAVE_SECONDS of env.sh, for --signal                        check_submission
-#   wrapper              what each task of LAUNCHER runs, where an extra has said so  check_settings
+#   variable             what it holds                                          set by
+#   sbatch_options       options of sbatch, the words before --                 read_command_line
+#   typed                the program and its arguments, as typed                read_command_line
+#   job_script           the script that sbatch submits                         submit_multinode.sh
+#   program, arguments   a path or -m, and the words after it                   read_program
+#   save_seconds         SAVE_SECONDS of env.sh, which sbatch gets as --signal  check_submission
+#   wrapper              what each task of LAUNCHER runs                        ranks.sh, or an extra
 #
-# launch/extras.sh says which of them an extra may change.
+# At submission read_program, load_software and check_settings run in a shell of their own: then only
+# program and save_seconds are known. launch/extras.sh says which variables an extra may change.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts of slurm/ share variables
 
 sbatch_options=() typed=() wrapper=()
@@ -39,10 +41,10 @@ refuse_options_in_a_job() {
     fi
 }
 
-#? include "parts/program.sh"
+#? include "program.sh"
 # ---- settings ------------------------------------------------------------------------------------
 
-# Refuses settings that cannot work, after load_software: a module may bring srun.
+# Refuses settings that cannot work. Call it after load_software: a module may bring srun.
 check_settings() {
     local name whole='^(0|[1-9][0-9]*)$' positive='^[1-9][0-9]*$'
     type -P srun >/dev/null ||
@@ -69,9 +71,10 @@ check_settings() {
             "copy the project to a folder that is yours"
 }
 
-# Refuses a program that starts its own ranks, unless it is started once per node, and not by
-# torchrun, and one whose ranks torchrun would keep waiting for each other. To override the first
-# check, set NPROC_PER_NODE to 2 or more.
+# Refuses a program whose ranks would wait for each other:
+# - It starts its own ranks, and torchrun, or one process per GPU, would start it. NPROC_PER_NODE=2 or
+#   more says that it does not start them, and starts as many.
+# - It chooses the address at which its ranks meet, and torchrun would start it.
 refuse_program_with_own_ranks() {
     if [[ -z ${NPROC_PER_NODE:-} || $NPROC_PER_NODE == 1 ]] && starts_its_own_ranks "$program"; then
         if [[ -z ${NPROC_PER_NODE:-} ]] || torchrun_starts_ranks; then
@@ -85,7 +88,7 @@ refuse_program_with_own_ranks() {
     fi
 }
 
-# Whether torchrun starts the ranks: with LAUNCHER=torchrun, or that of an extra.
+# Whether torchrun starts the ranks: with LAUNCHER=torchrun, or with a launcher of an extra.
 torchrun_starts_ranks() { [[ $LAUNCHER == torchrun || ${wrapper[*]} == */launch/torchrun.sh ]]; }
 
 # Refuses a Python without torch, unless a container has the Python. It imports nothing: importing
@@ -108,12 +111,13 @@ require_torch() {
 check_submission() {
     local checked
     type -P sbatch >/dev/null ||
-        die "sbatch was not found: this is not a login node of a Slurm cluster"
+        die "sbatch was not found: this is no login node of a Slurm cluster, or the module of Slurm is" \
+            "not loaded"
     refuse_unwritable_output
     refuse_options
     refuse_other_spelling
-    # In a shell of its own, as the job reads env.sh and loads its modules itself. What they print is
-    # not for standard output, which --parsable leaves to the job's number.
+    # In a shell of its own, as the job reads env.sh and loads its modules itself. What they print goes
+    # to standard error: with --parsable, standard output has the job's number alone.
     checked=$(
         {
             read_settings
@@ -145,7 +149,7 @@ refuse_options() {
     [[ -z $value ]] || die "--chdir=$value: run this script in that folder instead: cd '$value'"
     value=$(option_of_job job-name J "$job_script")
     [[ $value != */* ]] ||
-        die "--job-name=$value: leave the slash out, which makes a folder of %x in --output"
+        die "--job-name=$value: leave the slash out, as %x in --output would become a folder"
     for option in "output o" "error e"; do
         # shellcheck disable=SC2086 # two words
         value=$(option_of_job $option "$job_script")
@@ -155,9 +159,9 @@ refuse_options() {
     done
 }
 
-# Refuses options that say again, in other words, what a line of the header or a setting says. An
-# option replaces only the #SBATCH line of its own name. Of GPUs in two spellings Slurm 26.05 refuses
-# the job, and older versions may give it those of the line.
+# Refuses options of GPUs, tasks and signals that contradict the #SBATCH lines or a setting: an option
+# replaces only the #SBATCH line of its own name. If GPUs are asked for in two spellings, Slurm 26.05
+# refuses the job, and older versions may obey the #SBATCH line.
 refuse_other_spelling() {
     local word value of_header=''
     if grep -q '^#SBATCH [^#]*--gpus-per-node' "$job_script"; then
@@ -177,6 +181,8 @@ refuse_other_spelling() {
             --gpus-per-node* | --gres*)
                 if [[ -n $of_header && ${word%%=*} != "${of_header%%=*}" && "$word $value" == *gpu* ]]; then
                     die "$word: the #SBATCH lines ask for GPUs with $of_header; use that"
+                elif [[ $of_header == --gres* && "$word $value" != *gpu* ]]; then
+                    die "$word: it replaces the #SBATCH line that asks for GPUs: add ,gpu:N to it"
                 fi
                 ;;
             -n* | --ntasks*)
@@ -195,7 +201,7 @@ refuse_other_spelling() {
 # Prints the value of an option of sbatch: as it was typed, else as in the #SBATCH lines. Arguments:
 # its long name, its letter ('' if it has none), the script with these lines.
 option_of_job() {
-    local long=$1 letter=${2:-none} value='' header
+    local long=$1 letter=${2:-no letter} value='' header
     mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1 printf '%s\n')
     set -- "${header[@]}" "${sbatch_options[@]}"
     while (($#)); do
@@ -234,7 +240,8 @@ unset_allocation() {
     done
 }
 
-# Prints where to look if sbatch has refused the job.
+# Prints where to look if sbatch has refused the job. With --wait, sbatch may also have the code of a
+# job that failed.
 explain_refusal() {
     local header
     header=$(sed -nE 's/^#SBATCH +(--(gpus|gres|mem|ntasks|cpus)[^ ]*).*/\1/p' "$job_script" | xargs)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
+#? set plan = plan_of(cookiecutter)
 #? set software = {"venv": "virtual environment", "none": "modules"}.get(cookiecutter.runtime, "container")
-# Runs a PyTorch program on all nodes of a job, on {{ site.title }}.
+# Runs a PyTorch program on all nodes of a job, on {{ site.title }}. Written by version {{ VERSION }} of its template.
 #
 #   bash slurm/submit_multinode.sh                               DEFAULT_PROGRAM of env.sh
 #? if cookiecutter.examples == "yes"
@@ -13,57 +14,67 @@
 #   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch end with --
 #   sbatch --nodes=4 slurm/submit_multinode.sh program.py        without the checks before the queue
 #
-# On any shell, this script checks what would fail after hours in the queue, then submits itself. In
-# the job, where Slurm starts it, it runs the program. To run a program in the allocation that a shell
-# of salloc is in: bash slurm/run_here.sh program.py
+# In a terminal, this script checks what would fail after hours in the queue, then submits itself. In
+# the job, where Slurm starts it, it runs the program. To run a program in an allocation of salloc,
+# type there: bash slurm/run_here.sh program.py
 #
-# The program is looked up in the current folder, then in the project. The job ends with the exit
-# code of the launcher: 0 if all ranks ended well. Else it may be that of a rank which the launcher
-# ended, such as 143: the rank that failed first, and its own code, stand in the job's output. The
-# ranks' logs are in logs/JOBID.N/ of the project; N counts their starts. The program of an array
-# (sbatch --array=0-3 …) reads its index from SLURM_ARRAY_TASK_ID.
+# The program is looked up in the current folder, then in the project. The program of an array
+# (sbatch --array=0-3 …) reads its index from SLURM_ARRAY_TASK_ID. The ranks' logs are in the folder
+# logs/JOBID.N/ of the project. N and the variable RESTART_COUNT are 0 at the first start of the ranks,
+# then 1, 2, …
 #
-# Edit two places: the #SBATCH lines below, and env.sh in the project's folder, which holds
-#   MODULES, RUNTIME, PYTHON         the software         LAUNCHER       what starts the ranks
-#   DEFAULT_PROGRAM                  see above            PREFLIGHT      0: nodes are not checked
-#   RANK_PREFIX=( )                  such as a profiler   SAVE_SECONDS   time to save before the end
-#   CONTAINER_SRUN_ARGS=( )          options of srun, and MAX_REQUEUES   how often a job is requeued
-#   CONTAINER_EXEC=( )               a command, for a container of your own
-#   MASTER_ADDR_SUFFIX               and variables of the network
-# A variable of your own goes there, too, as: export NAME="${NAME:-value}". A key does not: wandb login
-# and hf auth login keep it in a file of yours that nobody else reads. To change a setting for one job,
-# write it before the command: LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …, where
-# NPROC_PER_NODE is the number of ranks on each node. The lists ( ) are read from env.sh alone. The rule
-# for the port is port_range in slurm/job.sh, and for jobs of one node free_port in launch/torchrun.sh.
-# For other #SBATCH lines, copy this file under any name to any folder of the project. It needs bash 4.4.
+# The job ends with the exit code of the launcher: 0 if all ranks ended well. If a rank fails, the
+# launcher ends the others, and the code may be theirs, such as 143 for SIGTERM. The job's output names
+# the rank that failed first, and its own exit code.
+#
+# Edit the #SBATCH lines below, and env.sh in the project's folder, which has the settings:
+#   MODULES, RUNTIME, PYTHON   the software
+#   DEFAULT_PROGRAM            the program of a job that names none
+#   LAUNCHER                   what starts the ranks
+#   RANK_PREFIX=( )            a command before the launcher on each node, such as a profiler
+#   PREFLIGHT                  0: start the ranks without a check of the nodes
+#   SAVE_SECONDS               time to save before the time limit
+#   MAX_REQUEUES               how often a job goes back into the queue
+#   MASTER_ADDR_SUFFIX         ending of the nodes' names in the network of the ranks
+#   CONTAINER_SRUN_ARGS=( )    for a container of your own: options of srun, as pyxis has them
+#   CONTAINER_EXEC=( )         for a container of your own: a command before the launcher
+# To change a setting for one job, write it before the command: LAUNCHER=srun NPROC_PER_NODE=2 bash
+# slurm/submit_multinode.sh …, where NPROC_PER_NODE is the number of ranks on each node. The lists ( )
+# are read from env.sh alone.
+#
+# Variables of the network, and of your own, go into env.sh, too: export NAME="${NAME:-value}". A
+# password or a key of an API does not: wandb login and hf auth login keep it in a file that only you
+# can read. The rule for the port is port_range in slurm/job.sh, and for jobs of one node free_port in
+# launch/torchrun.sh. For other #SBATCH lines, copy this file under any name to any folder of the
+# project. It needs bash 4.4.
 #
 # SAVE_SECONDS before the time limit, this script asks the program to save and to end: it creates the
 # file that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
-# and ends with exit code 0, this script puts the job back into the queue. N and the variable
-# RESTART_COUNT are 0 at first, then 1, 2, … A job that you cancel is not put back. To ask the program
-# yourself, with the same effect: scancel --signal=USR1 --batch JOBID
+# and ends with exit code 0, this script puts the job back into the queue, at most MAX_REQUEUES times. A
+# job that you cancel is not put back. To ask the program yourself, with the same effect:
+# scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
-#SBATCH {{ pad("--ntasks-per-node=1") }} # leave it at 1, with every LAUNCHER: the steps below start a process per GPU
-#? for option, why in resources(cookiecutter)
+#SBATCH {{ pad("--ntasks-per-node=1") }} # leave it at 1, with every LAUNCHER: the script starts the ranks itself
+#? for option, why in plan.resources
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
-#SBATCH {{ pad(requeue_option(cookiecutter)) }} # the job may go back into the queue: after a preemption, a node's failure, or when the program was asked to save
-#SBATCH {{ pad("--signal=B:USR1@" ~ warning(cookiecutter)) }} # time to save: SAVE_SECONDS of env.sh, which bash slurm/submit_multinode.sh puts here; Slurm may be a minute early
+#SBATCH {{ pad(plan.requeue_option) }} # the job may go back into the queue: after a preemption, a node's failure, or when the program was asked to save
+#SBATCH {{ pad("--signal=B:USR1@" ~ plan.warning) }} # time to save; bash slurm/submit_multinode.sh puts SAVE_SECONDS of env.sh in its place. Slurm may be a minute early
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
 #
-# bash cannot read a copy that was saved on Windows, whose lines end with one character more. The line
-# with grep can: its last comment takes that character.
+# Lines saved on Windows end with one more character, \r, which bash cannot read. The line with grep
+# still works there: its comment takes the \r.
 # shellcheck disable=SC2034,SC2154 # the files of slurm/ share variables with the steps below
-if grep -q $'\r$' "$0"; then printf '%s\n' "$0 was saved on Windows: sed -i 's/\r\$//' '$0'" >&2 && exit 2; fi # here
+if grep -q $'\r$' "$0"; then printf '%s\n' "$0 was saved on Windows: sed -i 's/\r\$//' '$0'" >&2 && exit 2; fi # takes \r
 
 # Finds the project: the folder above this file that holds slurm/job.sh. Slurm runs a copy of this file
 # that is named slurm_script. Its record of the job names the original, then the arguments, as in
 #    Command=/home/me/my project/slurm/submit_multinode.sh program.py --lr 1e-3
-# The path may be relative to the folder of submission, and the whole of it "(null)".
+# The path may be relative to the folder of submission, or "(null)".
 record=''
 if [[ ${0##*/} == slurm_script && -n ${SLURM_JOB_ID:-} ]]; then
     in_batch_job=1 stop=''
@@ -83,8 +94,8 @@ else
     in_batch_job=0
     original=$(realpath "${BASH_SOURCE[0]}")
 fi
-# Without the name of the original, PROJECT_DIR counts, which a submission by this script has set. A
-# shell of slurm/interactive.sh has set it too, maybe that of another project, so the name comes first.
+# Without the path of the original, PROJECT_DIR counts, which a submission by this script has set. A
+# shell of slurm/interactive.sh may have set that of another project, so the path is tried first.
 for folder in "$original" "${PROJECT_DIR:-}/." "${SLURM_SUBMIT_DIR:-}/."; do
     while [[ $folder == */* ]]; do
         folder=${folder%/*}
@@ -123,28 +134,29 @@ fi
 
 typed=("$@")
 unset_stale_variables
-identify_job             # job_id, requeues
-read_settings            # env.sh
+identify_job             # sets job_id, requeues
+read_settings            # sets what env.sh sets
 refuse_options_in_a_job "$@"
-read_program "$@"        # program, arguments
-call_extras job_start    # may change arguments, container_folders, attempt; may exit
+read_program "$@"        # sets program, arguments
+call_extras job_start    # may change arguments and container_folders, set attempt, or exit
 load_software            # modules, Python or container of env.sh
 check_settings
 set -euo pipefail        # only now: modules and environments read variables that are not set
-read_allocation          # nodes, cores, GPUs
-number_attempt           # N of logs/JOBID.N
-make_run_folder          # logs/JOBID.N
+read_allocation          # sets nodes, cores, gpus
+number_attempt           # sets attempt, N of logs/JOBID.N, if no extra has
+make_run_folder          # makes logs/JOBID.N
 arrange_stop_request     # so that the program saves before the time limit
-choose_nodes             # checks them; MASTER_ADDR, MASTER_PORT
+choose_nodes             # sets hosts, MASTER_ADDR, MASTER_PORT; has the nodes checked
 #? if software == "container"
 # A step of your own goes here. It runs once, on the first node, outside the container. If it fails,
 # the job ends.
 
 #? else
-# A step of your own goes here. It runs once, on the first node. If it fails, the job ends.
+# A step of your own goes here. It runs once, on the node of this script. If it fails, the job ends. To
+# run one on each node: srun --ntasks-per-node=1 COMMAND
 
 #? endif
-run_program              # srun, and what LAUNCHER starts on each node; sets code
+run_program              # starts LAUNCHER on each node by srun, and waits; sets code
 call_extras job_end
 requeue_or_explain
 exit "$code"

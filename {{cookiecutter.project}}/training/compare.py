@@ -1,4 +1,4 @@
-"""Did training runs learn the same? A table of losses and tokens/s, a verdict, and a picture of the losses.
+"""Did training runs learn the same? A table of losses and tokens/s, and a verdict.
 
     python training/compare.py                                    six runs that must be equal, made here, on the CPU
     python training/compare.py single-1 ddp-4 -- --data my.txt    two of them; what follows -- is for the programs
@@ -24,17 +24,15 @@ RUNS = ("single-1", "ddp-2", "ddp-4", "ddp-2-accumulated", "fsdp-2", "fsdp-4")  
 
 
 def main() -> None:
-    """Read the flags; make the runs, judge, draw."""
+    """Read the flags; make the runs, and judge."""
     parser = argparse.ArgumentParser(description="Compare training runs: losses, tokens/s, and whether they are equal.")
     parser.add_argument("runs", nargs="*", default=RUNS, metavar="RUN", help=f"folder, or one of {' '.join(RUNS)}")
     parser.add_argument("--tolerance", type=float, default=1e-14, help="of equal losses (default: 1e-14, for float64)")
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of new runs and compare.png")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of new runs")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, flags = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
     runs = {name: read(make(name, args.out, flags) if name in RUNS else Path(name)) for name in args.runs}
-    is_equal = judge(runs, args.tolerance)
-    draw(runs, args.out / "compare.png")
-    sys.exit(0 if is_equal else 1)
+    sys.exit(0 if judge(runs, args.tolerance) else 1)
 
 
 def make(name: str, folder: Path, flags: list[str]) -> Path:
@@ -85,24 +83,6 @@ def judge(runs: dict[str, dict[str, dict[int, float]]], tolerance: float) -> boo
         f"\n{'equal' if is_equal else 'NOT equal'}: the largest difference is {largest:.1e}; allowed is {tolerance:g}"
     )
     return is_equal
-
-
-def draw(runs: dict[str, dict[str, dict[int, float]]], path: Path) -> None:
-    """Draw losses over the steps, where there is matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return print(f"no matplotlib here, so no {path}: pip install matplotlib")
-    axes = (figure := Figure(layout="constrained")).subplots()
-    for number, (name, run) in enumerate(runs.items()):
-        width = 1 + len(runs) - number  # those drawn on top of this one are thinner
-        (line,) = axes.plot(*zip(*run["loss"].items()), linewidth=width, label=name)
-        axes.plot(run["val_loss"].keys(), run["val_loss"].values(), "o", fillstyle="none", color=line.get_color())
-    axes.set(xlabel="step", ylabel="loss [nats per token]", title="lines: training, markers: validation")
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200)
-    print(f"picture: {path}")
 
 
 if __name__ == "__main__":

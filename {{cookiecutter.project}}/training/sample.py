@@ -4,14 +4,12 @@
     python training/sample.py runs/train --prompt "def " --length 400 --seed 1    other words to begin with
     python training/sample.py runs/train/checkpoint-00000200.pt                   from this one
 
-One process, on the GPU if there is one, also while the training still writes to the folder. The checkpoints are those
-of any training program, written by any number of ranks. Those of train_fsdp.py need NumPy.
+One process, on the GPU if there is one, also while the training still writes to the folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -44,8 +42,8 @@ def main() -> None:
         fail(
             f"--prompt '{args.prompt}' has to have a character, and --temperature {args.temperature:g} to be 0 or more"
         )
-    if not args.path.exists():
-        fail(f"{args.path}: no such file or folder. Give the folder that was the training's --out")
+    if not hasattr(GPT, "logits"):
+        fail("GPT in lm/model.py has no logits(tokens), the scores of the next byte: it writes no text")
 
     state = read_checkpoint(args.path)
     model = GPT(Config(**{name: state["settings"][name] for name in vars(Config())}))
@@ -58,24 +56,17 @@ def main() -> None:
 
 def read_checkpoint(path: Path) -> dict:
     """Return the newest checkpoint of a folder that can be read, or the given one."""
-    is_one = path.is_file() or (path / "run.json").exists()
-    for found in [path] if is_one else existing(path):
+    for found in [path] if path.is_file() else existing(path):
         try:
-            if found.is_dir():
-                # It imports torch.distributed.checkpoint, which takes half a second.
-                from lm.shards import read_weights
-
-                state = {**json.loads((found / "run.json").read_text()), "model": read_weights(found)}
-            else:
-                # weights_only: a file cannot run code. mmap: the optimizer's moments are not read.
-                state = torch.load(found, map_location="cpu", weights_only=True, mmap=True)
+            # weights_only: a file cannot run code. mmap: the optimizer's moments are not read.
+            state = torch.load(found, map_location="cpu", weights_only=True, mmap=True)
             print(f"{found}: step {state['step']}, loss {state['loss']:.4f}", file=sys.stderr, flush=True)
             return state
-        except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
+        except Exception as error:  # a torn one fails in many ways
             if not is_of_torn_file(error):
                 raise
             print(f"warning: {found} is torn, or no checkpoint ({type(error).__name__}: {error})", file=sys.stderr)
-    fail(f"no checkpoint in {path} is good: give the folder that was the --out of another training")
+    fail(f"{path} has no good checkpoint: give the folder that was the --out of a training")
 
 
 @torch.no_grad()

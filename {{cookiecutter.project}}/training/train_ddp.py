@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -27,16 +26,9 @@ from lm import setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.checkpoints import Checkpoints
 from lm.data import load_data
-from lm.metrics import Metrics, evaluate, start_profiler
+from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    StepSampler,
-    due,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    worker_generator,
-)
+from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate, worker_generator
 from lm.stop import Stop, ignore_signals
 
 
@@ -72,8 +64,6 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
     model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))
-    if args.activation_checkpointing:
-        setup.checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
@@ -84,9 +74,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     first_step = state["step"]
     metrics = Metrics(args, state, device, rank, world_size)
     metrics.print_plan(model, len(data), len(validation), data_name)
-    profiler = start_profiler(args, metrics)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    save_group = setup.checkpoint_group()
 
     batches = DataLoader(
         data,
@@ -98,7 +86,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
-    for step, batch in enumerate(batches, start=first_step + 1):
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(ddp, optimizer, batch, args, device)
@@ -112,16 +100,10 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         if evaluating:
             metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))
         if saving:
-            if rank == 0:
-                checkpoints.save(metrics.state, model, optimizer)
-            dist.barrier(save_group)
-            metrics.restart_clock("checkpoints")
+            checkpoints.save(metrics.state, model, optimizer)
+            metrics.restart_clock()
         if stopping:
             break
-        if profiler:
-            profiler.step()
-    if profiler:
-        profiler.stop()
     if metrics.state["step"] < args.steps:
         stop.requeue()
     metrics.finish()

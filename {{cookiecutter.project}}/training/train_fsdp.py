@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 training/train_fsdp.py   two, as any launcher starts them
 
 Weights, gradients and optimizer are divided among the ranks. A layer's weights are whole only while it is computed.
-Same flags and losses as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer, and NumPy.
+Same flags, losses and checkpoints as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer.
 
 To train something of your own, replace the data (lm/data.py) and the model with its loss (lm/model.py). A run writes
 into --out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
@@ -24,18 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 lea
 
 from lm import setup
 from lm.arguments import fixed_settings, read_arguments
+from lm.checkpoints import Checkpoints, fill_part
 from lm.data import load_data
-from lm.metrics import Metrics, evaluate, start_profiler
+from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    StepSampler,
-    due,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    worker_generator,
-)
-from lm.shards import ShardedCheckpoints
+from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate, worker_generator
 from lm.stop import Stop, ignore_signals
 
 try:
@@ -73,7 +66,7 @@ def train_step(
     return mean_loss
 
 
-def build_sharded_model(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> torch.nn.Module:
+def build_sharded_model(args: argparse.Namespace, world_size: int, device: torch.device) -> torch.nn.Module:
     """Return the model, of which this rank holds its part, with the initial weights that train_ddp.py gives it."""
     one_by_one = hasattr(GPT, "init_weight")
     with torch.device("meta" if one_by_one else "cpu"):  # meta: shapes without memory
@@ -82,8 +75,6 @@ def build_sharded_model(args: argparse.Namespace, rank: int, world_size: int, de
         setup.fail(
             "GPT in model.py has init_weight() and buffers, which have no values here: compute them in forward()"
         )
-    if args.activation_checkpointing:
-        setup.checkpoint_activations(model.blocks)
 
     # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -101,9 +92,7 @@ def build_sharded_model(args: argparse.Namespace, rank: int, world_size: int, de
         for name, weight in model.named_parameters():
             whole = torch.empty(weight.shape)  # in the host's memory
             model.init_weight(name, whole)
-            parts = whole.chunk(world_size)  # as fully_shard divides it
-            if rank < len(parts):  # a small weight has fewer parts than there are ranks
-                weight.detach().to_local().copy_(parts[rank])
+            fill_part(weight, whole)
     return model
 
 
@@ -112,18 +101,15 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     data, validation, data_name = load_data(args)
     args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
-    model = build_sharded_model(args, rank, world_size, device)
+    model = build_sharded_model(args, world_size, device)
     optimizer = make_optimizer(model, args.learning_rate)
 
     stop = Stop()
-    checkpoints = ShardedCheckpoints(
-        args.out, args.keep, fixed_settings(args, data_name), rank, setup.checkpoint_group()
-    )
+    checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args, data_name), rank)
     state = checkpoints.start(model, optimizer, args.resume)
     first_step = state["step"]
     metrics = Metrics(args, state, device, rank, world_size)
     metrics.print_plan(model, len(data), len(validation), data_name)
-    profiler = start_profiler(args, metrics)
 
     batches = DataLoader(
         data,
@@ -135,7 +121,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
-    for step, batch in enumerate(batches, start=first_step + 1):
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(model, optimizer, batch, args, device)
@@ -150,13 +136,9 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
             metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))
         if saving:
             checkpoints.save(metrics.state, model, optimizer)
-            metrics.restart_clock("checkpoints")
+            metrics.restart_clock()
         if stopping:
             break
-        if profiler:
-            profiler.step()
-    if profiler:
-        profiler.stop()
     if metrics.state["step"] < args.steps:
         stop.requeue()
     metrics.finish()

@@ -20,16 +20,9 @@ from lm import setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.checkpoints import Checkpoints
 from lm.data import load_data
-from lm.metrics import Metrics, evaluate, start_profiler
+from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    StepSampler,
-    due,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    worker_generator,
-)
+from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate, worker_generator
 from lm.stop import Stop, ignore_signals
 
 
@@ -64,8 +57,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
     model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))
-    if args.activation_checkpointing:
-        setup.checkpoint_activations(model.blocks)
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
@@ -76,7 +67,6 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     first_step = state["step"]
     metrics = Metrics(args, state, device)
     metrics.print_plan(model, len(data), len(validation), data_name)
-    profiler = start_profiler(args, metrics)
 
     batches = DataLoader(
         data,
@@ -88,7 +78,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
-    for step, batch in enumerate(batches, start=first_step + 1):
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step)
         loss = train_step(model, optimizer, batch, args, device)
@@ -103,13 +93,9 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             metrics.log_validation(step, evaluate(model, validation, args, device))
         if saving:
             checkpoints.save(metrics.state, model, optimizer)
-            metrics.restart_clock("checkpoints")
+            metrics.restart_clock()
         if stopping:
             break
-        if profiler:
-            profiler.step()
-    if profiler:
-        profiler.stop()
     if metrics.state["step"] < args.steps:
         stop.requeue()
     metrics.finish()

@@ -164,7 +164,7 @@ def test_a_healthy_job_does_not_notice(cluster, project, tmp_path, launcher):
     run = "training/train_ddp.py --steps 60 --layers 1 --width 32 --global-batch 8 --dtype float64"
     losses = []
     for asked in (False, True):
-        words = [project / "slurm/submit_multinode.sh", *run.split(), "--json", f"{asked}.json", "--out", str(asked)]
+        words = [project / "slurm/submit_multinode.sh", *run.split(), "--out", str(asked)]
         job = cluster.sbatch(*words, cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher, "OMP_NUM_THREADS": "1"})
         answers = 0
         while asked and cluster.run("squeue", "-h", "-o%T", f"--jobs={job}", check=False).stdout.strip():
@@ -172,7 +172,8 @@ def test_a_healthy_job_does_not_notice(cluster, project, tmp_path, launcher):
         done = cluster.wait(job)
         assert (done.state, done.exit_code) == ("COMPLETED", 0), done.output
         assert answers or not asked
-        losses.append(json.loads((tmp_path / f"{asked}.json").read_text())["losses"])
+        rows = [json.loads(line) for line in (tmp_path / str(asked) / "metrics.jsonl").read_text().splitlines()]
+        losses.append([row["loss"] for row in rows if "loss" in row])
     assert losses[0] == losses[1]
 
 

@@ -208,6 +208,7 @@ def test_on_a_terminal_until_the_job_ends(cluster, project, tmp_path, start):
 
 
 def test_ctrl_c_ends_the_step_and_not_the_job(cluster, project, tmp_path, start):
+    needs_namespaces(cluster)
     job = start()
     shows(cluster, project, tmp_path, job, "^node2  2-3 ")
     script = shlex.quote(str(project / "extras/watch/watch.sh"))
@@ -215,7 +216,7 @@ def test_ctrl_c_ends_the_step_and_not_the_job(cluster, project, tmp_path, start)
     on_a_terminal(cluster, command, tmp_path / "typescript")
     said = (tmp_path / "typescript").read_text()
     assert f"job {job} goes on" in said and "Traceback" not in said
-    wait_for(lambda: "node.sh" not in cluster.run("squeue", "--steps", "-h", "-o%j").stdout, "the end of the step")
+    wait_for(lambda: "node.sh" not in str(cluster.running("node2")), "the end of the step")
     assert "RUNNING" in cluster.run("squeue", "-h", "-o%T", f"--jobs={job}").stdout
 
 

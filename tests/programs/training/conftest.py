@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
 import shutil
 import signal
 import sys
@@ -25,6 +24,8 @@ from training_runs import (
     TRAINING,
     Launch,
     Trained,
+    figures_of,
+    started_at,
     write_driver,
 )
 
@@ -55,9 +56,8 @@ def server(modules):
     """What ranks are forked from: it has imported all, and done nothing."""
     from multiprocessing import forkserver
 
-    # torch imports these two late, in the first optimizer and the first checkpoint, a second and more in every rank
-    late = ["torch._dynamo", "fsspec"]
-    FORKING.set_forkserver_preload(["torch.distributed.checkpoint.state_dict", *late, *MODULES, training_runs.__name__])
+    late = "torch._dynamo"  # which torch imports in the first optimizer, a second and more in every rank
+    FORKING.set_forkserver_preload([late, *MODULES, training_runs.__name__])
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
             patch.delenv(name, raising=False)
@@ -90,10 +90,10 @@ def train(server, text):
 
     def run(folder, ranks, program, *words, seconds=DEADLINE, driver=None):
         programs = [TRAINING / f"{program}.py"] if driver is None else [driver, TRAINING / f"{program}.py"]
-        words = [*TINY, "--data", text, "--out", folder, "--json", f"{folder}.json", *words]
+        words = [*TINY, "--data", text, "--out", folder, *words]
         done = Launch(folder, ranks, *programs, *words).wait(seconds)
         assert done.codes == [0] * ranks, done.err
-        return Trained(folder, json.loads(Path(f"{folder}.json").read_text()), done.out, done.err)
+        return Trained(folder, figures_of(folder, started_at(done.out)), done.out, done.err)
 
     return run
 
@@ -142,12 +142,20 @@ def half(trained, tmp_path):
 @pytest.fixture
 def solo(modules, monkeypatch, tmp_path):
     """Run train_single in this process; return its figures."""
+    began, start = [], modules.checkpoints.Checkpoints.start
+
+    def note(self, *given):
+        state = start(self, *given)
+        began.append((self.folder, state["step"]))
+        return state
+
+    monkeypatch.setattr(modules.checkpoints.Checkpoints, "start", note)
 
     def run(*words):
-        words = ["--json", tmp_path / "solo.json", "--out", tmp_path / "run", *words]
+        words = ["--out", tmp_path / "run", *words]
         monkeypatch.setattr(sys, "argv", [str(TRAINING / "train_single.py"), *map(str, words)])
         modules.train_single.main()
-        return json.loads((tmp_path / "solo.json").read_text())
+        return figures_of(*began[-1])
 
     return run
 

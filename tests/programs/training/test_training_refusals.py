@@ -1,5 +1,6 @@
 """What the programs say when they cannot train: wrong flags, no data, ranks that differ, a loss that is no number."""
 
+import dataclasses
 import json
 import os
 import re
@@ -23,18 +24,39 @@ torch = pytest.importorskip("torch")
         (["--layers", "0"], "and --context and --layers at least 1: Config(vocabulary=256, context=128, layers=0,"),
         (["--dtype", "half"], "argument --dtype: invalid choice: 'half'"),
         (["--micro-batch", "5"], "--micro-batch 5 does not divide the 32 sequences of a rank: choose a divisor"),
-        (["--json", "/proc/x.json"], "No such file or directory: '/proc/x.json': give another --out or --json"),
-        (["--out", __file__], f"File exists: '{__file__}': give another --out or --json"),
+        (["--out", __file__], f"File exists: '{__file__}': give another --out"),
+        (["--grad-clip", "0"], "argument --grad-clip: '0' has to be a number above 0"),
         (["--profile", "5"], "argument --profile: '5' has to be FIRST:LAST, two steps from 2 on, for example 5:8"),
         (["--profile", "1:3"], "argument --profile: '1:3' has to be FIRST:LAST"),
         (["--profile", "8:5"], "argument --profile: '8:5' has to be FIRST:LAST"),
-        (["--data", "/nowhere"], "--data /nowhere: no such file or folder"),
-        (["--data", "/dev/null"], "--data /dev/null has 0 bytes of text, too few for --context 128"),
-        (["--data", TRAINING, "--global-batch", 10**6], "add data, or lower --global-batch 1000000"),
+        (
+            ["--data", "/nowhere"],
+            "--data /nowhere: [Errno 2] No such file or directory: '/nowhere' (on this node, seen",
+        ),
+        (["--data", TRAINING], "Is a directory"),
+        (["--data", __file__, "--context", 1000], " bytes of text, too few for --context 1000: add text"),
+        (["--global-batch", 10**6], "add data, or lower --global-batch 1000000"),
     ],
 )
 def test_bad_flags(words, expected, refused):
     assert expected in refused(*words)
+
+
+def test_fields_of_a_model_are_flags(modules, monkeypatch, capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        dropout: bool = True
+        rate: float = 0.5
+
+    monkeypatch.setattr(modules.arguments, "Config", Config)
+    parser = modules.arguments.make_parser("")
+    assert (parser.parse_args([]).dropout, parser.parse_args(["--no-dropout"]).dropout) == (True, False)
+    assert parser.parse_args(["--rate", "0.25"]).rate == 0.25
+    monkeypatch.setattr(modules.arguments, "Config", dataclasses.make_dataclass("Config", [("micro_batch", int, 1)]))
+    with pytest.raises(SystemExit) as end:
+        modules.arguments.make_parser("")
+    assert end.value.code == 2
+    assert "Config in lm/model.py has a field micro_batch, and so has the program a flag" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", ["train_single", "train_ddp", "train_fsdp", "compare", "sample"])
@@ -136,7 +158,7 @@ def test_nodes_that_see_different_checkpoints(program, half, driver, server, tex
     folder = half(program)
     for rank in (0, 1):
         shutil.copytree(folder, tmp_path / str(rank), symlinks=True)
-    damage(tmp_path / "1" / os.readlink(folder / "latest"), "empty" if program == "train_ddp" else "run.json")
+    damage(tmp_path / "1" / os.readlink(folder / "latest"), "empty")
     path = driver(f"sys.argv += ['--out', {str(tmp_path)!r} + f'/{{rank}}']")
     words = [*TINY, "--data", text, "--resume"]
     done = Launch(tmp_path / "log", 2, path, TRAINING / f"{program}.py", *words).wait()

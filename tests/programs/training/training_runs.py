@@ -13,8 +13,8 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import runpy
-import shutil
 import sys
 import time
 from contextlib import suppress
@@ -27,10 +27,10 @@ with suppress(ImportError):  # the test files skip themselves
     import torch
 
 TRAINING = Path(__file__).resolve().parents[3] / "{{cookiecutter.project}}" / "training"
-LM = ("arguments", "checkpoints", "data", "metrics", "model", "schedule", "setup", "shards", "stop", "trackers")
+LM = ("arguments", "checkpoints", "data", "metrics", "model", "schedule", "setup", "stop", "trackers")
 MODULES = (*(f"lm.{name}" for name in LM), "train_single", "train_ddp", "train_fsdp", "sample")
-# Which program writes, on two ranks, the checkpoints that another one reads: train_single.py has one rank alone.
-WRITER = {"train_single": "train_ddp", "train_ddp": "train_ddp", "train_fsdp": "train_fsdp"}
+# Which program writes, on two ranks, the checkpoints that another one reads: any reads those of any other.
+WRITER = {"train_single": "train_ddp", "train_ddp": "train_fsdp", "train_fsdp": "train_fsdp"}
 STEPS, HALF = 40, 20
 TO_HALF = ("--steps", HALF, "--save-every", 10)
 SHAPE = ["--context", "32", "--layers", "2", "--heads", "2", "--width", "32", "--dtype", "float64"]
@@ -125,7 +125,25 @@ def write_driver(path, change):
 
 
 def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def figures_of(folder, first_step):
+    """Return the losses of the steps after `first_step`, where a run began, and its last figures."""
+    rows = metrics(folder)
+    losses = [row for row in rows if "loss" in row]
+    return {
+        "first_step": first_step,
+        "steps": losses[-1]["step"],
+        "losses": [row["loss"] for row in losses if row["step"] > first_step],
+        "final_loss": losses[-1]["loss"],
+        "val_loss": [row["val_loss"] for row in rows if "val_loss" in row][-1:],
+    }
+
+
+def started_at(out):
+    """Return the step at which a run says that it starts."""
+    return int(re.search(r"start   at step (\d+)", out)[1])
 
 
 def largest_difference(some, others):
@@ -172,14 +190,8 @@ def checkpoints(folder):
 def damage(path, kind):
     """Do to a checkpoint what disks, people and other programs do."""
     if kind == "cut":
-        part = max(path.glob("*.distcp")) if path.is_dir() else path
-        os.truncate(part, part.stat().st_size // 2)
-    elif kind == "empty" and path.is_dir():
-        shutil.rmtree(path)
-        path.mkdir()
+        os.truncate(path, path.stat().st_size // 2)
     elif kind == "empty":
         os.truncate(path, 0)
     elif kind == "of another program":
         torch.save([torch.zeros(2)], path)
-    else:
-        (path / kind).unlink()

@@ -9,6 +9,6 @@ BY_SLURM = (
         says="the ranks waited for something that never came",
         fix="Look at where each rank was, below: one that stands alone kept the others waiting.",
         source="this project",
-        way="waited",
+        waiting=True,
     ),
 )

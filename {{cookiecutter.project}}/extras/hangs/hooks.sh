@@ -38,7 +38,7 @@ hangs_check_settings() {
 
 hangs_before_launch() {
     rm -f "$RUN_DIR"/{stuck,timeout,stacks.txt} "$RUN_DIR"/*-rank-* # of an earlier start
-    rank_prefix+=("$PROJECT_DIR/extras/hangs/with_stacks.sh")
+    rank_prefix+=(bash "$PROJECT_DIR/extras/hangs/with_stacks.sh")
 }
 
 #? if kind != "runai"
@@ -99,11 +99,11 @@ hangs_where_ranks_are() {
     local answers
     answers=$(timeout --foreground --kill-after=10 60 srun --overlap "${on_hosts[@]}" \
         --ntasks=${#hosts[@]} --ntasks-per-node=1 --cpus-per-task=1 --label --input=none \
-        --export=ALL "$PROJECT_DIR/extras/hangs/collect.sh" "SLURM_JOB_ID=$SLURM_JOB_ID" \
+        --export=ALL bash "$PROJECT_DIR/extras/hangs/collect.sh" "SLURM_JOB_ID=$SLURM_JOB_ID" \
         2>/dev/null) || return
     hangs_group --stacks <<<"$answers" 2>/dev/null
     #? else
-    "$PROJECT_DIR/extras/hangs/collect.sh" "RUN_DIR=$RUN_DIR" | hangs_group --stacks
+    bash "$PROJECT_DIR/extras/hangs/collect.sh" "RUN_DIR=$RUN_DIR" | hangs_group --stacks
     #? endif
 }
 

@@ -28,7 +28,7 @@ find_running_job "$1" # number, hosts
 ask() {
     timeout --foreground --kill-after=10 "$1" srun --jobid="$number" --overlap --ntasks-per-node=1 \
         --cpus-per-task=1 --label --input=none --export=ALL "${@:2}" \
-        "$PROJECT_DIR/extras/hangs/collect.sh" "SLURM_JOB_ID=$number"
+        bash "$PROJECT_DIR/extras/hangs/collect.sh" "SLURM_JOB_ID=$number"
 }
 
 # Asks each node by itself, as one that is broken may cost the answers of all.
@@ -113,6 +113,6 @@ newest=$(find "$PROJECT_DIR/logs" -mindepth 1 -maxdepth 1 -type d -name '[0-9]*'
 run=${1:-$newest}
 [[ -d $run ]] ||
     die "'$run': expected the folder of a run, as in bash extras/hangs/stacks.sh logs/RUN"
-"$PROJECT_DIR/extras/hangs/collect.sh" "RUN_DIR=$(realpath "$run")" |
+bash "$PROJECT_DIR/extras/hangs/collect.sh" "RUN_DIR=$(realpath "$run")" |
     python3 "$PROJECT_DIR/extras/hangs/group.py"
 #? endif

@@ -15,8 +15,8 @@ mpi_job_start() {
 # Sets wrapper, what each task of mpirun runs. Refuses what mpirun cannot start.
 mpi_check_settings() {
     case $LAUNCHER in
-        mpirun) wrapper=("$PROJECT_DIR/extras/mpi/ranks.sh" "$PROJECT_DIR/launch/torchrun.sh") ;;
-        mpirun-ranks) wrapper=("$PROJECT_DIR/extras/mpi/ranks.sh" "$PROJECT_DIR/launch/rank.sh") ;;
+        mpirun) wrapper=(bash "$PROJECT_DIR/extras/mpi/ranks.sh" "$PROJECT_DIR/launch/torchrun.sh") ;;
+        mpirun-ranks) wrapper=(bash "$PROJECT_DIR/extras/mpi/ranks.sh" "$PROJECT_DIR/launch/rank.sh") ;;
         *) return 0 ;;
     esac
     local version

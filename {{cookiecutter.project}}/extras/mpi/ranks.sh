@@ -26,7 +26,7 @@ main() {
     # Open MPI 4 in a container, started by mpirun 5, takes a rank without SLURM_STEP_ID for a run of
     # one.
     export SLURM_STEP_ID=${SLURM_STEP_ID:-0}
-    exec "$@"
+    exec bash "$@"
 }
 
 check_one_per_node() {

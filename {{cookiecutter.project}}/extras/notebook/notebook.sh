@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
-#? set job = interactive_answers(cookiecutter)
-#? set own_queue = "partition" in site.interactive or "qos" in site.interactive or has_own_queue(job, cookiecutter)
+#? set plan = plan_of(cookiecutter)
+#? set job = plan.interactive_answers
+#? set own_queue = "partition" in site.interactive or "qos" in site.interactive or plan.has_own_queue(job)
 # Opens JupyterLab on a compute node, inside the software environment of env.sh: {{ site.title }}.
 #
 #   bash extras/notebook/notebook.sh                     submits a job of one node, and connects to it
@@ -36,7 +37,7 @@ submit_notebook() {
     options+=(
         --nodes=1 --ntasks=1 --job-name=notebook --output=notebook-%j.out --export=ALL
         --no-requeue # after a requeue all variables of the kernels would be lost
-        #? for option, why in own_resources(job, own_queue)
+        #? for option, why in plan_of(job).own_resources(own_queue)
         "{{ option }}"
         #? endfor
     )

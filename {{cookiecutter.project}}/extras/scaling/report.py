@@ -73,7 +73,6 @@ class Run(NamedTuple):
     title: str  # of its table
     about: str  # hardware and software, or the source
     table_size: int | None  # message size of its table: the largest that all numbers of nodes have; None: published
-    line_rate: float | None  # Gbit/s; None: not given
     measurements: list[Measurement]  # of all sizes
 
     def is_published(self) -> bool:
@@ -176,7 +175,6 @@ def read_json(path: Path) -> Run:
         title="",
         about=describe(facts),
         table_size=None,
-        line_rate=facts["line_rate_Gbps"],
         measurements=sorted(measurements, key=lambda measurement: measurement.size),
     )
 
@@ -184,10 +182,10 @@ def read_json(path: Path) -> Run:
 def describe(facts: dict) -> str:
     """Return hardware, software and settings of a run, from the facts in its JSON file."""
     devices = ", ".join(f"{count} x {name}" for name, count in Counter(facts["devices"]).items())
-    network = [text for text in (facts["backend"], facts["nccl"], facts["network"]) if text]
+    backend = f"{facts['backend']} {facts['nccl'] or ''}".strip()
     job = f"job {facts['job']}" if facts["job"] else ""
     environment = " ".join(f"{name}={value}" for name, value in facts["environment"].items())
-    parts = [devices, " ".join(network), f"torch {facts['torch']}", facts["date"], job, environment]
+    parts = [devices, backend, f"torch {facts['torch']}", facts["date"], job, environment]
     return "; ".join(part for part in parts if part)
 
 
@@ -204,7 +202,6 @@ def read_published(path: Path) -> list[Run]:
                     title=row["about"],
                     about=f"Source: {row['source']}",
                     table_size=None,
-                    line_rate=None,
                     measurements=[],
                 )
             scale = Scale(number_or_none(row["nodes"]), number_or_none(row["gpus"]))
@@ -401,7 +398,7 @@ def print_bars(plot: Plot) -> None:
     print("```\n")
 
 
-def draw_plot(axes, plot: Plot, line_rate: float) -> None:
+def draw_plot(axes, plot: Plot, line_rate: float | None) -> None:
     """Draw a plot into matplotlib's axes."""
     for line in plot.lines:
         axes.plot(
@@ -429,7 +426,7 @@ def draw_plot(axes, plot: Plot, line_rate: float) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(-0.25, 0), borderaxespad=4, frameon=False, handlelength=2.8)
 
 
-def draw(runs: list[Run], plots: list[Plot], prefix: Path) -> None:
+def draw(runs: list[Run], plots: list[Plot], prefix: Path, line_rate: float | None) -> None:
     """Write PREFIX.png and PREFIX.svg, as wide as a column of print; print bars where there is no matplotlib."""
     try:
         import matplotlib
@@ -443,7 +440,6 @@ def draw(runs: list[Run], plots: list[Plot], prefix: Path) -> None:
     height = 0.4 + sum(2.6 + 0.16 * len(plot.lines) for plot in plots)
     figure = Figure(figsize=(3.5, height), layout="constrained")  # inches
     figure.suptitle("\n".join([runs[-1].kind, *runs[-1].about.split("; ")[:2]]), fontsize=8)
-    line_rate = max(run.line_rate or 0 for run in runs)
     for axes, plot in zip(figure.subplots(len(plots), squeeze=False)[:, 0], plots):
         draw_plot(axes, plot, line_rate)
     prefix.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -466,6 +462,9 @@ def main() -> None:
         help="exit code 1 if a bus bandwidth is missing or lower than the first run's by more than this: 0.1 for 10 %%",
     )
     parser.add_argument("--plot", type=Path, metavar="PREFIX", help="draw PREFIX.png and PREFIX.svg")
+    parser.add_argument(
+        "--line-rate", type=float, metavar="GBIT/S", help="of all cards of a node: a line in the picture"
+    )
     args = parser.parse_args()
 
     runs = [run for path in args.runs for run in read(path)]
@@ -485,7 +484,7 @@ def main() -> None:
     if args.plot:
         plots = plots_of(runs)
         if plots:
-            draw(runs, plots, args.plot)
+            draw(runs, plots, args.plot, args.line_rate)
         else:
             tell("nothing to draw: this is one message size on one number of nodes")
             sys.exit(1 if failed else 2)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
 #? set published = site_facts(cookiecutter.site).all_reduce
-#? set limit = job_limit(cookiecutter)
+#? set limit = plan_of(cookiecutter).job_limit
 #? set variable = "SBATCH_" ~ limit.question | upper if limit else ""
 # Measures all-reduce on several numbers of nodes, one job for each. Results are in
 # logs/scaling/NAME/nodes-N.json, and extras/scaling/report.py makes tables of them.

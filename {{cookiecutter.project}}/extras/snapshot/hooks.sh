@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set kind = site_facts(cookiecutter.site).kind
 #? set runtime = cookiecutter.runtime
-#? set container = in_container(cookiecutter)
+#? set container = plan_of(cookiecutter).in_container
 # Copies the sources when a job is submitted, has the job run the copy, and records the run in
 # RUN_DIR/run.json. launch/extras.sh calls the functions snapshot_MOMENT.
 #
@@ -90,7 +90,7 @@ snapshot_job_start() {
 #? endif
 # Puts enter.sh before the launcher, and has record.py write run.json, once for each RUN_DIR.
 snapshot_before_launch() {
-    rank_prefix+=("$PROJECT_DIR/extras/snapshot/enter.sh" "${snapshot_copies[@]}" --)
+    rank_prefix+=(bash "$PROJECT_DIR/extras/snapshot/enter.sh" "${snapshot_copies[@]}" --)
     if [[ $snapshot_recorded != "$RUN_DIR" ]]; then
         snapshot_recorded=$RUN_DIR
         snapshot_record

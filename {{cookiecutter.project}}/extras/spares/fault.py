@@ -38,7 +38,6 @@ MAY_PASS = {
     "waited in vain": "the rank that hung may have hung because of its node",
     "killed": "another process on the node may have taken the memory",
     "crashed": "a fault of the node's memory crashes a rank, too",
-    "unexpected signal": "the sender of the signal may not send it again",
 }
 
 # How a run without a known cause ended, if the program ended it: "way" of slurm/doctor.py --json.

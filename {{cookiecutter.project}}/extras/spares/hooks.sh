@@ -358,7 +358,7 @@ spares_keep_a_node_standing_by() {
             node=${others[turn++ % ${#others[@]}]}
             srun --overlap --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
                 --nodelist="$node" --input=none --output=none \
-                "$PROJECT_DIR/extras/spares/stand_by.sh" "$SLURMD_NODENAME" "${spares_outputs[@]}" \
+                bash "$PROJECT_DIR/extras/spares/stand_by.sh" "$SLURMD_NODENAME" "${spares_outputs[@]}" \
                 "${typed[@]}" &>>"$RUN_DIR/stand_by.log" || true
         fi
         sleep 30 &>/dev/null || return 0

@@ -42,7 +42,7 @@ class Sampling:
         command = ["srun", "--jobid=" + self.job, "--overlap", "--nodelist=" + ",".join(hosts)]
         command += [f"--nodes={len(hosts)}", f"--ntasks={len(hosts)}", "--ntasks-per-node=1", "--cpus-per-task=1"]
         command += ["--label", "--input=none", "--export=ALL", "--quit-on-interrupt"]
-        command += [NODE_SCRIPT, self.job, *map(str, self.arguments)]
+        command += ["bash", NODE_SCRIPT, self.job, *map(str, self.arguments)]
         # A session of its own: Ctrl-C is for this program alone.
         step = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True)
         self.steps[step] = (Reader(self.nodes), b"")

@@ -20,7 +20,7 @@ class Cause(NamedTuple):
     fix: str
     source: str  # whose words the patterns are
     signals: tuple = ()  # a launcher that reports one of these signals proves it, too
-    way: str = "slurm"  # for --json: how the ranks ended, of a cause in BY_SLURM
+    waiting: bool = False  # ranks waited for another one: where each was may say more than this row
 
 
 # Searched first: in Slurm's record of the job, and in lines of Slurm in its output.
@@ -54,17 +54,10 @@ BY_SLURM = (
         source="Slurm",
     ),
     Cause(
-        name="requeued",
-        patterns=(r"DUE TO JOB REQUEUE",),
-        says="the job was requeued: Slurm starts it again",
-        fix="Wait for its next attempt. To see its attempts, run sacct -D -X -j JOBID.",
-        source="Slurm",
-    ),
-    Cause(
         name="cancelled",
-        patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*", r"^JobState=CANCELLED"),
-        says="the job was cancelled",
-        fix="To see who cancelled it, run sacct -X -o state%30 -j JOBID.",
+        patterns=(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ (?:DUE TO JOB REQUEUE )?\*\*\*", r"^JobState=CANCELLED"),
+        says="the job was cancelled or requeued",
+        fix="To see who cancelled it, and whether Slurm starts it again, run sacct -D -X -o jobid,state%30 -j JOBID.",
         source="Slurm",
     ),
     Cause(
@@ -106,17 +99,11 @@ BY_STARTER = (
         source="Slurm",
     ),
     Cause(
-        name="PMIx of Slurm",
-        patterns=(r"can not load PMIx library",),
-        says="srun cannot load the PMIx library of the node",
-        fix="Start the program without --mpi=pmix: torchrun, srun and spawn need no PMIx. For MPI, ask your site.",
-        source="Slurm",
-    ),
-    Cause(
         name="missing program",
-        patterns=(r"^slurmstepd\S*: .*execve\(\): .*No such file",),
-        says="a file or command is not there",
-        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it.",
+        patterns=(r"^slurmstepd\S*: .*execve\(\): .*No such file", r"can not load PMIx library"),
+        says="srun cannot start the program: a file or a library is not there",
+        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it. Only programs"
+        " that call MPI need --mpi=pmix.",
         source="Slurm",
     ),
     Cause(
@@ -132,6 +119,7 @@ BY_STARTER = (
         says="a rank ended, without an error, while others still waited for it",
         fix="First look at the program: all ranks need the same number of steps, and the same collectives.",
         source="Slurm",
+        waiting=True,
     ),
     Cause(
         name="killed",
@@ -154,12 +142,7 @@ BY_RANK = (
     ),
     Cause(
         name="module",
-        patterns=(
-            r"ModuleNotFoundError: \S",
-            r"python[0-9.]*: No module named \S",
-            r"module\(s\) are unknown",
-            r"locate a modulefile",
-        ),
+        patterns=(r"ModuleNotFoundError: \S", r"python[0-9.]*: No module named \S", r"module\(s\) are unknown"),
         says="a module is not found",
         fix="Check RUNTIME, VENV and MODULES in env.sh (module spider finds modules). Install a missing Python package."
         " Add the folder of a module of your own to PYTHONPATH.",
@@ -202,7 +185,6 @@ BY_RANK = (
             r"(?:CUDA|HIP|XPU) out of memory\. ",
             r"(?:CUDA|HIP)(?: driver)? error: out of memory",
             r"CUBLAS_STATUS_ALLOC_FAILED",
-            r"Cuda failure.*out of memory",
             r"CUDA_ERROR_OUT_OF_MEMORY",
             r"Triton Error \[CUDA\]: out of memory",
         ),
@@ -212,12 +194,7 @@ BY_RANK = (
     ),
     Cause(
         name="GPU driver",
-        patterns=(
-            r"on your system is too old",
-            r"forward compatibility was attempted",
-            r"driver version is insufficient",
-            r"no kernel image is",
-        ),
+        patterns=(r"on your system is too old", r"driver version is insufficient", r"no kernel image is"),
         says="this torch does not support this GPU driver or GPU",
         fix="Install a torch for the CUDA that nvidia-smi shows, with these GPUs in torch.cuda.get_arch_list().",
         source="torch",
@@ -234,7 +211,6 @@ BY_RANK = (
         patterns=(
             r"No (?:CUDA|HIP) GPUs are available",
             r"no CUDA-capable device",
-            r"Found no NVIDIA",
             r"not compiled with CUDA",
             r"is only supported with GPUs",
             r"Duplicate GPU",
@@ -249,10 +225,7 @@ BY_RANK = (
         name="GPU hardware",
         patterns=(
             r"uncorrectable (?:NVLink|ECC) error\b",
-            r"UNCORRECTABLE MEMORY",
             r"GPU is lost",
-            r"fallen off the bus",
-            r"determine the device handle",
             r"system not yet initialized",  # NVIDIA's fabric manager does not run
         ),
         says="a GPU or a node is broken",
@@ -268,20 +241,12 @@ BY_RANK = (
         source="NVML",
     ),
     Cause(
-        name="GPU program",
-        patterns=(r"device-side assert triggered", r"illegal memory access was encountered"),
-        says="a kernel on a GPU read or wrote where it may not",
-        fix="Set CUDA_LAUNCH_BLOCKING=1 to see the line. Mostly an index or a label is out of range.",
-        source="CUDA",
-    ),
-    Cause(
         name="shared memory",
         patterns=(
             r"unable to (?:write to|open|allocate shared memory\(shm\) for) file </torch_",
             r"failed to extend /dev/shm/nccl-",
             r"Error while creating shared memory segment",
             r"posix_fallocate failed : No space left",
-            r"insufficient shared memory",
         ),
         says="/dev/shm is full, or too small",
         fix="Let the program start fewer processes that read data (num_workers). On the node, df -h /dev/shm shows"
@@ -290,33 +255,17 @@ BY_RANK = (
     ),
     Cause(
         name="compiler cache",
-        patterns=(
-            r"(?:resource busy|No such file or directory): '.*(?:triton|torchinductor)",
-            r"(?:Stale file handle|No locks available): '.*(?:triton|torchinductor)",
-        ),
+        patterns=(r"(?:resource busy|No such file or directory): '.*(?:triton|torchinductor)",),
         says="ranks wrote the cache of compiled kernels at the same time, on a file system that all nodes share",
         fix="Write export TRITON_CACHE_DIR=/tmp/triton-$USER TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-$USER into env.sh.",
         source="Triton, torch",
     ),
     Cause(
-        name="compiler",
-        patterns=(r"Failed to find C compiler", r"Python\.h: No such file or directory"),
-        says="torch.compile and Triton build code when the program starts, and the node has no compiler or no Python.h",
-        fix="Name a module with gcc in MODULES of env.sh. Python.h comes with python3-dev, or a Python of conda or uv.",
-        source="Triton",
-    ),
-    Cause(
-        name="file locks",
-        patterns=(r"No locks available",),
-        says="the file system has no locks",
-        fix="Keep the cache elsewhere (HF_HOME in env.sh), or set HF_DATASETS_USE_SOFT_FILELOCK=1 for datasets.",
-        source="Linux",
-    ),
-    Cause(
         name="file system",
-        patterns=(r"[Ss]tale file handle", r"Input/output error", r"Transport endpoint is not connected"),
-        says="the file system did not answer as it should: the node may have lost it, or another job removed the file",
-        fix="Submit again. If one node fails again, submit with --exclude=NODE, and tell your site.",
+        patterns=(r"[Ss]tale file handle", r"Input/output error", r"No locks available"),
+        says="the file system did not answer as it should: the node may have lost it, or it has no locks",
+        fix="Submit again. If one node fails again, submit with --exclude=NODE, and tell your site. Without locks, set"
+        " HF_DATASETS_USE_SOFT_FILELOCK=1 for datasets, or keep the cache elsewhere (HF_HOME in env.sh).",
         source="Linux",
     ),
     Cause(
@@ -326,7 +275,6 @@ BY_RANK = (
             r"No space left on device",
             r"Read-only file system",
             r"inline_container\.cc.* unexpected pos",
-            r"PytorchStreamWriter failed writing file",
             r"basic_ios::clear: iostream error",
         ),
         says="a disk is full, over your quota, or read-only",
@@ -380,6 +328,7 @@ BY_RANK = (
         says="ranks called different collectives at the same time, or with tensors of different shapes or types",
         fix="Let all ranks call the same collectives, in the same order, with tensors of the same shape and type.",
         source="gloo",
+        waiting=True,
     ),
     Cause(
         name="port",
@@ -434,28 +383,17 @@ BY_RANK = (
     ),
     Cause(
         name="rendezvous",
-        patterns=(
-            r"client socket has timed out",
-            r"seconds waiting for clients",
-            r"Rendezvous(?:Timeout|Connection|Closed)Error",
-        ),
+        patterns=(r"client socket has timed out", r"seconds waiting for clients"),
         says="not all nodes joined the rendezvous in time, or its address cannot be reached",
         fix="If nodes start slowly, raise RDZV_TIMEOUT. --exclude nodes without a folder in logs/JOBID.ATTEMPT.",
         source="torch",
     ),
     Cause(
         name="missing file",
-        patterns=(r"FileNotFoundError: \S", r"can't open file '", r": command not found"),
-        says="a file or command is not there",
-        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it.",
-        source="CPython, bash",
-    ),
-    Cause(
-        name="permission",
-        patterns=(r"Permission denied(?! \()",),
-        says="a file or folder is not yours to read or write",
-        fix="Run ls -ld PATH on a compute node, also for the folders above it.",
-        source="Linux",
+        patterns=(r"FileNotFoundError: \S", r": command not found", r"Permission denied(?! \()"),
+        says="a file or command is not there, or not yours to use",
+        fix="Run ls -ld PATH on a compute node, also for its folders: the path has to be where all nodes see it.",
+        source="CPython, bash, Linux",
     ),
     Cause(
         name="crashed",
@@ -466,17 +404,8 @@ BY_RANK = (
         signals=(11, 6, 8, 5),
     ),
     Cause(
-        name="unexpected signal",
-        patterns=(),
-        says="a signal ended a process that does not handle it",
-        fix="Handle it (10 is SIGUSR1; a script does it by trap '' USR1), or do not send it (--signal). STOP_FILE asks"
-        " to end without a signal.",
-        source="Slurm",
-        signals=(1, 10, 12),
-    ),
-    Cause(
         name="network retries",
-        patterns=(r"Transport retry count exceeded", r"UCX .*Endpoint timeout"),
+        patterns=(r"Transport retry count exceeded",),
         says="the network gave up sending to another node, which had ended, or has a bad cable or adapter",
         fix="Look at the other node's ranks first. If none had ended, submit with --exclude=NODE, and tell your site.",
         source="UCX",
@@ -484,20 +413,23 @@ BY_RANK = (
 )
 
 # A rank waited in vain, or lost another one, and no rank is known to have failed. errors.py has the patterns.
-BY_WAITING = (
-    Cause(
+BY_WAITING = {
+    "waited": Cause(
         name="waited in vain",
         patterns=(),
         says="ranks waited in vain for one that hung, or was busy",
         fix="If the rank was stuck, see where. If it was slow, raise timeout of init_process_group. If it had returned,"
-        " correct the program: all ranks need the same number of steps.",
+        " correct the program: all ranks need the same number of steps, and the same collectives.",
         source="torch",
+        waiting=True,
     ),
-    Cause(
+    "peer": Cause(
         name="lost another rank",
         patterns=(),
         says="a rank lost another one that printed no error",
-        fix="See whether a rank returns early, then look at the other node: the logs of its ranks, sinfo -N -l.",
+        fix="First look at the program: all ranks need the same number of steps. Then look at the other node: the logs"
+        " of its ranks, sinfo -N -l.",
         source="torch, NCCL, Horovod",
+        waiting=True,
     ),
-)
+}

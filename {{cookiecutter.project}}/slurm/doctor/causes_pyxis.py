@@ -1,36 +1,21 @@
-"""The causes of containers that srun starts with pyxis, by --container-image or by the .toml of an EDF."""
+"""The cause of containers that srun starts with pyxis, by --container-image or by the .toml of an EDF."""
 
 from causes import Cause
 
 BY_STARTER = (
     Cause(
-        name="folders of enroot",
-        patterns=(r"pyxis: .*mkdir: cannot create directory .*: Permission denied",),
-        says="enroot may not make its folders on the node",
-        fix="Tell your site: /etc/enroot/enroot.conf has to name folders that each user may write to.",
-        source="pyxis",
-    ),
-    Cause(
-        name="mounts of pyxis",
-        patterns=(
+        name="pyxis",
+        patterns=(  # the line that says why comes first here, and last in an output
+            r"pyxis: .*mkdir: cannot create directory .*: Permission denied",
             r"--container-mounts: source path does not exist",
-            r"enroot-mount: failed to (?:re)?mount",
-        ),
-        says="the container cannot mount a folder, which is missing on a node or in the image",
-        fix="Name folders that exist on every node, in BINDS of env.sh or in mounts of an EDF's .toml. Mount them where"
-        " the image has them.",
-        source="pyxis, enroot",
-    ),
-    Cause(
-        name="image of pyxis",
-        patterns=(
+            r"pyxis: +enroot-mount: failed to (?:re)?mount",
             r"pyxis: (?:failed to|couldn't) \S",
             r"pyxis: container start failed",
             r"pyxis: child \d+ failed with error code",
         ),
-        says="the container image is not there, or does not start",
-        fix="Read the lines around the proof. Set IMAGE in env.sh, or image in an EDF's .toml, to an image that all"
-        " nodes see.",
+        says="the container does not start: its image, or a folder that it mounts, is not where it should be",
+        fix="Read the lines around the proof. IMAGE of env.sh, or image in an EDF's .toml, has to be where all nodes"
+        " see it. Folders in BINDS, or in mounts of the .toml, have to exist on every node and in the image.",
         source="pyxis, enroot",
     ),
 )

@@ -22,9 +22,7 @@ NATIVE = re.compile(  # compiled code says that it goes down
     r"|.*: Assertion [`'].*' failed|F\d{4} .*\] |.*Check failed: |The application appears to have been direct launched"
 )
 WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
-# An error without a traceback: the last line of one, argparse's, CUDA's. What goes on rarely prints such a line.
-ERROR_LINE = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)(?:: \S|$)|\S+\.py: error: \S|CUDA error: \S")
-BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE, ERROR_LINE)))
+BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE)))
 WITHIN_TRACEBACK = (" ", "Traceback", "╭", "+", "│", "╰", "|")  # how its lines begin, but for the last one, the error
 OF_A_GROUP = re.compile(r"[ |]+\| (?! |Traceback)(\S.*)")  # an error within a group of exceptions
 
@@ -65,7 +63,7 @@ PEER = re.compile(  # the last words of a rank that ended because of another one
     r"Connection (?:closed|reset) by peer|Connection refused|Broken pipe|(?:recvVector|sendBytes) failed|got 0 bytes"
     r"|remote process exited|ncclRemoteError|communicator was aborted|HorovodInternalError|ChildFailedError"
     r"|SignalException|KeyboardInterrupt|reached monitoredBarrier, but received errors|MPI_ERR_PROC_FAILED"
-    r"|Transport retry count exceeded|Endpoint timeout"  # UCX: the other side does not answer
+    r"|Transport retry count exceeded"  # UCX: the other side does not answer
 )
 WAITED = re.compile(
     r"[Tt]imed out (?:waiting|after)|[Ww]ait timeout|client socket has timed out|failed to pass monitoredBarrier"
@@ -104,17 +102,11 @@ class Message:
         self.errors = []  # the lines that say what is wrong, the first one of a chain first
         self.is_harmless = is_harmless  # a line before it has announced that the program goes on
         self.inside = False  # a traceback, whose error has not come
-        self.is_bare = False  # a line alone, without a traceback
 
     @property
     def error(self):
         """The line that says what is wrong: of a chain the first one, which the others follow from."""
         return self.errors[0] if self.errors else self.lines[self.end]
-
-    @property
-    def of_launcher(self):
-        """Tell whether it is a launcher's: its ranks have failed before, and say more."""
-        return bool(OF_LAUNCHER.search(self.error.text))
 
     @property
     def way(self):
@@ -123,8 +115,6 @@ class Message:
         text = self.error.text
         behind = [line.text for line in self.lines[self.end + 1 : self.end + 1 + LINES_BEHIND]]
         way = way_of(text, traceback)
-        if way == "error" and behind and traceback[0].text[:1] in "╭+":  # rich breaks lines at 80 columns
-            way = way_of(text.rstrip() + " " + behind[0], traceback)
         if way == "error" and OF_COMMUNICATION.search(text):
             said = [line.text for line in traceback if line.text.startswith("  what(): ")]
             ways = [way_of(line) for line in said + behind]
@@ -166,13 +156,11 @@ def read_messages(lines):
             native = bool(NATIVE.match(text)) and not is_traceback
             belongs = native or text.startswith("Original") or GOES_ON.match(previous)
             if not (message and belongs and apart <= LINES_BEHIND):
-                is_harmless = "Exception ignored" in previous or (is_traceback and bool(NO_FAILURE.search(previous)))
-                message = Message(lines, index, native, is_harmless)
+                message = Message(lines, index, native, bool(NO_FAILURE.search(previous)))
                 messages.append(message)
             message.inside = is_traceback or bool(SYNTAX_ERROR.match(text))
             message.end, apart = index, 0
             if not message.inside:
-                message.is_bare = not native and not message.errors
                 message.errors.append(line)
         elif message and CONTINUES.match(text):
             message.end = index if index == message.end + 1 else message.end
@@ -182,7 +170,7 @@ def read_messages(lines):
             previous = text
     if message and message.inside:
         end_group(message)
-    return joined_with_launchers(messages)
+    return messages
 
 
 def end_traceback(message, line, index):
@@ -200,19 +188,6 @@ def end_group(message):
         return False
     message.errors += [line for line in body if OF_A_GROUP.match(line.text)][::-1]
     return True
-
-
-def joined_with_launchers(messages):
-    """Let the traceback of a launcher, or of a command that a rank ran, belong to the one before it."""
-    joined = []
-    for message in messages:
-        before = joined[-1] if joined else None
-        if before and message.of_launcher and message.start - before.end <= LINES_BEHIND:
-            before.end = message.end
-            before.errors += message.errors
-        else:
-            joined.append(message)
-    return joined
 
 
 def last_words(message):

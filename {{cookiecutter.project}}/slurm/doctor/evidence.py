@@ -1,22 +1,15 @@
 """Weighs the evidence of a run, and returns the diagnosis. The order in which it is weighed stands in diagnose()."""
 
+import itertools
+import re
 from typing import NamedTuple
 
+from causes import BY_WAITING
 from errors import RECENT, last_words
 from failures import Ranks
-from known_causes import (
-    BY_RANK,
-    BY_SLURM,
-    BY_STARTER,
-    cause_of_signal,
-    proven_by,
-    row_named,
-    search,
-    search_message,
-)
-from launchers import read_reports
-from logs import Line, speakers_of
-from stacks import read_stacks
+from known_causes import BY_RANK, BY_SLURM, BY_STARTER, cause_of_signal, proven_by, search, search_message
+from launchers import ENDED_BY_OTHERS, read_reports
+from logs import Line, shown, speakers_of
 
 
 class Diagnosis(NamedTuple):
@@ -32,7 +25,7 @@ class Diagnosis(NamedTuple):
 def diagnose(job, output, logs):
     """Return the diagnosis: of the first evidence that there is."""
     run = Run(job, output, logs)
-    return (
+    diagnosis = (
         ended_by_slurm(run)
         or rank_that_failed(run)
         or ranks_that_waited(run)
@@ -40,6 +33,9 @@ def diagnose(job, output, logs):
         or script_that_failed(run)
         or Diagnosis("none")
     )
+    if job.run and diagnosis.cause and diagnosis.cause.row.waiting:
+        return with_stacks(diagnosis, run)
+    return diagnosis
 
 
 class Run:
@@ -47,15 +43,11 @@ class Run:
 
     def __init__(self, job, output, logs):
         """Read the launchers' reports, and join the ranks' logs with the output."""
-        self.job, self.output, self.logs = job, output, logs
+        self.job, self.output = job, output
         self.record = Line(job.record, 0, "", job.state)  # Slurm's
         self.ranks = Ranks(speakers_of(output, logs))
         self.first = self.ranks.first_failure(read_reports(output))
         self.unlabelled = [line for line in output if not line.label][-RECENT:]
-
-    def stacks(self):
-        """Return verdicts on who kept whom waiting, and where the ranks were; empty lists if they are not known."""
-        return read_stacks(self.job.run, self.logs)
 
 
 def ended_by_slurm(run):
@@ -64,16 +56,9 @@ def ended_by_slurm(run):
     cause = search(BY_SLURM, [run.record, *said])
     if not cause:
         return None
-    failure = run.first if run.first and run.first.report else None
-    in_output = search([cause.row], said)
-    if failure and in_output and cause.name != "host memory":
-        is_before = failure.report.line.number < in_output.line.number
-        failure = failure if is_before else None  # else the rank ended because Slurm ended all
-    way = cause.row.way
-    verdicts, places = run.stacks() if way == "waited" else ([], [])
-    cause = with_verdict(cause, verdicts)
+    failure = run.first if run.first and run.first.report and run.first.code not in ENDED_BY_OTHERS else None
     words = last_words(failure.message) if failure and failure.message else []
-    return Diagnosis(way, failure, cause, tuple(words), tuple(places))
+    return Diagnosis("waited" if cause.row.waiting else "slurm", failure, cause, tuple(words))
 
 
 def is_of_slurm(line):
@@ -87,24 +72,17 @@ def rank_that_failed(run):
     if not first or first.way in ("waited", "peer"):
         return None
     if first.message:
-        return rank_with_an_error(run, first)
-    words, own_lines = run.ranks.last_lines(first)
-    if first.way in ("killed", "crashed"):
-        cause = cause_of_signal(first.code, first.report.line)
+        words, cause = last_words(first.message), search_message(first.message)
     else:
-        cause = search(BY_STARTER + BY_RANK, own_lines[::-1]) if own_lines else search(BY_STARTER, run.unlabelled)
-    return Diagnosis(first.way, first, cause, tuple(words))
-
-
-def rank_with_an_error(run, first):
-    """Return the diagnosis if the last words of the rank are an error message."""
-    cause, places = search_message(first.message), []
-    if not cause and first.message.native and first.report:
+        words, own_lines = run.ranks.last_lines(first)
+        cause = None
+        if first.way == "exited" and own_lines:
+            cause = search(BY_STARTER + BY_RANK, own_lines[::-1])
+        elif first.way == "exited":  # all ranks printed the same
+            cause = search(BY_STARTER, run.unlabelled) or search(BY_STARTER + BY_RANK, words[-1:])
+    if not cause and first.report and (first.message is None or first.message.native):
         cause = cause_of_signal(first.code, first.report.line)
-    if cause and cause.name == "different tensors":
-        verdicts, places = run.stacks()
-        cause = with_verdict(cause, verdicts)
-    return Diagnosis(first.way, first, cause, tuple(last_words(first.message)), tuple(places))
+    return Diagnosis(first.way, first, cause, tuple(words))
 
 
 def ranks_that_waited(run):
@@ -112,20 +90,9 @@ def ranks_that_waited(run):
     first = run.first
     if not first:
         return None
-    verdicts, places = run.stacks()
-    cause = with_verdict(cause_of_waiting(run, first), verdicts)
-    return Diagnosis(first.way, first, cause, tuple(last_words(first.message)), tuple(places))
-
-
-def cause_of_waiting(run, first):
-    """Return why a rank waited or lost another one, as its error says; a general cause if it says no more than that."""
     cause = search(BY_STARTER, run.unlabelled) or search_message(first.message)  # mpirun may have lost a node
-    if cause:
-        return cause
-    name = "waited in vain" if first.way == "waited" else "lost another rank"
-    if first.way == "peer" and first.suspects and run.output:
-        name = "returned early"  # as no launcher reports that it failed
-    return proven_by(first.message.error, row_named(name))
+    cause = cause or proven_by(first.message.error, BY_WAITING[first.way])
+    return Diagnosis(first.way, first, cause, tuple(last_words(first.message)))
 
 
 def ranks_that_did_not_start(run):
@@ -135,26 +102,37 @@ def ranks_that_did_not_start(run):
 
 
 def script_that_failed(run):
-    """Return the diagnosis if Slurm's record has an exit code of the job's script, and no launcher reports a rank."""
-    code = run.job.exit_code
-    if code is None:
+    """Return the diagnosis if Slurm's record says that the job failed, and no launcher reports a rank."""
+    if run.job.state_name != "FAILED":
         return None
-    way = "exited" if code > 0 else "killed" if code == -9 else "crashed"
     words = [line for line in run.unlabelled if line.text.strip()][-10:]
-    cause = search(BY_STARTER + BY_RANK, words[::-1])
-    if not cause and code < 0:
-        cause = cause_of_signal(code, run.record)
-    return Diagnosis(way, None, cause, tuple(words))
+    return Diagnosis("exited", None, search(BY_STARTER + BY_RANK, words[::-1]), tuple(words))
 
 
-# For these causes the verdict on a collective, if there is one, replaces what the row says: it also names the rank that
-# the others waited for.
-OF_WAITING = ("waited in vain", "lost another rank", "returned early", "process group")
+# ---- where ranks waited ----------------------------------------------------------------------------------------------
+
+VERDICT = re.compile(r"ranks? [\d,-]+(?: on \S+| on \d+ nodes)? ha(?:s|ve) |ranks disagree: |all ranks have entered ")
 
 
-def with_verdict(cause, verdicts):
-    """Return a cause with what is known of the collective in which the ranks waited."""
-    if verdicts and verdicts[0].startswith("ranks disagree"):
-        return proven_by(cause.line, row_named("different tensors"))._replace(says=verdicts[0])
-    waited = cause.row.way == "waited" or cause.name in OF_WAITING
-    return cause._replace(says=verdicts[0]) if verdicts and waited else cause
+def with_stacks(diagnosis, run):
+    """Return a diagnosis with where each rank was; if it is known who kept the others waiting, that is the cause.
+
+    An extra may write stacks.txt when ranks wait in vain. It begins with both, up to an empty line.
+    """
+    try:
+        with open(run.job.run + "/stacks.txt", encoding="utf-8", errors="surrogateescape") as file:
+            head = [with_host(shown(line.rstrip("\n")), run.ranks) for line in itertools.takewhile(str.strip, file)]
+    except OSError:
+        return diagnosis
+    verdicts = [line for line in head if VERDICT.match(line)]
+    # A rank that noticed tensors of another size says more than that some rank has ended.
+    says_more = verdicts and (diagnosis.way != "error" or verdicts[0].startswith("ranks disagree"))
+    cause = diagnosis.cause._replace(says=verdicts[0]) if says_more else diagnosis.cause
+    return diagnosis._replace(cause=cause, places=tuple(line for line in head if line not in verdicts))
+
+
+def with_host(line, ranks):
+    """Return a line with the host of a rank whose process is gone: its log tells which."""
+    gone = re.match(r"rank (\d+)(?= has |: )", line)
+    host = next((rank.host for rank in ranks.named if gone and rank.rank == int(gone.group(1))), "")
+    return line.replace(gone.group(0), f"{gone.group(0)} on {host}", 1) if host else line

@@ -6,15 +6,7 @@ the first to fail. A traceback counts only if it was the end of its rank: many a
 
 import itertools
 
-from errors import (
-    HARMLESS,
-    LINES_BEHIND,
-    SOCKET_ERROR,
-    STEP,
-    digits_gone,
-    own,
-    read_messages,
-)
+from errors import HARMLESS, LINES_BEHIND, OF_LAUNCHER, STEP, digits_gone, own, read_messages
 from launchers import ENDED_BY_OTHERS
 from logs import Speaker, same_host
 
@@ -38,35 +30,20 @@ class Failure:
     def __init__(self, way, speaker, report=None, message=None):
         """Join what a launcher reports and what the rank printed; either may be missing."""
         self.way, self.speaker, self.report, self.message = way, speaker, report, message
-        self.suspects = []  # ranks that said nothing, while this one waited in vain, or lost another one
-
-    @property
-    def rank(self):
-        """The number of the rank; None if it is not known."""
-        return self.speaker.rank
-
-    @property
-    def host(self):
-        """The node; "" if it is not known."""
-        return self.speaker.host or (self.report.host if self.report else "")
-
-    @property
-    def code(self):
-        """The exit code, or minus the signal; None if it is not known."""
-        return self.report.code if self.report else None
+        self.rank, self.host = speaker.rank, speaker.host or (report.host if report else "")
+        self.code = report.code if report else None  # the exit code, or minus the signal
+        self.silent = []  # ranks that printed no error, while this one waited in vain, or lost another one
 
     @property
     def weakness(self):
         """How little it tells that this one failed first: of several failures the one with the least counts."""
         if self.way == "peer":
-            return 6
-        if self.way == "waited":
             return 4
-        if self.report is None:  # a line alone, without a traceback, may be a warning of a rank that others waited for
-            return 5 if self.message.is_bare else 2
+        if self.way == "waited":
+            return 3
         if self.message is None and self.rank is None and self.code == 1:
-            return 3  # the launcher of a node, which ended because one of its ranks did
-        return 0
+            return 2  # the launcher of a node, which ended because one of its ranks did
+        return 1 if self.report is None else 0
 
 
 class Ranks:
@@ -76,7 +53,6 @@ class Ranks:
         """Take the ranks, and last the lines without a label."""
         self.named, self.rest = speakers[:-1], speakers[-1]
         self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
-        self.printed = {}  # the newest lines of a speaker without their numbers, by its id
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
 
@@ -105,7 +81,7 @@ class Ranks:
         first = min(failures, key=lambda failure: failure.weakness, default=None)
         if first and first.way in ("waited", "peer"):
             spoke = {id(failure.speaker) for failure in failures}
-            first.suspects = [speaker for speaker in self.named if speaker.log and id(speaker) not in spoke]
+            first.silent = [speaker for speaker in self.named if speaker.log and id(speaker) not in spoke]
         return first
 
     def of_ranks(self, reports):
@@ -119,24 +95,22 @@ class Ranks:
     def failure_of(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
         several = "[" in report.host or "," in report.host  # srun names node[1-2], a1,b2
-        if report.launcher in self.names_ranks:
+        of_ranks = report.launcher in self.names_ranks
+        if of_ranks:
             named = {speaker.rank: speaker for speaker in self.named}
             speakers = [named.get(rank) or Speaker(rank, report.host) for rank in report.ranks]
             for speaker in speakers:
                 speaker.host = speaker.host if several or not report.host else report.host
-            failures = [self.failure(speaker, report) for speaker in speakers]
-            said_why = [failure for failure in failures if failure.message]
-            return min(said_why or failures, key=lambda failure: failure.weakness)
-        # With several hosts any rank may be meant.
-        of_node = [speaker for speaker in self.named if several or same_host(report.host, speaker.host)]
-        failures = [self.failure(speaker, report) for speaker in (of_node or [self.rest])]
+        else:
+            of_node = [speaker for speaker in self.named if several or same_host(report.host, speaker.host)]
+            speakers = of_node or [self.rest]
+        failures = [self.failure(speaker, report) for speaker in speakers]
         said_why = [failure for failure in failures if failure.message]
-        if said_why:
-            return min(said_why, key=lambda failure: failure.weakness)
-        whole_node = Speaker(None, report.host)
-        said = [line for speaker in of_node or [self.rest] for line in speaker.lines]
-        whole_node.lines = sorted(said, key=lambda line: line.number)
-        return self.failure(whole_node, report)
+        if of_ranks or said_why:
+            return min(said_why or failures, key=lambda failure: failure.weakness)
+        node = Speaker(None, report.host)  # any of its ranks may be meant
+        node.lines = sorted((line for speaker in speakers for line in speaker.lines), key=lambda line: line.number)
+        return self.failure(node, report)
 
     def failure(self, speaker, report):
         """Return how a rank ended of which a launcher reports the exit code or the signal."""
@@ -156,22 +130,19 @@ class Ranks:
             newest = read_messages(lines)[-NEWEST:]
             ends = [message for message in newest if self.is_end(message, speaker, code)]
             if code is not None and code > 1:
-                ends = [message for message in ends if message.native or ".py: error: " in message.error.text]
+                ends = [message for message in ends if message.native]
             if ends:
                 return self.chosen(ends, speaker)
         return None
 
     def chosen(self, ends, speaker):
         """Return the one of several error messages that tells why."""
+        # Those of launchers and of commands that a rank ran follow from others.
+        ends = [message for message in ends if not OF_LAUNCHER.search(message.error.text)] or ends
         if speaker is self.rest:  # of any rank: each message may be of another one
-            ends = [message for message in ends if not message.of_launcher] or ends
             order = ["error", "waited", "peer"]
             return min(ends, key=lambda message: order.index(message.way))
-        last, before = ends[-1], ends[-2] if len(ends) > 1 else None
-        lost_server = last.way == "error" and SOCKET_ERROR.match(last.error.text)
-        if before and lost_server and before.way in ("waited", "peer"):
-            return before  # as the rank went down, its connection to a tracker or the like broke, too
-        return last
+        return ends[-1]
 
     def is_end(self, message, speaker, code):
         """Tell whether a rank printed little behind an error message, and went no step further.
@@ -193,20 +164,13 @@ class Ranks:
         behind = list(itertools.takewhile(lambda line: line.text != error, reversed(speaker.lines)))
         return len(behind) < len(speaker.lines) and any(STEP.search(line.text) for line in behind)
 
-    def is_alike(self, line, speaker):
-        """Tell whether all other ranks that printed something printed this line, too, but for numbers."""
-        if speaker not in self.named:
-            return False
+    def not_of_all(self, lines, speaker):
+        """Return these lines of a rank, but those that all other ranks that printed something printed, too."""
         others = [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
-        text = digits_gone(line.text)
-        return bool(others) and all(text in self.texts_of(other) for other in others)
-
-    def texts_of(self, speaker):
-        """Return the newest lines of a rank without their numbers."""
-        if id(speaker) not in self.printed:
-            lines = speaker.lines + speaker.logged
-            self.printed[id(speaker)] = {digits_gone(line.text) for line in lines}
-        return self.printed[id(speaker)]
+        if not others or speaker not in self.named:
+            return lines
+        of_all = set.intersection(*({digits_gone(line.text) for line in rank.lines + rank.logged} for rank in others))
+        return [line for line in lines if digits_gone(line.text) not in of_all]
 
     def last_lines(self, failure, most=10):
         """Return the last lines of a rank that printed no error message, and those that no other rank printed.
@@ -219,7 +183,7 @@ class Ranks:
         for stream in (printed, speaker.errors):
             lines = [line for line in stream if not HARMLESS.search(line.text)]
             last_step = max((index for index, line in enumerate(lines) if STEP.search(line.text)), default=-1)
-            own_lines += [line for line in lines[last_step + 1 :] if not self.is_alike(line, speaker)][-most:]
+            own_lines += self.not_of_all(lines[last_step + 1 :], speaker)[-most:]
             end += lines[-most:]
         if own_lines:
             return own_lines + [line for line in end[-1:] if line not in own_lines], own_lines

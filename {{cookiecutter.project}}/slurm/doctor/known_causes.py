@@ -1,48 +1,27 @@
 """Searches lines for the causes of causes.py, of each causes_NAME.py beside it, and of each extras/NAME/causes.py."""
 
 import glob
-import importlib.util
-import os
 import re
+import runpy
 from typing import NamedTuple
 
 import causes
 from causes import Cause
 from errors import HARMLESS, OF_COMMUNICATION, WORDS, way_of
-from logs import Line
+from logs import PROJECT, Line
 
 PROOF_WIDTH = 300
 
-
-def modules():
-    """Return the modules with rows, those of optional parts first: the first row that fits counts."""
-    project = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = [path for pattern in ("slurm/doctor/causes_*.py", "extras/*/causes.py") for path in found(project, pattern)]
-    return [loaded(os.path.relpath(path, project), path) for path in paths] + [causes]
-
-
-def found(folder, pattern):
-    """Return the files of a folder that fit a pattern."""
-    return sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
-
-
-def loaded(name, path):
-    """Return the module in a file. Several files have the name causes.py."""
-    specification = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-MODULES = modules()
-
-
-def rows(table):
-    """Return the rows of all tables of this name."""
-    return [row for module in MODULES for row in getattr(module, table, ())]
-
-
-BY_SLURM, BY_STARTER, BY_RANK, BY_WAITING = map(rows, ("BY_SLURM", "BY_STARTER", "BY_RANK", "BY_WAITING"))
+# The tables of optional parts come first: the first row that fits counts.
+FILES = [
+    path
+    for name in ("slurm/doctor/causes_*.py", "extras/*/causes.py")
+    for path in glob.glob(f"{glob.escape(PROJECT)}/{name}")
+]
+TABLES = [runpy.run_path(path) for path in sorted(FILES)] + [vars(causes)]
+BY_SLURM, BY_STARTER, BY_RANK = (
+    [row for tables in TABLES for row in tables.get(name, ())] for name in ("BY_SLURM", "BY_STARTER", "BY_RANK")
+)
 
 
 class ProvenCause(NamedTuple):
@@ -53,11 +32,6 @@ class ProvenCause(NamedTuple):
     says: str
 
     @property
-    def name(self):
-        """The name of the row."""
-        return self.row.name
-
-    @property
     def proof(self):
         """The line, with its place."""
         return f"{self.line.place}: {(self.line.label + self.line.text).strip()[:PROOF_WIDTH]}"
@@ -66,11 +40,6 @@ class ProvenCause(NamedTuple):
 def proven_by(line, row):
     """Return the cause of a row, which a line proves."""
     return ProvenCause(row, line, row.says or line.text.strip()[:PROOF_WIDTH])
-
-
-def row_named(name):
-    """Return the row of this name."""
-    return next(row for row in BY_SLURM + BY_STARTER + BY_RANK + BY_WAITING if row.name == name)
 
 
 def search(table, lines):

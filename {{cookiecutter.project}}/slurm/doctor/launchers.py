@@ -23,12 +23,6 @@ SIGNALS = {  # as srun names them
     "Hangup": 1,
     "Terminated": 15,
     "Interrupt": 2,
-    "Quit": 3,
-    "Broken pipe": 13,
-    "Alarm clock": 14,
-    "CPU time limit exceeded": 24,
-    "File size limit exceeded": 25,
-    "Bad system call": 31,
 }
 ENDED_BY_OTHERS = (-15, -2)  # launchers and Slurm end the other ranks with these signals
 STEP_ENDED = re.compile(r" (?:STEP|JOB) \S+ ON .* CANCELLED AT |Terminating (?:StepId=|job step )")
@@ -51,6 +45,7 @@ class Report(NamedTuple):
     ranks: tuple  # their numbers; srun's and mpirun's may be those of nodes' launchers
     host: str  # srun may name several at once: node[9-10]
     code: int  # the exit code; or minus the signal, as torchrun has it
+    time: str = ""  # torchrun tells it
 
 
 def read_reports(lines):
@@ -136,7 +131,7 @@ def torchrun_tables(lines):
 
     A node whose rank lost another one may print its table first.
     """
-    times_and_reports, table = [], None
+    reports, table = [], None
     for line in lines:
         if line.text.startswith(TORCHRUN_FIRST):
             table = {}
@@ -147,7 +142,7 @@ def torchrun_tables(lines):
         if row.group("key") == "exitcode":
             if NUMBER.match(table.get("rank", "")) and NUMBER.match(table["exitcode"]):
                 code = signal_or_code(int(table["exitcode"]))
-                report = Report(line, "torchrun", (int(table["rank"]),), table.get("host", ""), code)
-                times_and_reports.append((table.get("time", ""), report))
+                ranks = (int(table["rank"]),)
+                reports.append(Report(line, "torchrun", ranks, table.get("host", ""), code, table.get("time", "")))
             table = None
-    return [report for _, report in sorted(times_and_reports, key=lambda time_and_report: time_and_report[0])]
+    return sorted(reports, key=lambda report: report.time)

@@ -11,6 +11,7 @@ import re
 import sys
 from typing import NamedTuple
 
+PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 OUTPUT_BYTES, LOG_BYTES = 20_000_000, 16_384  # of the end of an output, and of a rank's log
 MOST_LINES = 200_000  # of the end of a file
 WIDTH = 2048  # characters of a line that are kept
@@ -77,8 +78,8 @@ def short(path):
     return path[len(here()) + 1 :] if path.startswith(here() + "/") else path
 
 
-def read_end(path, size):
-    """Return the lines of a file's end, as a terminal shows them, and which end that is: "" for the whole file."""
+def labelled_lines(path, size):
+    """Return the lines of a file's end, as a terminal shows them, with their labels and places."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - size))
@@ -86,14 +87,11 @@ def read_end(path, size):
     except OSError as error:
         die(f"cannot read {short(path)}: {error.strerror}")
     if not text.strip("\n"):
-        return [], ""
-    end = ""
-    if os.path.getsize(path) > size:
-        end = f" (its last {size // 1_000_000} MB)" if size > 1_000_000 else f" (its last {size // 1024} KB)"
+        return []
     lines = text.rstrip("\n").rsplit("\n", MOST_LINES)
-    if len(lines) > MOST_LINES:
-        lines, end = lines[1:], f" (its last {MOST_LINES} lines)"
-    return [shown(line) for line in lines], end
+    is_end = os.path.getsize(path) > size or len(lines) > MOST_LINES
+    name = short(path) + (" (its end)" if is_end else "")
+    return [labelled(number, shown(line), name) for number, line in enumerate(lines[-MOST_LINES:], 1)]
 
 
 # A progress bar of tqdm ends with times and a rate: [00:01<00:10,  4.0it/s, loss=2]
@@ -127,22 +125,10 @@ LABEL = re.compile(
 )
 
 
-def labelled_lines(path, size):
-    """Return the lines of a file's end, with their labels and places."""
-    lines, end = read_end(path, size)
-    name = short(path) + end
-    return [labelled(number, line, name) for number, line in enumerate(lines, 1)]
-
-
 def labelled(number, line, file):
     """Return a line apart from its labels."""
     end = LABEL.match(line).end()
     return Line(file, number, line[:end], line[end:])
-
-
-def without_label(line):
-    """Return a line whose label is part of its text."""
-    return line._replace(label="", text=line.label + line.text)
 
 
 def rank_of(label):
@@ -159,37 +145,28 @@ def same_host(name, other):
 
 # ---- the output of a job, and the logs of its ranks ------------------------------------------------------------------
 
-# How a report of the doctor begins in an output, and how its further lines do: it must not prove itself.
-REPORT_BEGINS = re.compile(r"cause: |no cause known|no launcher reports a rank that failed|job \S+ is not yours, but ")
-REPORT_GOES_ON = re.compile(
-    r"cause: |no cause |no launcher |proof: |fix: |first failure: |probably first: "
-    r"|a rank that (?:noticed|waited|lost) |where each rank was:| {4}"
-    r"|(?:ranks?|other process of ranks?) [\d,-]+(?: on [^:]+)?: "
-    r"|[\d-]{10} [\d:]{8} \S+ ended with exit code "  # the job's line behind it
-)
+# The report of the doctor in the output of a job: it must not prove itself.
+REPORT_BEGINS = re.compile(r"cause: |no cause known|no launcher reports a rank that failed")
+REPORT_ENDS = ". To ask again, run python3 slurm/doctor.py "  # in the line of the job behind it
 
 
-def read_output(output, logs):
-    """Return the lines of the newest attempt in an output, without earlier reports of the doctor.
-
-    logs: the ranks with a log. If there are any, what names none of their hosts is no label: [step:100].
-    """
+def read_output(output):
+    """Return the lines of the newest attempt in an output, without earlier reports of the doctor."""
     lines = labelled_lines(output, OUTPUT_BYTES) if os.path.isfile(output) else []
-    named = {rank_of(line.label)[1] for line in lines if line.label} - {""} if logs else set()
-    others = {host for host in named if not any(same_host(host, log.host) for log in logs)}
-    lines = [without_label(line) if rank_of(line.label)[1] in others else line for line in lines] if others else lines
     newest = max((index for index, line in enumerate(lines) if ATTEMPT_BEGINS in line.text), default=0)
     return without_reports(lines[newest:])
 
 
 def without_reports(lines):
     """Leave out reports of the doctor."""
-    kept, inside = [], False
+    kept, begin = [], None
     for line in lines:
-        pattern = REPORT_GOES_ON if inside else REPORT_BEGINS
-        inside = not line.label and bool(pattern.match(line.text))
-        if not inside:
-            kept.append(line)
+        if not line.label and REPORT_BEGINS.match(line.text):
+            begin = len(kept)
+        kept.append(line)
+        if begin is not None and REPORT_ENDS in line.text:
+            del kept[begin:]
+            begin = None
     return kept
 
 

@@ -7,9 +7,7 @@ import re
 import subprocess
 from typing import NamedTuple
 
-from logs import die, here
-
-PROJECT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from logs import PROJECT, die, here
 
 
 class Job(NamedTuple):
@@ -35,14 +33,6 @@ class Job(NamedTuple):
         """The state alone, as FAILED."""
         name = re.search(r"JobState=(\w+)", self.state)
         return name.group(1) if name else ""
-
-    @property
-    def exit_code(self):
-        """The exit code of the job's script, or minus its signal; None if Slurm tells of none, or it was 0."""
-        code = re.search(r"ExitCode=(\d+):(\d+)", self.state)
-        if self.state_name != "FAILED" or not code or code.groups() == ("0", "0"):
-            return None
-        return -int(code.group(2)) if code.group(2) != "0" else int(code.group(1))
 
 
 def find_job(given):

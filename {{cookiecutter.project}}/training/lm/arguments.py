@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from lm.checkpoints import newest_settings
+from lm.checkpoints import is_later_attempt, newest_settings
 from lm.model import Config
 from lm.setup import fail, launched_ranks
 
 LEAST_BATCH = 32  # sequences per step, unless --global-batch says otherwise
-LARGEST_MICRO_BATCH = 32  # sequences that a rank computes at once, unless --micro-batch says otherwise
-DEFAULT_BATCH = f"the smallest multiple of the number of ranks that is at least {LEAST_BATCH}"
+MOST_WORKERS = 4  # with GPUs, unless --workers says otherwise
 
 
 def positive_int(text: str) -> int:
@@ -24,6 +23,13 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} has to be a whole number above 0")
     return int(text)
+
+
+def positive_float(text: str) -> float:
+    """Read a number above 0."""
+    if not float(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} has to be a number above 0")
+    return float(text)
 
 
 def step_range(text: str) -> tuple[int, int]:
@@ -40,44 +46,32 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     parser.error = fail  # one message per node, without the usage
     add = parser.add_argument
 
-    add(
-        "--steps",
-        type=positive_int,
-        default=200,
-        metavar="N",
-        help="optimizer steps in all, with those before a --resume (default: %(default)s)",
-    )
-    add("--data", metavar="PATH", help="text file, or folder of text files (default: sources of Python's own library)")
+    add("--steps", type=positive_int, default=200, metavar="N", help="optimizer steps in all (default: %(default)s)")
+    add("--data", metavar="FILE", help="text to learn from (default: sources of Python's own library)")
     add("--out", default="runs/train", metavar="FOLDER", help="for checkpoints and metrics (default: %(default)s)")
     add(
         "--resume",
         action="store_true",
-        default=os.environ.get("RESTART_COUNT", "") not in ("", "0"),
+        default=is_later_attempt(),
         help="continue from the newest checkpoint in --out, if any (later attempts of a job always do)",
     )
-
     add(
         "--global-batch",
         type=positive_int,
         metavar="N",
-        help=f"sequences per step, over all ranks (default: the checkpoint's, or {DEFAULT_BATCH})",
+        help="sequences per step, over all ranks (default: the checkpoint's, or the smallest multiple of the number of "
+        f"ranks that is at least {LEAST_BATCH})",
     )
     add(
         "--micro-batch",
         type=positive_int,
         metavar="N",
         help="sequences that a rank computes at once; gradients add up until its part of the batch is done "
-        f"(default: the largest divisor of this part that is at most {LARGEST_MICRO_BATCH})",
+        "(default: the whole part)",
     )
-    add("--learning-rate", type=float, default=1e-3, metavar="RATE", help="its peak (default: %(default)s)")
-    add(
-        "--decay-steps",
-        type=positive_int,
-        metavar="N",
-        help="steps until the learning rate is at its lowest (default: --steps). "
-        "For a run that will be extended give its final length, from its first job on",
-    )
-    add("--grad-clip", type=float, default=1.0, metavar="NORM", help="largest norm of the gradient (default: 1)")
+    add("--learning-rate", type=positive_float, default=1e-3, metavar="RATE", help="its peak (default: %(default)s)")
+    add("--decay-steps", type=positive_int, metavar="N", help="until the rate is at its lowest (default: --steps)")
+    add("--grad-clip", type=positive_float, default=1.0, metavar="NORM", help="largest norm (default: 1; inf: any)")
     add("--seed", type=int, default=0, metavar="N", help="of the weights and the order of samples (default: 0)")
     add(
         "--dtype",
@@ -86,29 +80,17 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     )
     add("--compile", action="store_true", help="torch.compile: a minute first, then faster")
     add(
-        "--activation-checkpointing",
-        action="store_true",
-        help="keep each layer's input alone, and compute the rest again in the backward pass: less memory, more time",
-    )
-    add(
         "--workers",
         type=int,
         metavar="N",
         help="processes per rank that read ahead (default: up to 4 with GPUs, else 0)",
     )
-    add(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="that a rank waits for another before it fails (default: %(default)s)",
-    )
+    add("--timeout", type=positive_float, default=600.0, metavar="SECONDS", help="that a rank waits for another (600)")
 
     add("--log-every", type=positive_int, default=10, metavar="N", help="steps between lines (default: %(default)s)")
     add("--eval-every", type=positive_int, default=100, metavar="N", help="between evaluations (default: %(default)s)")
     add("--save-every", type=positive_int, default=100, metavar="N", help="between checkpoints (default: %(default)s)")
     add("--keep", type=positive_int, default=3, metavar="N", help="newest checkpoints to keep (default: %(default)s)")
-    add("--json", metavar="FILE", help="write losses, validation loss and tokens/s into this file too")
     add("--tensorboard", action="store_true", help="write metrics for TensorBoard too, into tensorboard/ of --out")
     add("--wandb", metavar="PROJECT", help="report metrics to this project of W&B too")
     add("--mlflow", metavar="EXPERIMENT", help="report metrics to this experiment of MLflow too")
@@ -118,16 +100,19 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         metavar="FIRST:LAST",
         help="record these steps of rank 0 with torch.profiler: a trace in --out for https://ui.perfetto.dev",
     )
-
+    flags_so_far = vars(parser.parse_args([]))
     for name, value in vars(Config()).items():
-        add(f"--{name}", type=type(value), default=value, metavar="N", help="of the model (default: %(default)s)")
+        if name in flags_so_far:
+            fail(f"Config in lm/model.py has a field {name}, and so has the program a flag: choose another name")
+        of_a_kind = {"action": argparse.BooleanOptionalAction} if isinstance(value, bool) else {"type": type(value)}
+        add(f"--{name}", default=value, help="of the model (default: %(default)s)", **of_a_kind)
     return parser
 
 
 def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     """Read the flags, and refuse what cannot work on so many ranks, before they join.
 
-    Fills in global_batch and micro_batch. Adds batch_remark (why this batch) and config (of the model).
+    Fills in global_batch, micro_batch, decay_steps and workers. Adds config (of the model).
     """
     args = make_parser(doc).parse_args()
     if world_size == 1 and launched_ranks() > 1:
@@ -136,47 +121,45 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
         args.config = Config(**{name: getattr(args, name) for name in vars(Config())})
     except ValueError as error:
         fail(str(error))
-    try:  # a file that cannot be written is better named now than after the run
+    try:
         Path(args.out).mkdir(parents=True, exist_ok=True)
-        if args.json:
-            Path(args.json).open("a").close()
     except OSError as error:
-        fail(f"{error}: give another --out or --json")
-    args.global_batch, args.batch_remark = choose_global_batch(args, world_size)
+        fail(f"{error}: give another --out")
 
+    args.global_batch = choose_global_batch(args, world_size)
     per_rank = args.global_batch // world_size
-    divisors = [number for number in range(1, LARGEST_MICRO_BATCH + 1) if per_rank % number == 0]
-    args.micro_batch = args.micro_batch or max(divisors)
+    args.micro_batch = args.micro_batch or per_rank
     if per_rank % args.micro_batch:
         fail(f"--micro-batch {args.micro_batch} does not divide the {per_rank} sequences of a rank: choose a divisor")
-    if args.workers is None:  # torch has a thread per core of the rank: the launchers set OMP_NUM_THREADS
-        args.workers = min(4, torch.get_num_threads() - 1) if torch.cuda.is_available() else 0
+    args.decay_steps = args.decay_steps or args.steps
+    if args.workers is None and torch.cuda.is_available():
+        # The cores of this process are those of its node, unless the launcher has bound it to some.
+        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        args.workers = min(MOST_WORKERS, cores)
+    args.workers = args.workers or 0
     return args
 
 
-def choose_global_batch(args: argparse.Namespace, world_size: int) -> tuple[int, str]:
-    """Return the sequences per step, and a remark on where the number comes from.
+def choose_global_batch(args: argparse.Namespace, world_size: int) -> int:
+    """Return the sequences per step, a multiple of the number of ranks.
 
     A run that resumes without --global-batch keeps its checkpoint's batch, on any number of ranks that divides it. So a
     job that goes on with fewer nodes learns the same.
     """
-    batch, remark = args.global_batch, ""
+    batch, source = args.global_batch, "--global-batch"
     if batch is None and args.resume:
-        batch, remark = newest_settings(Path(args.out)).get("global_batch"), " (the batch of the checkpoint)"
+        batch, source = newest_settings(Path(args.out)).get("global_batch"), f"the batch of the run in {args.out},"
     if batch is None:
-        batch = math.ceil(LEAST_BATCH / world_size) * world_size
-        return batch, "" if batch == LEAST_BATCH else f" ({DEFAULT_BATCH})"
+        return math.ceil(LEAST_BATCH / world_size) * world_size
     if batch % world_size:
-        divisors = ", ".join(str(ranks) for ranks in range(1, batch + 1) if batch % ranks == 0)
-        source = (
-            f"--global-batch {batch}" if not remark else f"the batch of the checkpoints in --out {args.out}, {batch},"
-        )
         fail(
-            f"{source} cannot be shared equally by {world_size} ranks: use {divisors} ranks, or another batch and --out"
+            f"{source} {batch} cannot be shared equally by {world_size} ranks: "
+            f"use a number of ranks that divides {batch}, or another --global-batch and --out"
         )
-    return batch, remark
+    return batch
 
 
 def fixed_settings(args: argparse.Namespace, data_name: str) -> dict[str, Any]:
     """Return the settings that a checkpoint and the run that resumes from it have to agree in."""
-    return {**vars(args.config), "seed": args.seed, "global_batch": args.global_batch, "corpus": data_name}
+    names = ("seed", "global_batch", "learning_rate", "decay_steps")
+    return {**vars(args.config), **{name: getattr(args, name) for name in names}, "data": data_name}

@@ -1,37 +1,34 @@
 """Checkpoints that survive: whole or not there at all, the last few kept, a torn one passed over.
 
-A checkpoint is `checkpoint-00000200.pt`, a file that torch.load reads. That of train_fsdp.py is a folder of this name
-without `.pt`, see shards.py. It has model, optimizer, and what else a run needs to go on exactly. `latest` is a link to
+A checkpoint is `checkpoint-00000200.pt`, a file that torch.load reads. It has model and optimizer as one process has
+them, whichever program and number of ranks wrote it, and what else a run needs to go on exactly. `latest` is a link to
 the newest.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import shutil
 import socket
 import sys
-import time
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from lm import setup
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
-PAUSES = (1, 10)  # seconds between the attempts to read a checkpoint, if the file system fails
-# No faults of the file system: a part of a checkpoint is missing, or it is of the other kind, a file or a folder.
-ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-# Of the host in an error of torch (2.13); of the C library, where torch maps a file; of a rank, in an error of DCP.
-NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "MemoryError")
+# Of the host in an error of torch (2.13), and of the C library, where torch maps a file.
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
 RUN_FILES = ("latest", "unreadable-*", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
+CHANGEABLE = ("learning_rate", "decay_steps")  # settings that a run may change when it resumes, with a warning
 
 
 class IncompatibleCheckpoint(ValueError):
@@ -40,28 +37,27 @@ class IncompatibleCheckpoint(ValueError):
 
 def existing(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, newest first."""
-    return sorted([*folder.glob(PATTERN), *folder.glob(f"{PATTERN}.pt")], reverse=True)
+    return sorted(folder.glob(f"{PATTERN}.pt"), reverse=True)
 
 
 def newest_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of the newest checkpoint that can be read, without its weights; {} if there is none."""
     for path in existing(folder):
         with suppress(Exception):  # a torn one fails in many ways, and load() warns of it
-            if path.is_dir():
-                return json.loads((path / "run.json").read_text())["settings"]
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["settings"]
     return {}
 
 
 class Checkpoints:
-    """The checkpoints in a folder. All ranks load, rank 0 saves."""
-
-    suffix = ".pt"  # of their names
+    """The checkpoints in a folder. All ranks load and save; rank 0 writes."""
 
     def __init__(self, folder: str, keep: int, settings: dict[str, Any], rank: int = 0) -> None:
         """Keep the newest `keep`. `settings`: numbers and strings that must be equal for a run to go on from one."""
         self.folder, self.keep, self.settings, self.rank = Path(folder), keep, settings, rank
         self.torn: list[Path] = []  # what load() has passed over
+        # Ranks that wait for a checkpoint may have to wait for a slow disk, longer than for each other.
+        is_alone = not dist.is_initialized()
+        self.group = None if is_alone else dist.new_group(backend="gloo", timeout=timedelta(hours=2))
 
     def start(self, model: Module, optimizer: Optimizer, resume: bool) -> dict[str, Any]:
         """Return the step from which the run goes on, with its loss and validation loss. All ranks call.
@@ -71,7 +67,7 @@ class Checkpoints:
         """
         self._lock()
         newest = next((path.name for path in existing(self.folder)), "none")
-        setup.require_same("data or checkpoints", f"{self.settings['corpus']}, newest checkpoint {newest}")
+        setup.require_same("data or checkpoints", f"{self.settings['data']}, newest checkpoint {newest}")
         if resume:
             try:
                 state = self.load(model, optimizer)
@@ -96,11 +92,16 @@ class Checkpoints:
         paths = existing(self.folder)
         for path in paths:
             try:
-                return self._read_patiently(path, model, optimizer)
-            except BaseException as error:  # a torn one fails in many ways, and what DCP raises is no Exception
+                return self._read(path, model, optimizer)
+            except Exception as error:  # a torn one fails in many ways
+                reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
+                if file_system_error(error):
+                    raise IncompatibleCheckpoint(
+                        f"{path} is there, but could not be read ({reason}): try again once the file system gives it, "
+                        "or move it away to go on from an older one"
+                    ) from error
                 if not is_of_torn_file(error):
                     raise
-                reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
                 self.torn.append(path)
@@ -111,20 +112,34 @@ class Checkpoints:
         return None
 
     def save(self, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
-        """Write the checkpoint of step state["step"]. It gets that name once it is whole and on the disk.
+        """Write the checkpoint of step state["step"]. All ranks call, and wait until it is written.
 
-        If the disk does not take it, the part that was written is removed, and the error goes on.
+        It gets its name once it is whole and on the disk. If the disk does not take it, the part that was written is
+        removed, and the error goes on.
         """
-        path, temporary = (self.folder / f"checkpoint-{state['step']:08d}{end}" for end in (self.suffix, ".tmp"))
+        weights = {name: self._whole(weight) for name, weight in model.state_dict().items()}
+        moments = optimizer.state_dict()  # which shares its dictionaries with the optimizer
+        whole = {number: {n: self._whole(v) for n, v in values.items()} for number, values in moments["state"].items()}
+        content = {**state, "settings": self.settings, "model": weights, "optimizer": {**moments, "state": whole}}
         if self.rank == 0:
-            remove(temporary)  # of a run that died while it wrote
-        try:
-            self._write(temporary, {**state, "settings": self.settings}, model, optimizer)
-            if self.rank == 0:
-                self._publish(temporary, path)
-        finally:
-            if self.rank == 0:
-                remove(temporary)  # of what did not fit
+            temporary = self.folder / f"checkpoint-{state['step']:08d}.tmp"
+            try:
+                write(temporary, content)
+                self._publish(temporary)
+            finally:
+                temporary.unlink(missing_ok=True)  # what did not fit
+        if self.group:
+            dist.barrier(self.group)
+
+    def _whole(self, value: Any) -> Any:
+        """Return a tensor that train_fsdp.py has divided among the ranks, put together in the memory of rank 0.
+
+        All ranks have to call. Any other value is returned as it is.
+        """
+        if not is_divided(value):
+            return value
+        whole = value.full_tensor()
+        return whole.cpu() if self.rank == 0 else None
 
     def set_aside(self) -> Path:
         """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
@@ -145,60 +160,42 @@ class Checkpoints:
             setup.fail(f"{self.folder} is in use by {holder or 'another run'}: give another --out, or wait for its end")
 
     def _verify(self, path: Path, state: dict[str, Any]) -> None:
-        """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run."""
-        there = state["settings"]
-        differences = [
-            f"{name} is {there.get(name)} there and {here} here"
-            for name, here in self.settings.items()
-            if there.get(name) != here
-        ]
-        if differences:
+        """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run; warn of CHANGEABLE ones."""
+        fixed, changed = [], []
+        for name, here in self.settings.items():
+            there = state["settings"].get(name)
+            if there != here:
+                (changed if name in CHANGEABLE else fixed).append(f"{name} is {there} there and {here} here")
+        if fixed:
             raise IncompatibleCheckpoint(
-                f"{path} belongs to another run: {'; '.join(differences)}. Use its values, or give another --out"
+                f"{path} belongs to another run: {'; '.join(fixed)}. Use its values, or give another --out"
             )
-
-    def _read_patiently(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
-        """Read a checkpoint, again if the file system fails. Raises IncompatibleCheckpoint if it does not recover."""
-        for pause in (*PAUSES, None):
-            try:
-                return self._read(path, model, optimizer)
-            except BaseException as error:
-                reason = file_system_error(error)
-                if reason is None:
-                    raise
-                if pause is None:
-                    raise IncompatibleCheckpoint(
-                        f"{path} is there, but could not be read ({reason}): try again once the file system gives it, "
-                        "or move it away to go on from an older one"
-                    ) from error
-                time.sleep(pause)
-        raise AssertionError("the last attempt returns or raises")
+        if changed and self.rank == 0:
+            print(f"warning: {path} had another learning rate: {'; '.join(changed)}", file=sys.stderr)
 
     def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # weights_only: a file cannot run code
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        divided = is_divided(parameters[0])
+        # weights_only: a file cannot run code. mmap: a rank with a part of the model reads this part alone.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=divided)
         self._verify(path, state)
-        model.load_state_dict(state.pop("model"))
-        optimizer.load_state_dict(state.pop("optimizer"))
+        weights, moments = state.pop("model"), state.pop("optimizer")
+        if divided:
+            parts = model.state_dict()
+            weights = {name: part_like(parts[name], weight) for name, weight in weights.items()}
+            for number, values in moments["state"].items():
+                values.update({name: part_like(parameters[number], value) for name, value in values.items()})
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(moments)
         return state
 
-    def _write(self, path: Path, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
-        try:
-            with path.open("wb") as file:
-                torch.save({**state, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-                file.flush()
-                os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
-        except RuntimeError as error:
-            # On a full disk torch.save raises an OSError and then, as it closes the file, a RuntimeError that hides it.
-            raise file_system_error(error) or error from None
-
-    def _publish(self, temporary: Path, path: Path) -> None:
+    def _publish(self, temporary: Path) -> None:
         """Give a complete checkpoint its name. Remove those beyond `keep`, and what crashes have left."""
+        path = temporary.with_suffix(".pt")
         torn = [torn for torn in self.torn if torn.exists()]
         if torn:
             self._move(torn, "unreadable")  # what is wrong with them is not known
         self.torn = []
-        if path.is_dir():  # os.replace() puts a file in the place of a file, and no folder
-            remove(path)
         os.replace(temporary, path)
         temporary.symlink_to(path.name)
         os.replace(temporary, self.folder / "latest")
@@ -206,39 +203,64 @@ class Checkpoints:
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
         for old in (*existing(self.folder)[self.keep :], *self.folder.glob(f"{PATTERN}.tmp")):
-            remove(old)
+            old.unlink()
 
 
-def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint, and bring it to the disk."""
+    try:
+        with path.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
+    except RuntimeError as error:
+        # On a full disk torch.save raises an OSError and then, as it closes the file, a RuntimeError that hides it.
+        raise file_system_error(error) or error from None
 
 
-def is_of_torn_file(error: BaseException) -> bool:
+def is_divided(value: Any) -> bool:
+    """Return whether train_fsdp.py has divided a tensor among the ranks. torch calls that a DTensor."""
+    return hasattr(value, "full_tensor")
+
+
+def fill_part(tensor: torch.Tensor, whole: torch.Tensor) -> None:
+    """Fill this rank's part of a divided tensor from the whole."""
+    parts = whole.chunk(dist.get_world_size())  # as fully_shard divides it
+    if dist.get_rank() < len(parts):  # a small tensor has fewer parts than there are ranks
+        tensor.detach().to_local().copy_(parts[dist.get_rank()])
+
+
+def part_like(tensor: torch.Tensor, whole: Any) -> Any:
+    """Return a value divided as a tensor is. A buffer and a number, as the optimizer's count of steps, stay whole."""
+    if not is_divided(tensor) or getattr(whole, "shape", None) != tensor.shape:
+        return whole
+    part = torch.empty_like(tensor)
+    fill_part(part, whole)
+    return part
+
+
+def is_of_torn_file(error: Exception) -> bool:
     """Return whether an error while a checkpoint is read can come from the file itself."""
-    if isinstance(error, (IncompatibleCheckpoint, ImportError, SystemExit, KeyboardInterrupt)):
-        return False
     lacks_memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
-    return not lacks_memory and not any(text in str(error) for text in NO_MEMORY)
+    lacks_memory = lacks_memory or any(text in str(error) for text in NO_MEMORY)
+    return not lacks_memory and not isinstance(error, (IncompatibleCheckpoint, ImportError))
 
 
-def file_system_error(error: BaseException) -> OSError | None:
+def file_system_error(error: BaseException | None) -> OSError | None:
     """Return the error of the file system behind an error, or None: then the file itself may be torn.
 
     A file server that is away for a moment, a folder whose group has changed: the checkpoint is as good as before.
     """
-    # An error of DCP has those of the ranks, each with its traceback.
-    of_ranks = [failure[0] for failure in getattr(error, "failures", {}).values()]
-    reasons: list[BaseException | None] = [error, *of_ranks]
-    for reason in reasons:
-        if isinstance(reason, OSError) and not isinstance(reason, ABSENT):
-            return reason
-        if reason is not None:
-            reasons.append(reason.__cause__ or reason.__context__)
+    while error is not None:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            return error
+        error = error.__cause__ or error.__context__
     return None
+
+
+def is_later_attempt() -> bool:
+    """Return whether this job has started before: as the submit script counts, or Slurm for a script of one's own."""
+    return (os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0") != "0"
 
 
 def acquire_lock(folder: Path) -> str:
@@ -253,7 +275,7 @@ def acquire_lock(folder: Path) -> str:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         holder = os.pread(file, 1000, 0).decode().strip() or "another"
-        is_own = os.environ.get("RESTART_COUNT", "0") != "0" and holder.startswith(f"{job} on ")
+        is_own = is_later_attempt() and holder.startswith(f"{job} on ")
         return "" if is_own else holder
     except OSError:  # a file system without locks
         return ""

@@ -1,4 +1,4 @@
-"""What a run tells: lines of progress, metrics.jsonl, trackers, --json and --profile; and the validation loss."""
+"""What a run tells: lines of progress, metrics.jsonl, trackers and --profile; and the validation loss."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import json
 import math
 import os
-import resource
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,18 +41,13 @@ class Metrics:
         """Open the files. `state`: where the run begins, see Checkpoints.start(). It is updated in place."""
         self.args, self.state, self.device, self.rank, self.world_size = args, state, device, rank, world_size
         self.first_step = state["step"]
-        self.losses: list[float] = []  # mean of all ranks, of each step
         self.unread: list[torch.Tensor] = []  # this rank's losses since the last log()
-        # Without the first step, which pays for memory, buckets and kernels, and without evaluations and checkpoints.
-        self.tokens, self.seconds = 0, 0.0
         self.trackers = []
         if rank == 0:
             self.file, rows = open_metrics(Path(args.out, "metrics.jsonl"), self.first_step)
             self.trackers = [start_tracker(name, args, rows) for name in TRACKERS if getattr(args, name)]
-        self.spent: dict[str, float] = {}  # seconds, by what they were spent on
+        self.profiler = start_profiler(args, self) if args.profile and rank == 0 else None
         self.clock = self.heartbeat = time.monotonic()
-        if "START_TIME" in os.environ:  # when the submit script started [s since 1970]
-            self.spent["start"] = max(0.0, time.time() - float(os.environ["START_TIME"]))
 
     def print_plan(self, model: torch.nn.Module, samples: int, validation_samples: int, data_name: str) -> None:
         """Print what is trained, on what and how."""
@@ -66,8 +61,15 @@ class Metrics:
         self.say(f"ranks   {self.world_size} ({self.device.type}, {args.dtype}{compiled})")
         self.say(f"model   {parameters:,} parameters, {args.config}")
         self.say(f"corpus  {data_name}: {data}; steps per epoch: {samples // args.global_batch:,}")
-        self.say(f"batch   {args.global_batch} sequences{args.batch_remark} = {divided}")
+        self.say(f"batch   {args.global_batch} sequences = {divided}")
         self.say(f"start   at step {self.first_step}{left}")
+
+    def profiled(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches, and tell the profiler of --profile where a step ends."""
+        for batch in batches:
+            yield batch
+            if self.profiler:
+                self.profiler.step()
 
     def add(self, loss: torch.Tensor) -> None:
         """Keep the loss of a step, a tensor on the device, and say that the run is alive."""
@@ -87,58 +89,32 @@ class Metrics:
         self.unread = []
         seconds = time.monotonic() - self.clock
         tokens = self.args.global_batch * getattr(self.args, "context", 1) * len(losses)  # or samples
-        if self.losses:
-            self.tokens += tokens
-            self.seconds += seconds
-        self.losses += losses
-
         speed = round(tokens / seconds, 1) if seconds else None
         for number, loss in enumerate(losses, start=step - len(losses) + 1):
             self.write(number, "loss", loss, lr=learning_rate_at(number, self.args), tokens_per_second=speed)
         self.say(f"step {step}/{self.args.steps}  loss {losses[-1]:.4f}, {speed or 0:,.0f} tokens/s")
-        self.restart_clock("steps")
+        self.restart_clock()
 
     def log_validation(self, step: int, loss: float) -> None:
         """Write and print the validation loss. Fails if it is not finite."""
         self.write(step, "val_loss", loss)
         self.say(f"step {step}/{self.args.steps}  validation loss {loss:.4f}")
-        self.restart_clock("evaluation")
+        self.restart_clock()
 
-    def restart_clock(self, what: str) -> None:
-        """Count the time until now for `what`, as "checkpoints", and measure the speed of training from now on."""
-        now = time.monotonic()
-        self.spent[what] = self.spent.get(what, 0.0) + now - self.clock
-        self.clock = now
+    def restart_clock(self) -> None:
+        """Measure the speed from now on: neither evaluations nor checkpoints are training."""
+        self.clock = time.monotonic()
 
     def finish(self) -> None:
-        """Say how the run went, write the figures for --json, and let the trackers end."""
+        """Say how the run ended, and let profiler and trackers end."""
         args, state = self.args, self.state
-        speed = round(self.tokens / self.seconds, 1) if self.seconds else None
-        if self.losses:
-            self.say("time    " + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.spent.items()))
         if state["step"] < args.steps:
             stopped = f"stopped at step {state['step']} of {args.steps}"
             self.say(f"{stopped}, saved in {args.out}; --resume goes on from there")
-        elif self.losses:
-            fell = f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}, validation {state['val_loss']:.4f}"
-            used = f"{peak_memory(self.device) / 2**30:.1f} GiB on rank 0"
-            self.say(f"done    {fell}, {speed or 0:,.0f} tokens/s, {used}; see {args.out}")
-        # A run that had nothing left to do keeps the figures of the run before it.
-        if args.json and self.rank == 0 and (self.losses or not Path(args.json).stat().st_size):
-            figures = {
-                "world_size": self.world_size,
-                "device": self.device.type,
-                "dtype": args.dtype,
-                "global_batch": args.global_batch,
-                "micro_batch": args.micro_batch,
-                "first_step": self.first_step,
-                "steps": state["step"],
-                "losses": self.losses,
-                "final_loss": state["loss"],
-                "val_loss": state["val_loss"],
-                "tokens_per_second": speed,
-            }
-            Path(args.json).write_text(json.dumps(figures, indent=1) + "\n")
+        elif self.first_step < args.steps:
+            self.say(f"done    loss {state['loss']:.4f}, validation {state['val_loss']:.4f}; see {args.out}")
+        if self.profiler:
+            self.profiler.stop()
         for tracker in self.trackers:
             tracker.finish()
 
@@ -159,9 +135,7 @@ class Metrics:
         for tracker in list(self.trackers):
             try:
                 tracker.log(step, numbers(row))
-            except BaseException as error:  # a server that is away must not end the training
-                if not isinstance(error, Exception):
-                    raise
+            except Exception as error:  # a server that is away must not end the training
                 self.say(f"warning: {type(tracker).__name__} is off from step {step} on: {error}")
                 self.trackers.remove(tracker)
         if not is_finite:
@@ -186,19 +160,10 @@ def start_tracker(name: str, args: argparse.Namespace, rows: list[dict[str, Any]
     """Return the tracker of a flag."""
     try:
         return TRACKERS[name](args, rows)
-    except BaseException as error:  # each package has errors of its own
-        if not isinstance(error, Exception):
-            raise
+    except Exception as error:  # each package has errors of its own
         if sys.modules.get(name) is None:
             setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
         setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the most memory [bytes] that this rank has had: of the GPU, or on a CPU of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @torch.no_grad()
@@ -230,14 +195,12 @@ def evaluate(
     return setup.sum_over_ranks(loss_sum).item() / len(numbers_of_samples)
 
 
-def start_profiler(args: argparse.Namespace, metrics: Metrics) -> profile | None:
-    """Return torch's profiler for the steps of --profile, or None on the ranks that record nothing.
+def start_profiler(args: argparse.Namespace, metrics: Metrics) -> profile:
+    """Return torch's profiler, which records the steps of --profile.
 
     Its slice of step N is called ProfilerStep#N. It ends where the next step begins, so the evaluation and the
     checkpoint after a step are in it.
     """
-    if not args.profile or metrics.rank != 0:
-        return None
     first, last = args.profile
     path = Path(args.out, f"trace-rank0-steps{first}-{last}.json.gz")
 

@@ -2,10 +2,12 @@
 
 The programs ask for this:
 
-- `Config` is a dataclass of numbers. Its fields become flags. A checkpoint of other numbers is refused.
-- `GPT(config)` is called with the tensors of a batch, and returns its loss: a scalar, the mean over the samples.
-- `GPT.blocks` are its layers. train_fsdp.py gathers and frees them one by one. --activation-checkpointing computes them
-  twice.
+- `Config` is a dataclass of numbers, texts and truth values. Its fields become flags, `--name` or `--no-name` if it is
+  a truth value. A checkpoint of other values is refused.
+- `GPT(config)` is called with the tensors of a batch, and returns its loss: a scalar, the mean over the samples. Each
+  sample has the same weight, or the losses depend on how the batch is divided: with ignore_index, say, divide the sum
+  by the number of all targets.
+- `GPT.blocks` are its layers. train_fsdp.py gathers and frees them one by one.
 
 Two functions are optional:
 

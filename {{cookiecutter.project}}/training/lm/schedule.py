@@ -68,11 +68,10 @@ def learning_rate_at(step: int, args: argparse.Namespace) -> float:
     It would be at its lowest in the step after the last one, as in get_lr() of nanoGPT's train.py (at e222131, read
     2026-11-22).
     """
-    last_step = args.decay_steps or args.steps
-    warm_up_steps = max(1, round(WARM_UP_PART * last_step))
+    warm_up_steps = max(1, round(WARM_UP_PART * args.decay_steps))
     if step <= warm_up_steps:
         return args.learning_rate * step / warm_up_steps
-    decayed = min(1.0, (step - 1 - warm_up_steps) / max(1, last_step - warm_up_steps))  # from 0 to 1
+    decayed = min(1.0, (step - 1 - warm_up_steps) / max(1, args.decay_steps - warm_up_steps))  # from 0 to 1
     cosine = 0.5 * (1 + math.cos(math.pi * decayed))  # from 1 to 0
     return args.learning_rate * (LOWEST_PART + (1 - LOWEST_PART) * cosine)
 

@@ -11,15 +11,12 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Iterable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.utils.checkpoint import checkpoint
 
 HEAD_START = 2.0  # seconds that the first rank of a node has to print an error, before the node's other ranks do
 
@@ -104,11 +101,6 @@ def require_same(what: str, value: str) -> None:
         fail(f"ranks differ in their {what}: {value} on {socket.gethostname()}. Share --data and --out among nodes")
 
 
-def checkpoint_group() -> dist.ProcessGroup:
-    """Return a group whose timeout is long enough to write a large checkpoint to a slow file system."""
-    return dist.new_group(backend="gloo", timeout=timedelta(hours=2))
-
-
 def choose_dtype(name: str | None, device: torch.device) -> str:
     """Return the precision of matrix products: `name`, else bfloat16 where the GPU supports it, else float32."""
     # float32 means float32. That of cuDNN is TF32 by default. Some containers set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1,
@@ -122,13 +114,3 @@ def choose_dtype(name: str | None, device: torch.device) -> str:
 def weights_dtype(name: str) -> torch.dtype:
     """Return the type of the weights: bfloat16 is for products alone, and weights stay in float32."""
     return torch.float64 if name == "float64" else torch.float32
-
-
-def checkpoint_activations(blocks: Iterable[torch.nn.Module]) -> None:
-    """Let each layer keep its input alone. It computes its activations again in the backward pass.
-
-    That is one forward pass more, and saves most of the memory of activations
-    (https://docs.pytorch.org/docs/stable/checkpoint.html, 2026-11-22).
-    """
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

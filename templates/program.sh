@@ -1,0 +1,94 @@
+# ---- the program ---------------------------------------------------------------------------------
+
+# Sets program, a path or -m for a module, and arguments, the words after it. Arguments: the words as
+# typed; without any, the program is DEFAULT_PROGRAM of env.sh. A file is looked up in the current
+# folder, then in the project. Refuses what would fail only after the wait in the queue.
+read_program() {
+    if (($# == 0)); then set -- "$DEFAULT_PROGRAM"; fi
+    program=$1 arguments=("${@:2}")
+    case $program in
+        '') die "no program '': name one, as in program.py or -m package.module" ;;
+        -m)
+            [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module"
+            return
+            ;;
+        -*)
+            die "no program '$program': name the program before its arguments, as in" \
+                "program.py --lr 1e-3; if a file has this name, write ./$program"
+            ;;
+    esac
+    refuse_launch_command "$program"
+    if [[ ! -e $program && $program != /* ]]; then program=$PROJECT_DIR/$program; fi
+    [[ -e $program ]] || program_not_found "$1"
+    refuse_other_than_python "$program"
+}
+
+# Refuses words that start Python or the ranks. Argument: the first word as typed.
+# shellcheck disable=SC2154 # the submit script's name is script
+refuse_launch_command() {
+    local launch_command='^(python[0-9.]*|torchrun|accelerate|deepspeed|horovodrun|srun|mpirun|mpiexec|(ba|z)?sh)$'
+    if [[ $1 =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; then
+        die "no program '$1': put variables before this command, as in $1 bash $script …"
+    elif [[ ${1##*/} =~ $launch_command ]]; then
+        die "no program '$1': the submit script starts Python and the ranks, with the software of" \
+            "env.sh; name only the program and its arguments, as in program.py --lr 1e-3"
+    fi
+}
+
+# Says that there is no such file. Argument: the program as typed.
+program_not_found() {
+    local folders=$PWD
+    [[ $1 != /* ]] || die "no program '$1': there is no such file"
+    if [[ ! $PWD -ef $PROJECT_DIR ]]; then folders="$PWD nor in $PROJECT_DIR"; fi
+    die "no program '$1' in $folders:" \
+        "name a Python file or a module, as in program.py or -m package.module"
+}
+
+# Refuses a file that cannot be read, or that is no Python program by its name. Files without a suffix
+# are programs, as those that pip installs. Python also runs archives that have a __main__.py. Argument:
+# the file.
+refuse_other_than_python() {
+    if [[ -d $1 ]]; then
+        die "'$1' is a folder: name the program in it, or a package as -m package"
+    elif [[ ! -r $1 ]]; then
+        die "cannot read '$1': chmod u+r it, or name another program"
+    elif [[ ! -s $1 ]]; then
+        die "'$1' is empty: save the program, or name another one"
+    fi
+    case ${1##*/} in
+        *.py | *.pyz | *.pex | *.zip) ;;
+        *.ipynb) die "'$1' is a notebook: make a program of it with jupyter nbconvert --to script '$1'" ;;
+        *.*)
+            die "'$1' is no Python program by its name, and the launcher starts Python: name the program" \
+                "that it calls and put modules and variables into env.sh, or rename it to NAME.py"
+            ;;
+    esac
+}
+
+# Whether a program starts its ranks itself, by torch.multiprocessing.spawn, as the ImageNet example of
+# PyTorch does. A program that reads torchrun's LOCAL_RANK does not.
+#
+# Under torchrun, ranks that a program starts wait for each other until the timeout of
+# init_process_group, 10 to 30 minutes: no rank opens the store at the address that the program chose.
+# torchrun sets TORCHELASTIC_USE_AGENT_STORE, and torch then makes each rank a client (torch 2.13;
+# https://github.com/pytorch/pytorch/pull/191989, 2026-08-03).
+starts_its_own_ranks() {
+    local before='^([^#]*[^#.A-Za-z0-9_])?' spawn='(spawn|start_processes)'
+    [[ -f $1 ]] || return
+    if grep -qE 'LOCAL_RANK|--local[-_]rank' "$1"; then return 1; fi
+    grep -qE -e "$before(mp|(torch\.)?multiprocessing)\.$spawn\(" \
+        -e "${before}torch\.multiprocessing import ([^#]*[^#A-Za-z0-9_])?$spawn([^A-Za-z0-9_]|\$)" "$1"
+}
+
+# Whether each call of init_process_group in a program names an address of its own, as in
+# init_method="tcp://node1:29500". Under torchrun no rank opens a store there, for the reason above. A
+# program that reads MASTER_ADDR may name that of torchrun, which works.
+has_own_endpoint() {
+    local calls addresses
+    [[ -f $1 ]] || return
+    if grep -qE 'TORCHELASTIC_USE_AGENT_STORE|MASTER_ADDR' "$1"; then return 1; fi
+    calls=$(grep -cE '^[^#]*init_process_group\(' "$1")
+    addresses=$(grep -cE "^[^#]*init_method *= *[fr]?[\"']tcp://" "$1")
+    ((calls > 0 && calls == addresses))
+}
+
