@@ -172,7 +172,7 @@ def test_out_of_place_alone_on_cpus(tmp_path):
     facts = {"devices": ["cpu", "cpu"], "backend": "gloo", "nccl": None, "environment": {}}
     results = [row(1536, 3, 2, in_place=False)]
     said = report(write(tmp_path / "b.json", 1, results, ranks=2, **facts))
-    assert "b.json: all_reduce of float32, out of place, 1.5 KiB\n\n2 x cpu; gloo IB" in said
+    assert "b.json: all_reduce of float32, out of place, 1.5 KiB\n\n2 x cpu; gloo; torch" in said
     assert "| Nodes | Ranks |      Bus bandwidth       |" in said
     assert "|   1   |   2   | 3.00 Gbit/s (0.375 GB/s) |" in said
 
