@@ -98,11 +98,17 @@ def test_add_a_site(copy):
 
 
 @pytest.mark.drill
-def test_add_a_question(copy):
-    assert " passed" in walk("Add a question", copy)
-    assert (copy / "build/licensed/LICENSE").read_text() == "SPDX-License-Identifier: MIT\n"
-    run(".venv/bin/cookiecutter --no-input --output-dir build . project=plain site=slurm", copy)
-    assert not (copy / "build/plain/LICENSE").exists()
+def test_add_a_cause(copy):
+    printed = walk("Add a cause of failure", copy)
+    assert " passed" in printed and "failed" not in printed
+
+
+@pytest.mark.drill
+def test_add_an_extra(copy):
+    printed = walk("Add an extra", copy)
+    assert " passed" in printed and "failed" not in printed
+    run(".venv/bin/cookiecutter --no-input --output-dir build . project=more site=slurm extras=logsize", copy)
+    assert (copy / "build/more/extras/logsize/hooks.sh").is_file()
 
 
 @pytest.mark.drill

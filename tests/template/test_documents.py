@@ -101,9 +101,9 @@ def test_the_template_s_documents_name_what_it_has(document):
     } == set()
 
 
-# A placeholder, a file that CONTRIBUTING.md adds, and those of an extra that a page has the reader write.
+# A placeholder, files that CONTRIBUTING.md adds, and those of an extra that a page has the reader write.
 EXAMPLES = {"sites/lab.yaml", "sites/NAME.yaml", *(f"extras/memory/{n}.sh" for n in ("settings", "hooks", "look"))}
-EXAMPLES.add("extras/profile/on_first_node.sh")
+EXAMPLES |= {"extras/profile/on_first_node.sh", "tests/extras/logsize/test_logsize.py"}
 
 
 def test_the_template_s_placeholder_cannot_be_run_as_pasted(tmp_path):
