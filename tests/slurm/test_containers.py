@@ -88,7 +88,7 @@ def test_every_launcher_with_every_runtime(
         assert found == ["|".join([str(rank), "4", "6", inside, str(here), *ARGUMENTS]) for rank in range(4)], launcher
         wrapper, count = ("rank.sh", 4) if launcher in ("srun", "mpirun-ranks") else ("torchrun.sh", 2)
         first = "extras/mpi/ranks.sh" if launcher.startswith("mpirun") else f"launch/{wrapper}"
-        expected = [f"{inside}|a b|{project}/{first}"] * count
+        expected = [f"{inside}|a b|bash {project}/{first}"] * count
         assert re.findall(r"PREFIX (.*)", done.stdout) == expected, done.stdout
         (requeue,) = project.glob("logs/latest/requeue")  # a program reaches what it may ask by, wherever it runs
         requeue.unlink()
@@ -100,7 +100,7 @@ PREFIX = """\
 #!/bin/sh
 inside=${STAND_IN_RUNTIME:-host}
 [ ! -e /.singularity.d ] || inside=apptainer
-echo "PREFIX $inside|$1|$2"
+echo "PREFIX $inside|$1|$2 $3"
 shift
 exec "$@"
 """
