@@ -508,7 +508,7 @@ def test_a_failing_program_fails_the_job(usual_slurm, project, tmp_path):
 
 def test_help_is_the_head_of_the_file(cluster, project):
     done = cluster.run("bash", "slurm/submit_multinode.sh", "--help", cwd=project)
-    assert done.stdout.startswith("Runs a PyTorch program on all nodes") and "Edit two places" in done.stdout
+    assert done.stdout.startswith("Runs a PyTorch program on all nodes") and "SAVE_SECONDS  " in done.stdout
     assert "#SBATCH --" not in done.stdout and "find_project" not in done.stdout
 
 

@@ -22,7 +22,14 @@ from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import StepSampler, due, make_optimizer, seed_step, set_learning_rate, worker_generator
+from lm.schedule import (
+    StepSampler,
+    due,
+    make_optimizer,
+    seed_step,
+    set_learning_rate,
+    worker_generator,
+)
 from lm.stop import Stop, ignore_signals
 
 

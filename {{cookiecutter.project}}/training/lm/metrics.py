@@ -135,7 +135,7 @@ class Metrics:
         for tracker in list(self.trackers):
             try:
                 tracker.log(step, numbers(row))
-            except Exception as error:  # a server that is away must not end the training
+            except Exception as error:  # noqa: BLE001 - a server that is away must not end the training
                 self.say(f"warning: {type(tracker).__name__} is off from step {step} on: {error}")
                 self.trackers.remove(tracker)
         if not is_finite:
@@ -160,7 +160,7 @@ def start_tracker(name: str, args: argparse.Namespace, rows: list[dict[str, Any]
     """Return the tracker of a flag."""
     try:
         return TRACKERS[name](args, rows)
-    except Exception as error:  # each package has errors of its own
+    except Exception as error:  # noqa: BLE001 - each package has errors of its own
         if sys.modules.get(name) is None:
             setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
         setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
