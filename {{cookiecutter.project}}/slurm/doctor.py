@@ -11,8 +11,8 @@ It weighs evidence in this order:
   2. which rank failed first, as the launcher reports it, with its exit code or signal
   3. the last words of that rank: its error message, else its last lines
   4. a collective in which ranks waited in vain, and who was missing
-  5. known causes (slurm/doctor/causes*.py), if one of these lines proves one. A known cause adds the fix
-Lines elsewhere in the output that sound like failures do not count, as good runs print many of them.
+If one of these lines proves a known cause (slurm/doctor/causes*.py, extras/*/causes.py), the report adds the cause and
+the fix. Lines elsewhere in the output that sound like failures do not count, as good runs print many of them.
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's log, and Slurm's record of the job.
 Of an output with several attempts it reads the newest one. If the job had #SBATCH --error=FILE, name that file

@@ -16,7 +16,7 @@
 #   nodes               all nodes of the job                                         read_allocation
 #   cores               cores of a node, the fewest                                  read_allocation
 #   gpus                GPUs of a node; '' if it has none, unknown without record    read_allocation
-#   attempt             number of RUN_DIR, logs/JOBID.N                              number_attempt
+#   attempt             number of RUN_DIR, logs/JOBID.N               number_attempt, slurm/run_here.sh
 #   first_attempt       the number at which run_here.sh has begun; 0 in a batch job  slurm/run_here.sh
 #   hosts               the nodes on which the ranks run                             choose_nodes
 #   stop                '', asked (to save) or cancelled                             traps of USR1, TERM
@@ -87,8 +87,9 @@ read_allocation() {
 # Prints the smallest number of a list as Slurm writes it: 64(x2),32
 smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
 
-# Sets gpus. Refuses a job with unequal nodes. Reads record, which has such a line for each group of
-# nodes, and says what was asked for:
+# Sets gpus, the fewest of a node. Refuses a job that asked for GPUs as a whole, if its nodes have
+# different numbers. Reads record, which has such a line for each group of nodes, and says what was
+# asked for:
 #    Nodes=node[1-2] CPU_IDs=0-31 Mem=0 GRES=gpu:a100:4(IDX:0-3)
 #    TresPerNode=gres:gpu:a100:2
 # Slurm gives a step all GPUs of its job only if the job asked for them per node. With --gpus=4 or
@@ -113,9 +114,9 @@ read_gpus() {
 
 # ---- run folder ----------------------------------------------------------------------------------
 
-# Sets attempt, unless an extra has. Slurm counts requeues alone, and not the starts of ranks in one
-# allocation, which have a folder each. At its first start, a job may find the folders of another one,
-# which had its number long ago.
+# Sets attempt, unless an extra or slurm/run_here.sh has. Slurm counts requeues alone, and not the starts
+# of ranks in one allocation, which have a folder each. The first start of a job takes logs/JOBID.0, also
+# if another job, which had this number long ago, has left it.
 number_attempt() {
     if [[ -n $attempt ]]; then return; fi
     attempt=$requeues

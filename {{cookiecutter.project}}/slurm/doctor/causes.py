@@ -1,8 +1,8 @@
 """The causes of failures that are known: data for slurm/doctor.py.
 
-To add one, add a row here. In the template, add an example to doctor_examples.py under the row's name, too.
-A pattern is searched in one line, without its label: in "[node1:0] KeyError: 'lr'" the pattern ^KeyError matches.
-Of two rows that match the same message, the one that stands first counts.
+To add one, add a row here, most likely to BY_RANK. In the template's repository, add an example to doctor_examples.py
+under the row's name, too. A pattern is searched in one line, from which the label of a rank is taken: in
+"[node1:0] KeyError: 'lr'" the pattern ^KeyError matches. Of two rows that match the same message, the first counts.
 
 A cause that needs a container runtime stands in a file of its own, causes_NAME.py beside this one. One that only an
 extra can have stands in extras/NAME/causes.py. A project without that part does not have the file.
@@ -20,7 +20,7 @@ class Cause(NamedTuple):
     fix: str
     source: str  # whose words the patterns are
     signals: tuple = ()  # a launcher that reports one of these signals proves it, too
-    waiting: bool = False  # ranks waited for another one: where each was may say more than this row
+    waiting: bool = False  # ranks waited for another one. If stacks.txt says where each was, the report prints that
 
 
 # Searched first: in Slurm's record of the job, and in lines of Slurm in its output.
@@ -255,7 +255,7 @@ BY_RANK = (
     ),
     Cause(
         name="compiler cache",
-        patterns=(r"(?:resource busy|No such file or directory): '.*(?:triton|torchinductor)",),
+        patterns=(r"(?:resource busy|No such file or directory): '.*(?:triton/|triton_|torchinductor)",),
         says="ranks wrote the cache of compiled kernels at the same time, on a file system that all nodes share",
         fix="Write export TRITON_CACHE_DIR=/tmp/triton-$USER TORCHINDUCTOR_CACHE_DIR=/tmp/inductor-$USER into env.sh.",
         source="Triton, torch",
