@@ -65,6 +65,8 @@ def ended_by_slurm(run):
     if not cause:
         return None
     failure = run.first if run.first and run.first.report and run.first.code not in ENDED_BY_OTHERS else None
+    if cause.row.waiting:
+        failure = None  # the job ended all ranks itself
     words = last_words(failure.message) if failure and failure.message else []
     return Diagnosis("waited" if cause.row.waiting else "slurm", failure, cause, tuple(words))
 
