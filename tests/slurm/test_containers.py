@@ -296,6 +296,8 @@ def test_the_variables_of_a_site_reach_the_ranks(container_cluster, site, runtim
     environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "LAUNCHER": "srun"}
     (tmp_path / "scratch").mkdir(exist_ok=True)
     environment |= dict.fromkeys(("SCRATCH", "WORK"), str(tmp_path / "scratch"))
+    if runtime == "apptainer":
+        environment["APPTAINER_TMPDIR"] = str(tmp_path / "scratch")  # the site's folder is not here
     get_image(cluster, project, runtime, environment)
     (tmp_path / "own.py").write_text(SHOW_VARIABLES)
     own = {variable["name"] for variable in variables}

@@ -167,8 +167,10 @@ def test_mn5_with_apptainer(debian13, archive, tmp_path):
     with cluster_of(debian13, tmp_path / "cluster", nodes=nodes, partitions=(acc,)) as cluster:
         image = "docker://nvcr.io/nvidia/pytorch:25.05-py3"
         written = bake(tmp_path / "laptop", site="mn5", account="bsc12", runtime="apptainer", image=image)
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/python3").symlink_to(sys.executable)  # of the login node, for the doctor
         walk = Walk(
-            cluster, written, tmp_path / "files", **MODULES,
+            cluster, written, tmp_path / "files", **MODULES, PATH=f"{PATH}:{tmp_path}/bin",
             MASTER_ADDR_SUFFIX="", APPTAINER_MKSQUASHFS_ARGS=FAST_SQUASHFS,
         )  # fmt: skip
         docker_build, docker_save, rsync, build, tail = walk.commands(3)
