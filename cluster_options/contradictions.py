@@ -44,7 +44,7 @@ def contradictions(facts, broken):
                 yield f"{key}: {value!r} does not go with kind: {facts['kind']}; {choose_from(kind[key])}"
     yield from contradictions_of_containers(facts, broken)
     commands = [("commands", "accounts"), ("commands", "queues")]
-    needed = {  # what scripts and README cannot do without
+    needed = {  # keys that scripts and README need
         "slurm": [("defaults", "time_limit"), *commands],
         "runai": [*commands, ("commands", "login"), ("commands", "volumes")],
     }
@@ -154,7 +154,7 @@ def contradictions_of_containers(facts, broken):
 
 
 def contradictions_of_notes(facts):
-    """Yield what is told of runtimes that the site does not have."""
+    """Yield the keys of runtimes that the site does not have."""
     for key in ("notes", "problems", "unconfirmed"):
         for place, entry in enumerate(facts[key]):
             for runtime in entry.get("runtimes", ()):

@@ -84,7 +84,7 @@ OTHER_DEFAULTS = {
 
 
 def complete_facts(content) -> dict:
-    """Return the content of a site file, with the defaults of this module for what it leaves out."""
+    """Return the content of a site file, with the defaults of this module for the keys that it leaves out."""
     facts = {**OTHER_DEFAULTS, **{name: {} for name in EMPTY_MAPS}, **{name: [] for name in EMPTY_LISTS}}
     facts |= {"runtimes": [], "launchers": [], "title": "", **content}
     facts["node"] = {**NODE_DEFAULTS, **facts["node"]}

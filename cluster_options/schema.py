@@ -1,4 +1,4 @@
-"""What a site file may hold: SCHEMA checks one, and `make schema` writes the same rules as sites/schema.json.
+"""The keys of a site file and their rules. SCHEMA checks a file; `make schema` writes the rules as sites/schema.json.
 
 sites/schema.json is a JSON Schema (https://json-schema.org/draft-07). Editors that know YAML read it, complete keys and
 mark faults. It checks each key alone. That keys fit each other, such as the default partition being one of those that
@@ -42,7 +42,7 @@ LIMITS = {  # of one job
         "for short tests: long jobs and builds go elsewhere; left out, the name tells (debug, test, dev)"
     ),
     "confirmed": Flag("false: no source confirms these figures, so they warn instead of refusing"),
-    "about": Text("what it is for"),
+    "about": Text("its purpose"),
     "node": Record({}, NODE, about="how its nodes, or the part of them that it gives, differ from the keys of `node`"),
 }
 # It will stand in #SBATCH lines, where a space or a # ends it, and in double quotes.
@@ -60,7 +60,7 @@ SRUN_OPTION = Record(
 )
 # It will stand in a list of words between double quotes.
 MODULE = Like(r"[\w./:@%+=-]+", "the name of a module, of letters, digits and ./:@%+=-")
-IN_QUOTES = r'[^"`$\\\n]*'  # what double quotes of bash leave as it is
+IN_QUOTES = r'[^"`$\\\n]*'  # text that bash leaves unchanged between double quotes
 TORCHRUN_OPTION = Record({"option": Like(r"--[\w-]+(=[\w.,:/=-]+)?", "an option --NAME=VALUE"), "why": Text()})
 VARIABLE = Record(
     {
