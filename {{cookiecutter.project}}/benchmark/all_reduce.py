@@ -51,8 +51,8 @@ BUSBW_FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_
 MIN_ITERATIONS, MAX_ITERATIONS = 25, 1000
 # Each block of a message has a multiple of so many bytes, as in nccl-tests.
 BLOCK_UNIT = 16
-# Elements of the test pattern. It is a prime. So two stretches of 2^k elements of a message begin at different places
-# of the pattern, and if they change places, the check sees it.
+# Elements of the test pattern, which a message repeats. It is a prime, so two stretches of 2^k elements begin at
+# different places of the pattern: if they change places, the check sees it.
 PATTERN = 65521
 # Repetitions of the pattern that a GPU compares at once. A CPU takes one, which its cache holds.
 REPETITIONS = {"cpu": 1, "cuda": 256}
@@ -224,9 +224,8 @@ def patterns_of(op: str, rank: int, world_size: int) -> tuple[list[torch.Tensor]
 
 
 def pattern(key: int) -> torch.Tensor:
-    """Return whole numbers from 1 to 251 that depend on `key`, shape [PATTERN]. All types hold them exactly."""
-    step = 1 + key // 251 % 250  # from 1 to 250: 251 is a prime, so all numbers occur
-    return (1 + (torch.arange(PATTERN) * step + key) % 251).to(torch.uint8)
+    """Return whole numbers from 1 to 251, shape [PATTERN], random but the same on all ranks. All types hold them."""
+    return torch.randint(1, 252, [PATTERN], generator=torch.Generator().manual_seed(key), dtype=torch.uint8)
 
 
 def share(values: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:

@@ -132,6 +132,17 @@ def test_a_checkpoint_of_another_run(words, expected, half, text, refused):
     assert message.endswith("Use its values, or give another --out")
 
 
+def test_a_checkpoint_of_a_model_that_has_changed_is_no_torn_one(half, text, refused):
+    """The flags are the same, and model.py is another one."""
+    newest = half("train_ddp") / "checkpoint-00000020.pt"
+    content = torch.load(newest, weights_only=True)
+    content["model"]["former.weight"] = content["model"].pop(next(iter(content["model"])))
+    torch.save(content, newest)
+    message = refused(*TINY, "--data", text, "--out", newest.parent, "--resume", "--steps", 21)
+    assert message.startswith(f"{newest} does not fit this model (") and "former.weight" in message
+    assert newest.exists()
+
+
 def test_a_sharded_checkpoint_of_another_run(half, server, text):
     words = [*TINY, "--data", text, "--out", half("train_fsdp"), "--resume", "--width", 64]
     done = Launch(words[-4], 2, TRAINING / "train_fsdp.py", *words).wait()

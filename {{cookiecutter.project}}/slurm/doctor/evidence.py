@@ -134,11 +134,12 @@ def with_stacks(diagnosis, run):
             head = [with_host(shown(line.rstrip("\n")), run.ranks) for line in itertools.takewhile(str.strip, file)]
     except OSError:
         return diagnosis
-    verdicts = [line for line in head if VERDICT.match(line)]
-    # A rank that noticed tensors of another size says more than that some rank has ended.
-    says_more = verdicts and (diagnosis.way != "error" or verdicts[0].startswith("ranks disagree"))
-    cause = diagnosis.cause._replace(says=verdicts[0]) if says_more else diagnosis.cause
-    return diagnosis._replace(cause=cause, places=tuple(line for line in head if line not in verdicts))
+    verdict = next((line for line in head if VERDICT.match(line)), "")
+    # The error of a rank says more than where the others waited for it, unless it is that they disagree.
+    if verdict and (diagnosis.way != "error" or verdict.startswith("ranks disagree")):
+        head.remove(verdict)
+        diagnosis = diagnosis._replace(cause=diagnosis.cause._replace(says=verdict))
+    return diagnosis._replace(places=tuple(head))
 
 
 def with_host(line, ranks):

@@ -181,9 +181,9 @@ class Ranks:
         return [line for line in lines if digits_gone(line.text) not in of_all]
 
     def last_lines(self, failure, most=10):
-        """Return the last lines of a rank that printed no error message, and those that no other rank printed.
+        """Return the last lines of a rank that printed no error message, and those that not all others printed, too.
 
-        What all ranks printed is left out, but for the very last line: then all may have failed alike.
+        Lines of all ranks are left out, but for the very last line: then all may have failed alike.
         """
         speaker, own_lines, end = failure.speaker, [], []
         errors = {line.text for line in speaker.errors}

@@ -92,7 +92,7 @@ class Checkpoints:
         paths = existing(self.folder)
         for path in paths:
             try:
-                return self._read(path, model, optimizer)
+                state, weights, moments = self._read(path, is_divided(next(model.parameters())))
             except Exception as error:  # a torn one fails in many ways
                 reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
                 if file_system_error(error):
@@ -105,6 +105,17 @@ class Checkpoints:
                 if os.environ.get("LOCAL_RANK", "0") == "0":
                     print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
                 self.torn.append(path)
+                continue
+            try:
+                fill(model, optimizer, weights, moments)
+            except (KeyError, ValueError, RuntimeError) as error:
+                if not is_of_torn_file(error):
+                    raise
+                raise IncompatibleCheckpoint(
+                    f"{path} does not fit this model ({' '.join(str(error).split())[:200]}): use the model that wrote "
+                    "it, or give another --out"
+                ) from error
+            return state
         if paths:
             raise IncompatibleCheckpoint(
                 f"no checkpoint in {self.folder} is good: give another --out, or start without --resume"
@@ -173,21 +184,12 @@ class Checkpoints:
         if changed and self.rank == 0:
             print(f"warning: {path} had another learning rate: {'; '.join(changed)}", file=sys.stderr)
 
-    def _read(self, path: Path, model: Module, optimizer: Optimizer) -> dict[str, Any]:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        divided = is_divided(parameters[0])
+    def _read(self, path: Path, divided: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return what a file has beside model and optimizer, and these two."""
         # weights_only: a file cannot run code. mmap: a rank with a part of the model reads this part alone.
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=divided)
         self._verify(path, state)
-        weights, moments = state.pop("model"), state.pop("optimizer")
-        if divided:
-            parts = model.state_dict()
-            weights = {name: part_like(parts[name], weight) for name, weight in weights.items()}
-            for number, values in moments["state"].items():
-                values.update({name: part_like(parameters[number], value) for name, value in values.items()})
-        model.load_state_dict(weights)
-        optimizer.load_state_dict(moments)
-        return state
+        return state, state.pop("model"), state.pop("optimizer")
 
     def _publish(self, temporary: Path) -> None:
         """Give a complete checkpoint its name. Remove those beyond `keep`, and what crashes have left."""
@@ -216,6 +218,18 @@ def write(path: Path, content: dict[str, Any]) -> None:
     except RuntimeError as error:
         # On a full disk torch.save raises an OSError and then, as it closes the file, a RuntimeError that hides it.
         raise file_system_error(error) or error from None
+
+
+def fill(model: Module, optimizer: Optimizer, weights: dict[str, Any], moments: dict[str, Any]) -> None:
+    """Fill model and optimizer from what one process would have, or this rank's parts of them."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if is_divided(parameters[0]):
+        parts = model.state_dict()
+        weights = {name: part_like(parts[name], weight) for name, weight in weights.items()}
+        for number, values in moments["state"].items():
+            values.update({name: part_like(parameters[number], value) for name, value in values.items()})
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
 
 
 def is_divided(value: Any) -> bool:
