@@ -30,7 +30,7 @@ from training_runs import (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def modules():
     """The programs and what they import, as they import it, and afterwards gone."""
     import torch
@@ -51,7 +51,7 @@ def modules():
     patch.undo()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(modules):
     """What ranks are forked from: it has imported all, and done nothing."""
     from multiprocessing import forkserver
@@ -75,7 +75,7 @@ def no_launcher_and_no_gpu(monkeypatch, modules):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def text(tmp_path_factory):
     """A file of 21,700 bytes: 33 samples of 32 to validate, which 2 or 4 ranks cannot share equally."""
     path = tmp_path_factory.mktemp("text") / "text.txt"
@@ -84,7 +84,7 @@ def text(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def train(server, text):
     """Run a program on some ranks to its good end."""
 
@@ -98,7 +98,7 @@ def train(server, text):
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def trained(train, tmp_path_factory):
     """The same run once for all tests, which do not change what it leaves."""
 
