@@ -139,8 +139,8 @@ QUESTIONS = (
     Question(
         "gpus_per_node",
         prompt="GPUs per node; 0 runs on CPUs (site local: on the GPUs of this machine, if it has any)",
-        rule="the GPUs of each node, no more than the site's nodes have. 0 for CPUs. With `site=local`, 0 means all GPUs of "
-        "the machine",
+        rule="the GPUs of each node, no more than the site's nodes have. 0 for CPUs. With `site=local`, 0 means all "
+        "GPUs of the machine",
         check=check_gpus,
     ),
     Question(
