@@ -39,7 +39,7 @@ EXTRAS = {  # by name: the kinds of site that can have it, its word at the promp
     "spares": (
         ("slurm",),
         "nodes",
-        "spare nodes for those that fail, going on with fewer nodes, a memory of bad nodes",
+        "spare nodes in place of failed nodes, going on with fewer nodes, a memory of bad nodes",
     ),
     "stage": (
         ("slurm",),

@@ -82,7 +82,7 @@ def table() -> str:
             if node["gpus"]
         )
         queues = len(facts["partitions"]) + len(facts["qos"])
-        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']})", "; ".join(amounts) or "any"]
+        words = [f"`{site}`", f"[{facts['title']}]({facts['docs']})", "<br>".join(amounts) or "any"]
         words += [", ".join(facts["runtimes"]), str(queues or "any"), cell(site), facts["checked"]]
         lines.append(f"| {' | '.join(words)} |")
     return "\n".join(lines) + "\n"

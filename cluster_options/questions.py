@@ -70,7 +70,7 @@ QUESTIONS = (
     Question(
         "project",
         prompt="Name of the project; a folder of this name is written",
-        rule="name of the folder that is written",
+        rule="the name of the folder that the template writes",
         default="demo",
         check_text=check_folder_name,
     ),
@@ -78,17 +78,18 @@ QUESTIONS = (
         "site",
         prompt="Cluster: a name of README's table, here (the Slurm cluster you are on), slurm, runai, local, "
         "or the path of a site file",
-        rule="a name of the [table](sites.md), `here` (the Slurm cluster you are on), `slurm` (another Slurm cluster), "
-        "`runai`, `local` (one machine), or the path of a [file of your own](your-own-cluster.md). The default is the "
-        "cluster you are on, as its name or as `here`, and elsewhere `local`",
+        rule="a name of the [table](sites.md). `here`: the Slurm cluster that you are logged in to. `slurm`: another "
+        "Slurm cluster. `runai`: Kubernetes with Run:ai. `local`: one machine. Or the path of a "
+        "[site file of your own](your-own-cluster.md). On a login node, the default is that cluster, by its name or as "
+        "`here`. On other machines it is `local`",
         default="",  # in cookiecutter.json it is detect.site_here(), and answers.faults_of() checks it
         check_text=accept_anything,
     ),
     Question(
         "launcher",
         prompt="Launcher, the program that starts the ranks: torchrun, srun, spawn, mpirun or mpirun-ranks",
-        rule="`torchrun` (one per node, started by srun), `srun`, `spawn`, `mpirun`, `mpirun-ranks`: "
-        "[which and why](launchers.md)",
+        rule="the program that starts the ranks, the processes of your program: `torchrun`, `srun`, `spawn`, `mpirun` "
+        "or `mpirun-ranks`. [Which launcher should I choose?](launchers.md)",
         check=check_choice("launcher"),
         default=lambda facts, runtime: facts["launchers"][0],
     ),
@@ -96,16 +97,17 @@ QUESTIONS = (
         "runtime",
         prompt="Where Python and torch come from: venv (built once by the project), none (modules, or the python3 on "
         f"PATH), or a container: {', '.join(CONTAINERS)} (Run:ai: pod)",
-        rule="`venv`: built once by the project. `none`: modules, or the `python3` on PATH. A container: "
-        f"{', '.join(f'`{runtime}`' for runtime in CONTAINERS)}; Run:ai: `pod`",
+        rule="where Python and torch come from. `venv`: an environment that a script of the project builds once. "
+        "`none`: a module, or the `python3` on PATH. Containers: "
+        f"{', '.join(f'`{runtime}`' for runtime in CONTAINERS)}. With Run:ai always `pod`",
         check=check_choice("runtime"),
         default=lambda facts, runtime: facts["runtimes"][0],
     ),
     Question(
         "image",
         prompt="Container image to build from, or the path of a ready file; empty for venv and none",
-        rule="what the container image is made from, `REGISTRY/NAME:TAG` as the runtime writes it, or the path of a "
-        "ready file. Empty for `venv` and `none`",
+        rule="the base of the container image, such as `REGISTRY/NAME:TAG`, or the path of a ready image. The default "
+        "shows how the runtime spells it. Empty for `venv` and `none`",
         check=check_image,
         default=default_image,
         check_text=check_words_in_quotes,
@@ -113,45 +115,45 @@ QUESTIONS = (
     Question(
         "account",
         prompt="Account or project that is charged; empty where the cluster asks for none",
-        rule="who is charged, where the site asks for it. Run:ai: the project",
+        rule="the account that is charged. Empty if the site asks for none. Run:ai: the project",
         check=check_account,
     ),
     Question(
         "partition",
         prompt="Partition (Run:ai: node pool); empty for the cluster's default",
-        rule="checked against the site's list. Run:ai: the node pool",
+        rule="a partition of the site. Run:ai: a node pool. Empty for the cluster's default",
         check=check_queue("partition"),
     ),
     Question(
         "qos",
         prompt="Quality of service; empty for the cluster's default",
-        rule="checked against the site's list. Empty without Slurm",
+        rule="a quality of service (QoS) of the site. Empty for the cluster's default, and without Slurm",
         check=check_queue("qos"),
     ),
     Question(
         "nodes",
         prompt="Number of nodes",
-        rule="checked against the limits of partition and QoS",
+        rule="the number of nodes of a job, within the limits of partition and QoS",
         check=check_nodes,
     ),
     Question(
         "gpus_per_node",
         prompt="GPUs per node; 0 runs on CPUs (site local: on the GPUs of this machine, if it has any)",
-        rule="checked against the site's nodes. 0 for CPUs. With `site=local`, 0 means all GPUs of the machine",
+        rule="the GPUs of each node, no more than the site's nodes have. 0 for CPUs. With `site=local`, 0 means all "
+        "GPUs of the machine",
         check=check_gpus,
     ),
     Question(
         "time_limit",
         prompt="Walltime, [D-]HH:MM:SS; empty without Slurm",
-        rule="`[D-]HH:MM:SS`, checked against the limits of partition and QoS. Empty without Slurm",
+        rule="the walltime of a job, `[D-]HH:MM:SS`, within the limits of partition and QoS. Empty without Slurm",
         check=check_time,
     ),
     Question(
         "examples",
         prompt="yes: a whole project with examples, benchmark and training; no: only what starts your own programs, "
         "into a project that exists",
-        rule="`yes`: a whole project. `no`: only what starts your own programs, "
-        "[into a project that exists](existing-project.md)",
+        rule="`yes`: a whole project. `no`: the launch scripts alone, for a [project that exists](existing-project.md)",
         check=check_examples,
         default="yes",
     ),
@@ -159,8 +161,9 @@ QUESTIONS = (
         "extras",
         prompt="Extras: none, all, or names with commas, as hangs,watch for long trainings: "
         f"{', '.join(f'{name} ({word})' for name, (_, word, _) in EXTRAS.items())}",
-        rule="folders of `extras/` that the project has: `none`, `all` that this kind of site can have, or names with "
-        f"commas, of {', '.join(f'`{name}`' for name in EXTRAS)}. [What they are, and how to add one later](extras.md)",
+        rule="features beside the core: `none`, `all` that this kind of site can have, or names with commas, as in "
+        f"`hangs,watch`. The names are {', '.join(f'`{name}`' for name in EXTRAS)}. "
+        "[Which extra does which job, and how do I add one later?](extras.md)",
         check=check_extras,
         default="none",
         check_text=check_extras_text,

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from baking import argument_for_hydra, bake
+from baking import argument_for_hydra, bake, page
 from infiniband import OF_IPV4, PAIR
 from runai_cluster import Image, RunaiCluster
 from stand_in_runai import parse  # runai_cluster has put its folder on the path
@@ -188,9 +188,9 @@ def test_the_first_run_of_the_readme(tmp_path):
         # The pods have no GPUs.
         of_the_test = {"GPUS_PER_NODE": "0", "NODE_POOLS": "cpu", "NPROC_PER_NODE": "1"}
         assert "mlo-jdoe" in typed(re.search("^runai project list$", readme, re.M)[0])
-        there = re.search(r"^ +rsync .* (\./) GASPAR@\S+:(/mnt/mlo/scratch/)(YOU/demo)/$", readme, re.M)
+        there = re.search(r"^rsync .* (\./) GASPAR@\S+:(/mnt/mlo/scratch/)(YOU/demo)/$", readme, re.M)
         for command in "mkdir -p", "ls -ldn":
-            assert f"  ssh GASPAR@jumphost.rcp.epfl.ch {command} {there[2]}{there[3]}\n" in readme
+            assert f"\nssh GASPAR@jumphost.rcp.epfl.ch {command} {there[2]}{there[3]}\n" in readme
         settings = (laptop / "env.sh").read_text()
         edits = r'`((?:RUN_AS_UID|RUN_AS_GID|POD_PROJECT_DIR)="\$\{\w+:-)(\S+)\}"`'
         for name, shown in re.findall(edits, readme):
@@ -205,9 +205,9 @@ def test_the_first_run_of_the_readme(tmp_path):
         check = re.search(r"^NNODES=1 GPUS_PER_NODE=1 (bash runai/submit_multinode\.sh check/\S+)$", readme, re.M)[1]
         of_the_test["NNODES"] = "1"
         dry_run = typed("bash runai/submit_multinode.sh --dry-run")
-        assert dry_run.rstrip().endswith(f"-- bash {there[2]}{there[3]}/runai/pod.sh")
+        assert dry_run.splitlines()[-1].strip().startswith(f"-- bash {there[2]}{there[3]}/runai/pod.sh ")
         printed, name = typed(check), site.name()
-        shown = re.search(r"^state, and why it waits: .*?(?=^```)", readme, re.M | re.S)[0]
+        shown = re.search(r"^state, and why it waits: .*?(?=^```)", page(laptop, "output-and-logs"), re.M | re.S)[0]
         assert shown.replace("NAME", name) in printed, printed
         job = site.cluster.wait(name)
         succeeded(job)
