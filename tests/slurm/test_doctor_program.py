@@ -219,9 +219,6 @@ def test_an_output_of_many_megabytes(doctor, tmp_path, kind):
     assert done.returncode in (0, 1) and max(map(len, done.stdout.splitlines())) < 400, done
 
 
-OWNER = 4711
-
-
 @pytest.mark.parametrize("how", [["-I"], ["-P"], []])
 def test_where_python_does_not_look_for_modules(project, tmp_path, how):
     """python -I, PYTHONSAFEPATH=1; and a folder whose files have the names of modules."""
@@ -236,14 +233,6 @@ def test_where_python_does_not_look_for_modules(project, tmp_path, how):
     ]
     done = subprocess.run([*command, "my.out"], cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert done.returncode == 1 and b"config error" in done.stdout and not done.stderr, done
-
-
-def test_the_owner_of_another_user_s_job_is_named(doctor, tmp_path):
-    (tmp_path / "own.out").write_text(GOOD)
-    record = f"JobId=7 JobName=x\n UserId=anna({OWNER}) JobState=FAILED\n StdOut={tmp_path}/own.out\n"
-    done = doctor("7", scontrol=record)
-    assert done.stdout.startswith(b"job 7 is not yours, but anna's\n"), done.stdout
-    assert doctor("--json", "7", scontrol=record).stderr == b"slurm/doctor.py: the job is not yours, but anna's\n"
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
@@ -272,7 +261,6 @@ MODULES = {
     "itertools",
     "json",
     "os",
-    "pwd",
     "re",
     "runpy",
     "signal",

@@ -4,14 +4,6 @@ from causes import Cause
 
 BY_STARTER = (
     Cause(
-        name="mpirun as root",
-        patterns=(r"mpirun has detected an attempt to run as root",),
-        says="mpirun does not run as root",
-        fix="Submit as an ordinary user. Where there is none, OMPI_ALLOW_RUN_AS_ROOT=1 and"
-        " OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 allow it.",
-        source="Open MPI",
-    ),
-    Cause(
         name="slots of mpirun",
         patterns=(r"not enough slots",),
         says="mpirun shall start more processes than the job has slots for",

@@ -31,8 +31,6 @@ MAY_PASS = {
     "daemons of mpirun": "prted has another number then, and another folder",
     "mpirun lost a node": "Slurm may take the node out of the job",
     "name or route": "the network may recover",
-    "network retries": "the network may recover",
-    "gloo was refused": "a rank may have ended because of its node",
     "lost another rank": "the network may recover",
     "rendezvous": "a node that started slowly may have read its files",
     "waited in vain": "the rank that hung may have hung because of its node",

@@ -7,30 +7,27 @@ import re
 
 WORDS = 25  # lines of a rank that a report quotes, at most
 RECENT = 2000  # lines of a rank that are searched
-LINES_BEHIND = 12  # what is nearer to a message may belong to it; a rank that prints more behind it has survived it
+LINES_BEHIND = 12  # what is nearer to a message may belong to it
+MOST_BEHIND = 60  # a rank that prints more behind a message has survived it
 
 # ---- how an error message begins -------------------------------------------------------------------------------------
 
-# Python's own, those of groups, of worker processes, of rich: a box of ╭, │ and ─, or of +, | and - (rich 15.0).
-TRACEBACK = re.compile(
-    r"(?:[╭+][─-]+ )?Traceback \(most|Original Traceback \(most| *\+ Exception Group Traceback \(most"
-)
+# Python's own, those of worker processes, of rich: a box of ╭, │ and ─, or of +, | and - (rich 15.0).
+TRACEBACK = re.compile(r"(?:[╭+][─-]+ |Original )?Traceback \(most")
 SYNTAX_ERROR = re.compile(r'  File ".*", line \d+$')  # of the program itself: it has no "Traceback"
 NATIVE = re.compile(  # compiled code says that it goes down
-    r"terminate called|Fatal Python error|\*\*\* stack smashing detected|double free or corruption|corrupted size vs"
-    r"|free\(\): |munmap_chunk\(\): |malloc(?:\(\)|_consolidate\(\)): "
-    r"|.*: Assertion [`'].*' failed|F\d{4} .*\] |.*Check failed: |The application appears to have been direct launched"
+    r"terminate called|Fatal Python error|.*: Assertion [`'].*' failed|F\d{4} .*\] "
+    r"|The application appears to have been direct launched"
 )
 WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
 BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE)))
 WITHIN_TRACEBACK = (" ", "Traceback", "╭", "+", "│", "╰", "|")  # how its lines begin, but for the last one, the error
-OF_A_GROUP = re.compile(r"[ |]+\| (?! |Traceback)(\S.*)")  # an error within a group of exceptions
 
 # ---- what surrounds it -----------------------------------------------------------------------------------------------
 
 # The traceback after such a line is no failure: Python tidies up, or a library goes on without something …
 NO_FAILURE = re.compile(
-    r"Exception ignored|Error in atexit|Retry attempt failed|Triton is not available|--- Logging error ---"
+    r"Exception ignored|Triton is not available|--- Logging error ---"
     r"|Exception in callback|exception was never retrieved|^(?:future|handle|task|protocol|transport): <"  # asyncio
 )
 # … or it belongs to the message before it: a chain of exceptions, or a thread that goes down too.
@@ -147,10 +144,10 @@ def read_messages(lines):
             if text.startswith(WITHIN_TRACEBACK):
                 message.end = index
                 continue
-            end_traceback(message, line, index)
-            apart = 0
-            if message.end == index:
-                continue
+            message.inside = False
+            message.errors.append(line)
+            message.end, apart = index, 0
+            continue
         if BEGINNING.match(text) or WATCHDOG.search(text):
             is_traceback = bool(TRACEBACK.match(text))
             native = bool(NATIVE.match(text)) and not is_traceback
@@ -166,28 +163,9 @@ def read_messages(lines):
             message.end = index if index == message.end + 1 else message.end
         else:
             apart += 1
-        if text.strip('" '):
+        if text.strip():
             previous = text
-    if message and message.inside:
-        end_group(message)
     return messages
-
-
-def end_traceback(message, line, index):
-    """End a traceback before or with the line behind its frames, which is the error."""
-    message.inside = False
-    if not end_group(message):
-        message.errors.append(line)
-        message.end = index
-
-
-def end_group(message):
-    """Take the errors that stand within a group of exceptions, the last one first; tell whether it is a group."""
-    body = message.lines[message.start : message.end + 1]
-    if "Exception Group Traceback" not in body[0].text:
-        return False
-    message.errors += [line for line in body if OF_A_GROUP.match(line.text)][::-1]
-    return True
 
 
 def last_words(message):

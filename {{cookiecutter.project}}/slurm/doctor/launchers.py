@@ -34,7 +34,6 @@ MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
 MPIRUN_CODE = re.compile(r" +Exit code: +(?P<code>\d+)$")
 TORCHRUN_FIRST = "Root Cause (first observed failure):"  # torchrun's table names other ranks of the node above it
 TORCHRUN_ROW = re.compile(r" +(?P<key>time|host|rank|exitcode) +: (?P<value>\S+)")
-NUMBER = re.compile(r"-?\d+$")
 
 
 class Report(NamedTuple):
@@ -43,7 +42,7 @@ class Report(NamedTuple):
     line: Line
     launcher: str
     ranks: tuple  # their numbers; srun's and mpirun's may be those of nodes' launchers
-    host: str  # srun may name several at once: node[9-10]
+    host: str  # "" if srun names several at once
     code: int  # the exit code; or minus the signal, as torchrun has it
     time: str = ""  # torchrun tells it
 
@@ -83,7 +82,8 @@ def sentences(lines):
                 following = lines[index + 1].text if index + 1 < len(lines) else ""
                 if end == "exited on" and following.startswith("signal "):  # Open MPI 5 breaks the line
                     end += " " + following
-                reports.append(Report(line, launcher, numbers(match.group("ranks")), match.group("host"), code_in(end)))
+                host = "" if re.search(r"[\[,]", match.group("host")) else match.group("host")  # node[9-10], a1,b2
+                reports.append(Report(line, launcher, numbers(match.group("ranks")), host, code_in(end)))
     return reports
 
 
@@ -106,7 +106,7 @@ def code_in(words):
         return -int(by_signal.group(1))
     if code:
         return signal_or_code(int(code.group(1)))
-    return -9 if words.startswith("exited on") else None  # a signal, whose line is lost
+    return None
 
 
 def signal_or_code(code):
@@ -140,9 +140,7 @@ def torchrun_tables(lines):
             continue
         table[row.group("key")] = row.group("value")
         if row.group("key") == "exitcode":
-            if NUMBER.match(table.get("rank", "")) and NUMBER.match(table["exitcode"]):
-                code = signal_or_code(int(table["exitcode"]))
-                ranks = (int(table["rank"]),)
-                reports.append(Report(line, "torchrun", ranks, table.get("host", ""), code, table.get("time", "")))
+            code, ranks = signal_or_code(int(table["exitcode"])), (int(table["rank"]),)
+            reports.append(Report(line, "torchrun", ranks, table.get("host", ""), code, table.get("time", "")))
             table = None
     return sorted(reports, key=lambda report: report.time)

@@ -2,12 +2,11 @@
 
 import glob
 import os
-import pwd
 import re
 import subprocess
 from typing import NamedTuple
 
-from logs import PROJECT, die, here
+from logs import PROJECT, die
 
 
 class Job(NamedTuple):
@@ -18,7 +17,6 @@ class Job(NamedTuple):
     record: str = ""  # the command that prints the state
     output: str = ""  # a file
     run: str = ""  # a folder logs/JOBID.ATTEMPT
-    owner: str = ""  # the user who has submitted it, if that is another one
 
     @property
     def has_ended(self):
@@ -38,10 +36,10 @@ class Job(NamedTuple):
 def find_job(given):
     """Return the job that a number, an output file or a folder of logs names."""
     if os.path.isfile(given):  # alone: a number in its name may be a date, or a job of another cluster
-        return Job(output=given, owner=owner_of_file(given))
+        return Job(output=given)
     run = os.path.realpath(given)  # logs/latest is a link
     if os.path.isdir(run) and re.search(r"/[1-9]\d*\.\d+$", run):
-        return Job(run=run, owner=owner_of_file(run))
+        return Job(run=run)
     if not re.match(r"[1-9]\d*([_+]\d+)?$", given):  # 12_3 is of an array, 12+3 of a heterogeneous job
         die(f"'{given}': expected a job's number, the output of a job, or a folder logs/JOBID.ATTEMPT")
     return ask_slurm(given)
@@ -59,27 +57,9 @@ def ask_slurm(number):
     output = find_output(record, (job_id, number))
     run = find_newest_run(record, job_id)
     if not (output or run or state):
-        searched = "there is no *-{}.out in {}".format(job_id, " or ".join(sorted({here(), PROJECT})))
+        searched = "there is no *-{}.out in {}".format(job_id, " or ".join(sorted({os.getcwd(), PROJECT})))
         die(f"Slurm does not know a job {job_id}, and {searched}: name its output file")
-    owner = owner_of(record) or owner_of_file(output) or owner_of_file(run)
-    return Job(job_id, state, command, output, run, owner)
-
-
-def owner_of(record):
-    """Return the name of the user whose job Slurm's record is of; '' if it is this user's, or not known."""
-    owner = re.search(r"(?m)^ *UserId=(\S+)\((\d+)\)", record)
-    return owner.group(1) if owner and int(owner.group(2)) != os.getuid() else ""
-
-
-def owner_of_file(path):
-    """Return the name of the user whose file or folder it is; '' if it is this user's, or not there."""
-    if not path or not os.path.exists(path) or os.stat(path).st_uid == os.getuid():
-        return ""
-    owner = os.stat(path).st_uid
-    try:
-        return pwd.getpwuid(owner).pw_name
-    except KeyError:
-        return f"user {owner}"
+    return Job(job_id, state, command, output, run)
 
 
 def state_of(job_id, record):
@@ -90,7 +70,7 @@ def state_of(job_id, record):
     # scontrol has forgotten the job. sacct prints a line for each job of an array.
     answer = answer_of("sacct", "-nPX", "-j", job_id, "-o", "State,ExitCode,JobID")
     rows = [line.split("|") for line in answer.splitlines() if "|" in line]
-    if len(rows) > 1 and job_id.isdigit():
+    if len(rows) > 1:
         die_of_several(job_id)
     if not rows:
         return "", ""
@@ -107,22 +87,17 @@ def find_output(record, numbers):
     named = re.search(r"(?m)^ *StdOut=(.*)", record)
     if named and os.path.isfile(named.group(1)):
         return named.group(1)
-    patterns = [f"{glob.escape(folder)}/*-{number}.out" for folder in (here(), PROJECT) for number in numbers]
+    patterns = [f"{glob.escape(folder)}/*-{number}.out" for folder in (os.getcwd(), PROJECT) for number in numbers]
     return next((path for pattern in patterns for path in sorted(glob.glob(pattern))), "")
 
 
 def find_newest_run(record, job_id):
-    """Return the folder of the job's newest attempt, which has the number of its restarts if Slurm still knows that."""
+    """Return the folder of the job's newest attempt; the number of its restarts is in Slurm's record."""
     logs = os.path.realpath(f"{PROJECT}/logs")  # it may be a link
     restarts = re.search(r"\bRestarts=(\d+)", record)
     if restarts:
         return f"{logs}/{job_id}.{restarts.group(1)}"
-    return max(glob.glob(f"{glob.escape(logs)}/{job_id}.*"), key=attempt_of, default="")
-
-
-def attempt_of(run):
-    """Return the number of the attempt that a folder logs/JOBID.ATTEMPT is of."""
-    return int("0" + re.sub(r"\D", "", run.rpartition(".")[2]))
+    return max(glob.glob(f"{glob.escape(logs)}/{job_id}.*"), key=os.path.getmtime, default="")
 
 
 def answer_of(*command):
