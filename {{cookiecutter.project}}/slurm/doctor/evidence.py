@@ -7,15 +7,7 @@ from typing import NamedTuple
 from causes import BY_WAITING
 from errors import RECENT, last_words
 from failures import Ranks
-from known_causes import (
-    BY_RANK,
-    BY_SLURM,
-    BY_STARTER,
-    cause_of_signal,
-    proven_by,
-    search,
-    search_message,
-)
+from known_causes import BY_RANK, BY_SLURM, BY_STARTER, cause_of_signal, proven_by, search, search_message
 from launchers import ENDED_BY_OTHERS, read_reports
 from logs import Line, shown, speakers_of
 
@@ -84,10 +76,10 @@ def rank_that_failed(run):
     if first.message:
         words, cause = last_words(first.message), search_message(first.message)
     else:
-        words, own_lines = run.ranks.last_lines(first)
+        words, proofs = run.ranks.last_lines(first)
         cause = None
         if first.way == "exited":
-            cause = search(BY_STARTER + BY_RANK, own_lines[::-1]) or search(BY_STARTER, run.unlabelled)
+            cause = search(BY_STARTER + BY_RANK, proofs[::-1]) or search(BY_STARTER, run.unlabelled)
     if not cause and first.report and (first.message is None or first.message.native):
         cause = cause_of_signal(first.code, first.report.line)
     return Diagnosis(first.way, first, cause, tuple(words))

@@ -6,15 +6,7 @@ the first to fail. A traceback counts only if it was the end of its rank: many a
 
 import itertools
 
-from errors import (
-    HARMLESS,
-    MOST_BEHIND,
-    OF_LAUNCHER,
-    STEP,
-    digits_gone,
-    own,
-    read_messages,
-)
+from errors import HARMLESS, LINES_BEHIND, MOST_BEHIND, OF_LAUNCHER, STEP, digits_gone, own, read_messages
 from launchers import ENDED_BY_OTHERS
 from logs import Speaker
 
@@ -46,11 +38,11 @@ class Ranks:
     def __init__(self, speakers):
         """Take the ranks, and last the lines without a label."""
         self.named, self.rest = speakers[:-1], speakers[-1]
-        self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
+        self.rank_launchers = self.find_rank_launchers()  # before launchers' own lines are left out
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
 
-    def launchers_of_ranks(self):
+    def find_rank_launchers(self):
         """Return the launchers whose reports name ranks: a task of srun or mpirun may be the launcher of a node."""
         logs = [speaker for speaker in self.named if speaker.log]
         if logs:
@@ -66,9 +58,9 @@ class Ranks:
         launchers' reports decides, or without a report the order in which the ranks ended.
         """
         failures = [self.failure_of(report) for report in reports]
-        known = {id(failure.speaker) for failure in failures}
+        reported = {id(failure.speaker) for failure in failures}
         for speaker in [*sorted(self.named, key=lambda speaker: speaker.ended), self.rest]:
-            message = self.last_message(speaker, None) if id(speaker) not in known else None
+            message = self.last_message(speaker, None) if id(speaker) not in reported else None
             if message:
                 failures.append(Failure(message.way, speaker, None, message))
         first = min(failures, key=lambda failure: failure.weakness, default=None)
@@ -79,7 +71,7 @@ class Ranks:
 
     def failure_of(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
-        of_ranks = report.launcher in self.names_ranks
+        of_ranks = report.launcher in self.rank_launchers
         if of_ranks:
             named = {speaker.rank: speaker for speaker in self.named}
             speakers = [named.get(rank) or Speaker(rank) for rank in report.ranks]
@@ -112,7 +104,7 @@ class Ranks:
         """
         for lines in (speaker.errors, speaker.lines):
             newest = read_messages(lines)[-NEWEST:]
-            ends = [message for message in newest if self.is_end(message, speaker)]
+            ends = [message for message in newest if self.is_end(message, speaker, code)]
             if code is not None and code > 1:
                 ends = [message for message in ends if message.native]
             if ends:
@@ -128,9 +120,10 @@ class Ranks:
             return min(ends, key=lambda message: order.index(message.way))
         return ends[-1]
 
-    def is_end(self, message, speaker):
+    def is_end(self, message, speaker, code):
         """Tell whether a rank printed little behind an error message, and went no step further."""
-        return not message.is_harmless and len(message.behind()) <= MOST_BEHIND and not self.went_on(message, speaker)
+        most = MOST_BEHIND if code == 1 else LINES_BEHIND
+        return not message.is_harmless and len(message.behind()) <= most and not self.went_on(message, speaker)
 
     def went_on(self, message, speaker):
         """Tell whether the output has a step of the rank behind an error that it printed."""
@@ -147,9 +140,10 @@ class Ranks:
         return [line for line in lines if digits_gone(line.text) not in of_all]
 
     def last_lines(self, failure, most=10):
-        """Return the last lines of a rank that printed no error message, and those that not all others printed, too.
+        """Return the last lines of a rank that printed no error message, and those of them that may prove a cause.
 
-        Lines of all ranks are left out, but for the very last line: then all may have failed alike.
+        Lines that all other ranks printed, too, are left out. If none remains, all ranks may have failed alike: then
+        the very last line may prove the cause.
         """
         speaker, own_lines, end = failure.speaker, [], []
         errors = {line.text for line in speaker.errors}
