@@ -23,7 +23,7 @@ class Cause(NamedTuple):
     waiting: bool = False  # ranks waited for another one. If stacks.txt says where each was, the report prints that
 
 
-# Slurm says so, or the rank that failed first.
+# A row of two tables: Slurm says so, or the rank that failed first.
 HOST_MEMORY = Cause(
     name="host memory",
     patterns=(

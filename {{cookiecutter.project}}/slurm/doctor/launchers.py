@@ -34,6 +34,7 @@ MPIRUN_NAME = re.compile(r" +Process name: .*,(?P<rank>\d+)\]$")
 MPIRUN_CODE = re.compile(r" +Exit code: +(?P<code>\d+)$")
 TORCHRUN_FIRST = "Root Cause (first observed failure):"  # torchrun's table names other ranks of the node above it
 TORCHRUN_ROW = re.compile(r" +(?P<key>time|host|rank|exitcode) +: (?P<value>\S+)")
+NUMBER = re.compile(r"-?\d+$")
 
 
 class Report(NamedTuple):
@@ -101,12 +102,10 @@ def code_in(words):
         if words.startswith(name):
             return -number
     by_signal = re.search(r"signal (\d+)", words)
-    code = re.search(r"exit code (\d+)", words)
     if by_signal:
         return -int(by_signal.group(1))
-    if code:
-        return signal_or_code(int(code.group(1)))
-    return None
+    code = re.search(r"exit code (\d+)", words)
+    return signal_or_code(int(code.group(1))) if code else None
 
 
 def signal_or_code(code):
@@ -140,7 +139,9 @@ def torchrun_tables(lines):
             continue
         table[row.group("key")] = row.group("value")
         if row.group("key") == "exitcode":
-            code, ranks = signal_or_code(int(table["exitcode"])), (int(table["rank"]),)
-            reports.append(Report(line, "torchrun", ranks, table.get("host", ""), code, table.get("time", "")))
+            if NUMBER.match(table.get("rank", "")) and NUMBER.match(table["exitcode"]):
+                code = signal_or_code(int(table["exitcode"]))
+                ranks = (int(table["rank"]),)
+                reports.append(Report(line, "torchrun", ranks, table.get("host", ""), code, table.get("time", "")))
             table = None
     return sorted(reports, key=lambda report: report.time)
