@@ -32,7 +32,7 @@ DOCTOR = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(DOCTOR)
 LOGS, LAUNCHER_REPORTS, KNOWN = sys.modules["logs"], sys.modules["launchers"], sys.modules["known_causes"]
 BY_WAITING = list(sys.modules["causes"].BY_WAITING.values())
-CAUSES = KNOWN.BY_SLURM + KNOWN.BY_STARTER + KNOWN.BY_RANK + BY_WAITING
+CAUSES = list(dict.fromkeys(KNOWN.BY_SLURM + KNOWN.BY_STARTER + KNOWN.BY_RANK + BY_WAITING))  # one is in two tables
 
 # What the job prints behind the doctor's report.
 REPORT_ENDS = "2026-11-21 17:20:40 srun ended with exit code 1. To ask again, run python3 slurm/doctor.py 12\n"

@@ -317,7 +317,7 @@ def test_fixes_name_files_of_the_project(tmp_path, site, runtime):
         project = bake(tmp_path / examples, **answers)
         files = [*(project / "slurm/doctor").glob("causes*.py"), *project.glob("extras/*/causes.py")]
         rows = "".join(path.read_text() for path in files)
-        fixes = re.findall(r"(?s)fix=(.*?)\n        source=", rows)
+        fixes = re.findall(r"(?s)fix=(.*?)\n +source=", rows)
         assert len(fixes) > 30
         named = re.findall(r"[\w/-]+\.(?:sh|py|md|sbatch)\b", "".join(fixes))
         assert "env.sh" in named and not [name for name in named if not (project / name).exists()]

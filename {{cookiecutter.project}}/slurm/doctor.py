@@ -29,7 +29,14 @@ The JSON object has, in this order:
   causes      a list of {"name": ..., "says": ..., "fix": ..., "proof": ...}; empty if no cause is known
   words       a list of its last lines, at most 25
 Each way:
-WAYS
+  slurm       Slurm's record or message says it: time limit, memory, node, cancelled, preempted
+  killed      a launcher reports signal 9
+  crashed     a launcher reports another signal
+  error       it printed an error message of its own: a traceback of any kind, a C assertion, ...
+  exited      it ended with an exit code, and printed no error message
+  waited      ranks waited in a collective or at the rendezvous in vain
+  peer        ranks lost another one, of which nothing else is known
+  none        no launcher reports a rank that failed
 Exit code 0: it found a cause, or Slurm's record says that the job did not fail, or has not ended.
 Exit code 1: it knows no cause, or no launcher reports a rank that failed.
 Exit code 2: there is nothing to read, or the arguments are wrong.
@@ -48,7 +55,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "doc
 
 from errors import WORDS
 from evidence import Diagnosis, diagnose
-from failures import WAYS
 from logs import die, printable, read_output, read_rank_logs, short
 from slurm_job import find_job
 
@@ -67,7 +73,7 @@ def main():
 
     logs = read_rank_logs(job.run)
     output = read_output(job.output)
-    if not (output or any(log.logged for log in logs) or job.state):
+    if not (output or any(log.lines for log in logs) or job.state):
         die("nothing to read in " + " and ".join(short(path) for path in (job.output, job.run) if path))
     return show(job, diagnose(job, output, logs), as_json)
 
@@ -81,8 +87,7 @@ def parse_arguments():
     parser.add_argument("-h", "--help", action="store_true")
     arguments = parser.parse_args()
     if arguments.help:
-        ways = "\n".join(f"  {way:<10}{meaning}" for way, meaning in WAYS.items())
-        write(__doc__.strip().replace("WAYS", ways).splitlines())
+        write(__doc__.strip().splitlines())
         sys.exit(0)
     return " ".join(arguments.what), arguments.json
 
@@ -93,12 +98,9 @@ def parse_arguments():
 def show(job, diagnosis, as_json, instead=()):
     """Print the diagnosis, or lines instead of it; return the exit code."""
     if as_json:
-        if job.owner:
-            print(printable(f"slurm/doctor.py: the job is not yours, but {job.owner}'s"), file=sys.stderr)
         write([json.dumps(as_object(job, diagnosis))])
     else:
-        owner = [f"job {job.id or short(job.output)} is not yours, but {job.owner}'s"] if job.owner else []
-        write([*owner, *(instead or report_lines(job, diagnosis))])
+        write(instead or report_lines(job, diagnosis))
     return 0 if diagnosis.cause or instead else 1
 
 

@@ -23,15 +23,26 @@ class Cause(NamedTuple):
     waiting: bool = False  # ranks waited for another one. If stacks.txt says where each was, the report prints that
 
 
+# A row of two tables: Slurm says so, or the rank that failed first.
+HOST_MEMORY = Cause(
+    name="host memory",
+    patterns=(
+        r"^slurmstepd\S*: .*oom[-_]kill event",
+        r"^JobState=OUT_OF_MEMORY",
+        r"MemoryError: Unable to allocate",
+        r"^MemoryError(?:$|: )",
+        r"std::bad_alloc",
+        r"Cannot allocate memory",
+        r"DefaultCPUAllocator",
+    ),
+    says="the memory of a host was not enough",
+    fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
+    source="Slurm, CPython, torch",
+)
+
 # Searched first: in Slurm's record of the job, and in lines of Slurm in its output.
 BY_SLURM = (
-    Cause(
-        name="host memory",
-        patterns=(r"^slurmstepd\S*: .*oom[-_]kill event", r"^JobState=OUT_OF_MEMORY"),
-        says="the memory of a host was not enough",
-        fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
-        source="Slurm",
-    ),
+    HOST_MEMORY,
     Cause(
         name="node failure",
         patterns=(r"DUE TO NODE FAILURE", r"^JobState=(?:NODE_FAIL|BOOT_FAIL)", r"^srun: error: Node failure on \S"),
@@ -166,19 +177,7 @@ BY_RANK = (
         fix="Set OMP_NUM_THREADS, and let the program start fewer processes that read data. ulimit -u shows the limit.",
         source="CPython, OpenBLAS",
     ),
-    Cause(
-        name="process memory",
-        patterns=(
-            r"MemoryError: Unable to allocate",
-            r"^MemoryError(?:$|: )",
-            r"std::bad_alloc",
-            r"Cannot allocate memory",
-            r"DefaultCPUAllocator",
-        ),
-        says="the memory of a host was not enough",
-        fix="Ask for more with --mem (--mem=0: all of a node), or start fewer processes that read data (num_workers).",
-        source="CPython, torch",
-    ),
+    HOST_MEMORY,
     Cause(
         name="GPU memory",
         patterns=(
@@ -338,13 +337,6 @@ BY_RANK = (
         source="torch",
     ),
     Cause(
-        name="gloo was refused",
-        patterns=(r"[Gg]loo.*connect.*: Connection refused",),
-        says="gloo found no rank at an address: a rank had ended, or the program made its process group a second time",
-        fix="Let the program call init_process_group once. With hydra -m, start a job for each run instead.",
-        source="gloo",
-    ),
-    Cause(
         name="network interface",
         patterns=(
             r"Unable to find address for: ",
@@ -402,13 +394,6 @@ BY_RANK = (
         fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
         source="Slurm",
         signals=(11, 6, 8, 5),
-    ),
-    Cause(
-        name="network retries",
-        patterns=(r"Transport retry count exceeded",),
-        says="the network gave up sending to another node, which had ended, or has a bad cable or adapter",
-        fix="Look at the other node's ranks first. If none had ended, submit with --exclude=NODE, and tell your site.",
-        source="UCX",
     ),
 )
 

@@ -7,15 +7,7 @@ from typing import NamedTuple
 from causes import BY_WAITING
 from errors import RECENT, last_words
 from failures import Ranks
-from known_causes import (
-    BY_RANK,
-    BY_SLURM,
-    BY_STARTER,
-    cause_of_signal,
-    proven_by,
-    search,
-    search_message,
-)
+from known_causes import BY_RANK, BY_SLURM, BY_STARTER, cause_of_signal, proven_by, search, search_message
 from launchers import ENDED_BY_OTHERS, read_reports
 from logs import Line, shown, speakers_of
 
@@ -23,7 +15,7 @@ from logs import Line, shown, speakers_of
 class Diagnosis(NamedTuple):
     """What follows from the evidence."""
 
-    way: str  # one of failures.WAYS
+    way: str  # one of those that doctor.py --help lists
     failure: object = None  # of the rank that failed first
     cause: object = None  # a ProvenCause, if it is known
     words: tuple = ()  # the last lines of the rank
@@ -64,11 +56,11 @@ def ended_by_slurm(run):
     cause = search(BY_SLURM, [run.record, *said])
     if not cause:
         return None
+    if cause.row.waiting:  # the job ended all ranks itself
+        return Diagnosis("waited", None, cause)
     failure = run.first if run.first and run.first.report and run.first.code not in ENDED_BY_OTHERS else None
-    if cause.row.waiting:
-        failure = None  # the job ended all ranks itself
     words = last_words(failure.message) if failure and failure.message else []
-    return Diagnosis("waited" if cause.row.waiting else "slurm", failure, cause, tuple(words))
+    return Diagnosis("slurm", failure, cause, tuple(words))
 
 
 def is_of_slurm(line):
@@ -84,12 +76,10 @@ def rank_that_failed(run):
     if first.message:
         words, cause = last_words(first.message), search_message(first.message)
     else:
-        words, own_lines = run.ranks.last_lines(first)
+        words, proofs = run.ranks.last_lines(first)
         cause = None
-        if first.way == "exited" and own_lines:
-            cause = search(BY_STARTER + BY_RANK, own_lines[::-1])
-        elif first.way == "exited":  # all ranks printed the same
-            cause = search(BY_STARTER, run.unlabelled) or search(BY_STARTER + BY_RANK, words[-1:])
+        if first.way == "exited":
+            cause = search(BY_STARTER + BY_RANK, proofs[::-1]) or search(BY_STARTER, run.unlabelled)
     if not cause and first.report and (first.message is None or first.message.native):
         cause = cause_of_signal(first.code, first.report.line)
     return Diagnosis(first.way, first, cause, tuple(words))
@@ -131,7 +121,7 @@ def with_stacks(diagnosis, run):
     """
     try:
         with open(run.job.run + "/stacks.txt", encoding="utf-8", errors="surrogateescape") as file:
-            head = [with_host(shown(line.rstrip("\n")), run.ranks) for line in itertools.takewhile(str.strip, file)]
+            head = [shown(line.rstrip("\n")) for line in itertools.takewhile(str.strip, file)]
     except OSError:
         return diagnosis
     verdict = next((line for line in head if VERDICT.match(line)), "")
@@ -140,10 +130,3 @@ def with_stacks(diagnosis, run):
         head.remove(verdict)
         diagnosis = diagnosis._replace(cause=diagnosis.cause._replace(says=verdict))
     return diagnosis._replace(places=tuple(head))
-
-
-def with_host(line, ranks):
-    """Return a line with the host of a rank whose process is gone: its log tells which."""
-    gone = re.match(r"rank (\d+)(?= has |: )", line)
-    host = next((rank.host for rank in ranks.named if gone and rank.rank == int(gone.group(1))), "")
-    return line.replace(gone.group(0), f"{gone.group(0)} on {host}", 1) if host else line

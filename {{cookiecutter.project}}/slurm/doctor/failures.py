@@ -6,29 +6,10 @@ the first to fail. A traceback counts only if it was the end of its rank: many a
 
 import itertools
 
-from errors import (
-    HARMLESS,
-    LINES_BEHIND,
-    OF_LAUNCHER,
-    STEP,
-    digits_gone,
-    own,
-    read_messages,
-)
+from errors import HARMLESS, LINES_BEHIND, MOST_BEHIND, OF_LAUNCHER, STEP, digits_gone, own, read_messages
 from launchers import ENDED_BY_OTHERS
-from logs import Speaker, same_host
+from logs import Speaker
 
-# How the first failing process ended, for --json.
-WAYS = {
-    "slurm": "Slurm's record or message says it: time limit, memory, node, cancelled, preempted",
-    "killed": "a launcher reports signal 9",
-    "crashed": "a launcher reports another signal",
-    "error": "it printed an error message of its own: a traceback of any kind, a C assertion, ...",
-    "exited": "it ended with an exit code, and printed no error message",
-    "waited": "ranks waited in a collective or at the rendezvous in vain",
-    "peer": "ranks lost another one, of which nothing else is known",
-    "none": "no launcher reports a rank that failed",
-}
 NEWEST = 10  # error messages of a rank that are considered
 
 
@@ -45,13 +26,10 @@ class Failure:
     @property
     def weakness(self):
         """How little it tells that this one failed first: of several failures the one with the least counts."""
-        if self.way == "peer":
-            return 4
-        if self.way == "waited":
-            return 3
-        if self.message is None and self.rank is None and self.code == 1:
-            return 2  # the launcher of a node, which ended because one of its ranks did
-        return 1 if self.report is None else 0
+        if self.way in ("waited", "peer"):
+            return 2 if self.way == "waited" else 3
+        is_launcher = self.rank is None and self.code == 1  # that of a node, which ended because one of its ranks did
+        return 1 if is_launcher or self.code in ENDED_BY_OTHERS else 0
 
 
 class Ranks:
@@ -60,11 +38,11 @@ class Ranks:
     def __init__(self, speakers):
         """Take the ranks, and last the lines without a label."""
         self.named, self.rest = speakers[:-1], speakers[-1]
-        self.names_ranks = self.launchers_of_ranks()  # before launchers' own lines are left out
+        self.rank_launchers = self.find_rank_launchers()  # before launchers' own lines are left out
         for speaker in speakers:
             speaker.errors, speaker.lines = own(speaker.errors), own(speaker.lines)
 
-    def launchers_of_ranks(self):
+    def find_rank_launchers(self):
         """Return the launchers whose reports name ranks: a task of srun or mpirun may be the launcher of a node."""
         logs = [speaker for speaker in self.named if speaker.log]
         if logs:
@@ -79,11 +57,10 @@ class Ranks:
         Of several ranks the one counts that did not end because of another one. Among these, the order of the
         launchers' reports decides, or without a report the order in which the ranks ended.
         """
-        reports = self.of_ranks(reports)
         failures = [self.failure_of(report) for report in reports]
-        known = {id(failure.speaker) for failure in failures}
+        reported = {id(failure.speaker) for failure in failures}
         for speaker in [*sorted(self.named, key=lambda speaker: speaker.ended), self.rest]:
-            message = self.last_message(speaker, None) if id(speaker) not in known else None
+            message = self.last_message(speaker, None) if id(speaker) not in reported else None
             if message:
                 failures.append(Failure(message.way, speaker, None, message))
         first = min(failures, key=lambda failure: failure.weakness, default=None)
@@ -92,25 +69,16 @@ class Ranks:
             first.silent = [speaker for speaker in self.named if speaker.log and id(speaker) not in spoke]
         return first
 
-    def of_ranks(self, reports):
-        """Return the reports of ranks; those of the launchers of nodes only if there are no others.
-
-        Signals 15 and 2 count only where nothing else is reported: launchers end the other ranks with them.
-        """
-        reports = [report for report in reports if report.launcher in self.names_ranks] or reports
-        return [report for report in reports if report.code not in ENDED_BY_OTHERS] or reports
-
     def failure_of(self, report):
         """Return the failure that a launcher reports, with the last words of the rank."""
-        several = "[" in report.host or "," in report.host  # srun names node[1-2], a1,b2
-        of_ranks = report.launcher in self.names_ranks
+        of_ranks = report.launcher in self.rank_launchers
         if of_ranks:
             named = {speaker.rank: speaker for speaker in self.named}
-            speakers = [named.get(rank) or Speaker(rank, report.host) for rank in report.ranks]
+            speakers = [named.get(rank) or Speaker(rank) for rank in report.ranks]
             for speaker in speakers:
-                speaker.host = speaker.host if several or not report.host else report.host
+                speaker.host = report.host or speaker.host
         else:
-            of_node = [speaker for speaker in self.named if several or same_host(report.host, speaker.host)]
+            of_node = [speaker for speaker in self.named if report.host in ("", speaker.host)]
             speakers = of_node or [self.rest]
         failures = [self.failure(speaker, report) for speaker in speakers]
         said_why = [failure for failure in failures if failure.message]
@@ -153,18 +121,9 @@ class Ranks:
         return ends[-1]
 
     def is_end(self, message, speaker, code):
-        """Tell whether a rank printed little behind an error message, and went no step further.
-
-        A launcher may mix up stdout and stderr. So an error that is the very last line of stderr counts anyway, if the
-        exit code is that of an error.
-        """
-        if message.is_harmless or not message.errors:
-            return False
-        behind = message.behind()
-        if code == 1 and message.lines[0] in speaker.errors and not behind:
-            return True
-        most = 5 * LINES_BEHIND if code == 1 else LINES_BEHIND  # the message itself may be long
-        return len(behind) <= most and not any(map(STEP.search, behind)) and not self.went_on(message, speaker)
+        """Tell whether a rank printed little behind an error message, and went no step further."""
+        most = MOST_BEHIND if code == 1 else LINES_BEHIND
+        return not message.is_harmless and len(message.behind()) <= most and not self.went_on(message, speaker)
 
     def went_on(self, message, speaker):
         """Tell whether the output has a step of the rank behind an error that it printed."""
@@ -177,13 +136,14 @@ class Ranks:
         others = [other for other in self.named if other is not speaker and (other.lines or other.errors)][:64]
         if not others or speaker not in self.named:
             return lines
-        of_all = set.intersection(*({digits_gone(line.text) for line in rank.lines + rank.logged} for rank in others))
+        of_all = set.intersection(*({digits_gone(line.text) for line in rank.lines + rank.errors} for rank in others))
         return [line for line in lines if digits_gone(line.text) not in of_all]
 
     def last_lines(self, failure, most=10):
-        """Return the last lines of a rank that printed no error message, and those that not all others printed, too.
+        """Return the last lines of a rank that printed no error message, and those of them that may prove a cause.
 
-        Lines of all ranks are left out, but for the very last line: then all may have failed alike.
+        Lines that all other ranks printed, too, are left out. If none remains, all ranks may have failed alike: then
+        the very last line may prove the cause.
         """
         speaker, own_lines, end = failure.speaker, [], []
         errors = {line.text for line in speaker.errors}
@@ -195,4 +155,4 @@ class Ranks:
             end += lines[-most:]
         if own_lines:
             return own_lines + [line for line in end[-1:] if line not in own_lines], own_lines
-        return end[-most:], own_lines
+        return end[-most:], end[-1:]

@@ -43,7 +43,7 @@ class Report(NamedTuple):
     line: Line
     launcher: str
     ranks: tuple  # their numbers; srun's and mpirun's may be those of nodes' launchers
-    host: str  # srun may name several at once: node[9-10]
+    host: str  # "" if srun names several at once
     code: int  # the exit code; or minus the signal, as torchrun has it
     time: str = ""  # torchrun tells it
 
@@ -83,7 +83,8 @@ def sentences(lines):
                 following = lines[index + 1].text if index + 1 < len(lines) else ""
                 if end == "exited on" and following.startswith("signal "):  # Open MPI 5 breaks the line
                     end += " " + following
-                reports.append(Report(line, launcher, numbers(match.group("ranks")), match.group("host"), code_in(end)))
+                host = "" if re.search(r"[\[,]", match.group("host")) else match.group("host")  # node[9-10], a1,b2
+                reports.append(Report(line, launcher, numbers(match.group("ranks")), host, code_in(end)))
     return reports
 
 
@@ -101,12 +102,10 @@ def code_in(words):
         if words.startswith(name):
             return -number
     by_signal = re.search(r"signal (\d+)", words)
-    code = re.search(r"exit code (\d+)", words)
     if by_signal:
         return -int(by_signal.group(1))
-    if code:
-        return signal_or_code(int(code.group(1)))
-    return -9 if words.startswith("exited on") else None  # a signal, whose line is lost
+    code = re.search(r"exit code (\d+)", words)
+    return signal_or_code(int(code.group(1))) if code else None
 
 
 def signal_or_code(code):

@@ -40,8 +40,8 @@ class Speaker:
     def __init__(self, rank=None, host=""):
         """Begin a speaker that has said nothing."""
         self.rank, self.host = rank, host
-        self.lines = []  # of the output; of the logs if the output has none of it
-        self.errors, self.logged = [], []  # its stderr.log; its stdout.log and stderr.log
+        self.lines = []  # of the output; of its stdout.log and stderr.log if the output has none of it
+        self.errors = []  # of its stderr.log
         self.log = ""  # the rank's own log, as the user would type it
         self.ended = 0.0  # the time of its log's last change; the number of its last line, if it has no log
         self.starts_ranks = False  # its log is that of a rank of torchrun or spawn.py, and not of a task of srun
@@ -67,15 +67,10 @@ def printable(text):
     return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
 
 
-def here():
-    """Return the working folder as the user calls it, which may be through a link."""
-    named = os.environ.get("PWD", "")
-    return named if named and os.path.isdir(named) and os.path.samefile(named, ".") else os.getcwd()
-
-
 def short(path):
     """Return a path as the user would type it."""
-    return path[len(here()) + 1 :] if path.startswith(here() + "/") else path
+    here = os.getcwd() + "/"
+    return path[len(here) :] if path.startswith(here) else path
 
 
 def labelled_lines(path, size):
@@ -138,11 +133,6 @@ def rank_of(label):
     return (int(rank) if rank else None), named.group("host") or ""
 
 
-def same_host(name, other):
-    """Tell whether two names are of the same host: one may have a domain."""
-    return name == other or name.startswith(other + ".") or other.startswith(name + ".")
-
-
 # ---- the output of a job, and the logs of its ranks ------------------------------------------------------------------
 
 # The report of the doctor in the output of a job: it must not prove itself.
@@ -184,7 +174,7 @@ def read_rank_logs(run):
         speaker.log, speaker.ended = short(path), os.path.getmtime(path)
         speaker.errors = labelled_lines(path, LOG_BYTES)
         stdout = re.sub(r"stderr\.log$", "stdout.log", path)
-        speaker.logged = (labelled_lines(stdout, LOG_BYTES) if os.path.isfile(stdout) else []) + speaker.errors
+        speaker.lines = (labelled_lines(stdout, LOG_BYTES) if os.path.isfile(stdout) else []) + speaker.errors
         speaker.starts_ranks = path[len(run) :].count("/") > 3
         named = next((rank_of(line.label)[0] for line in reversed(speaker.errors) if "[rank" in line.label), None)
         speaker.rank = speaker.rank if named is None else named  # torchrun may number the nodes in another order
@@ -208,6 +198,7 @@ def speakers_of(output, logs):
         speaker.lines.append(line)
         speaker.ended = line.number
     for log in logs:
-        log.lines = ranks[log.rank].lines if log.rank in ranks else log.logged
+        if log.rank in ranks:
+            log.lines = ranks[log.rank].lines
         ranks[log.rank] = log
     return [*sorted(ranks.values(), key=lambda speaker: speaker.rank), rest]
