@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from test_programs import CLEAN, PROJECT, ends, meeting_point, ranks, torchrun
+from test_programs import AS_ITSELF, CLEAN, PROJECT, ends, forked, meeting_point, ranks, torchrun
 from waiting import FOREVER
 
 ALL_REDUCE = PROJECT / "benchmark/all_reduce.py"
@@ -78,6 +78,7 @@ def check_result(result, world_size):
 
 def test_the_pattern(program):
     """The shares of all ranks are the pattern; no type overflows; none is silent, and none can stand for another."""
+    torch.set_num_threads(1)  # on a busy machine several would wait for each other in each of a thousand calls
     for world_size in (1, 2, 3, 39, 256):
         for key in (0, world_size - 1):
             values, total = program.pattern(key), torch.zeros(program.PATTERN, dtype=torch.int64)
@@ -323,13 +324,18 @@ def all_reduce(tensor, *args, **kwargs):
     real(tensor, *args, **kwargs)
 dist.all_reduce = all_reduce
 """
-    processes = start(2, "--json", tmp_path / "a.json", "--timeout", FOREVER, *QUICK, patch=dies)
-    (out, err), _ = ends(processes)
-    assert processes[0].returncode != 0 and processes[1].returncode == 9
+    store, meeting = meeting_point()
+    words = [ALL_REDUCE, "--json", tmp_path / "a.json", "--timeout", FOREVER, *QUICK]
+    meeting["WORLD_SIZE"] = "2"
+    of_ranks = [(words, {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    (first, out, err), (second, *_) = forked(dies + AS_ITSELF, of_ranks)
+    del store
+    assert first != 0 and second == 9
     assert [line.split()[0] for line in out.splitlines() if line[0] == " "] == ["1024", "2048"], out + err
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.drill  # among the fast tests it runs as a job, test_slurm.py
 def test_under_torchrun(tmp_path):
     done = torchrun(2, ALL_REDUCE, "--max", "64K", "--factor", "8", "--json", tmp_path / "two.json")
     assert done.returncode == 0, done.stderr

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from baking import TEMPLATE
+from test_programs import ranks as started
 
-spec = importlib.util.spec_from_file_location("ranks", TEMPLATE / "check/ranks.py")
+PROGRAM = TEMPLATE / "check/ranks.py"
+NO_NUMPY = """
+try:
+    import numpy
+    raise SystemExit("here is NumPy")
+except ModuleNotFoundError:
+    pass
+"""
+spec = importlib.util.spec_from_file_location("ranks", PROGRAM)
 ranks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(ranks)
 
@@ -189,13 +195,8 @@ def test_the_table():
 
 def test_it_needs_torch_alone(tmp_path):
     """Two ranks where importing NumPy fails, as where it is not installed."""
-    (tmp_path / "numpy").mkdir()
-    (tmp_path / "numpy/__init__.py").write_text("raise ModuleNotFoundError('no NumPy here')\n")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [TEMPLATE / "check/ranks.py", "--json", tmp_path / "rows.json"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = started(2, PROGRAM, [["--json", tmp_path / "rows.json"]], patch=NO_NUMPY)
+    assert [one["code"] for (one,) in done] == [0, 0], done
     content = json.loads((tmp_path / "rows.json").read_text())
     assert set(content) == {"rows", "faults"} and [row["rank"] for row in content["rows"]] == [0, 1]
     assert set(content["rows"][0]) == {*ranks.COLUMNS, "given", "host_cores"}
@@ -206,8 +207,6 @@ def test_wrong_flags_are_refused_at_once(tmp_path):
         (["--timeout", "0"], "--timeout 0: expected a number of seconds from 1 to 1e6"),
         (["--json", tmp_path / "no/rows.json"], f"cannot write in folder {tmp_path}/no; create it or name another"),
     ):
-        done = subprocess.run(
-            [sys.executable, TEMPLATE / "check/ranks.py", *flags], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 2
-        assert expected in done.stderr
+        ((done,),) = started(1, PROGRAM, [flags])
+        assert done["code"] == 2
+        assert expected in done["err"]

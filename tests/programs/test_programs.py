@@ -8,11 +8,13 @@ import json
 import math
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,44 +66,64 @@ def meeting_point():
     return store, {**meeting, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
-# Forks ranks that share one import of torch, and prints their exit codes. Like DRIVER, without numpy.
+# For each line that it reads, forks the ranks of a run, and prints their exit codes: all share one import of torch.
+# Like DRIVER, without numpy.
 FORK = """
 import json, multiprocessing, os, sys
 sys.modules["numpy"] = None
 import torch.distributed.distributed_c10d
-def be_a_rank(script, words, environment, log):
+def be_a_rank(script, words, environment, log, cwd):
+    os.chdir(cwd)
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.environ.update(environment)
     sys.argv = ["-c", *words]
     exec(script, {"__name__": "__main__"})
 fork = multiprocessing.get_context("fork")
-processes = [fork.Process(target=be_a_rank, args=one) for one in json.load(sys.stdin)]
-for process in processes:
-    process.start()
-for process in processes:
-    process.join()
-print(json.dumps([process.exitcode for process in processes]))
+for line in sys.stdin:
+    processes = [fork.Process(target=be_a_rank, args=one) for one in json.loads(line)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    print(json.dumps([process.exitcode for process in processes]), flush=True)
 """
 
 
-def forked(script, words_and_environments, cwd=None):
+@cache
+def forking():
+    """Return the process that runs FORK, which ends with this one."""
+    command, pipes = [sys.executable, "-W", "ignore", "-c", FORK], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, env=CLEAN, text=True, start_new_session=True, **pipes)
+
+
+def forked(script, words_and_environments, cwd="."):
     """Run `script` in a process per rank, each with its own words and variables; return [(exit code, out, err)]."""
     with tempfile.TemporaryDirectory() as folder:
         given = [
-            (script, list(map(str, words)), environment, f"{folder}/{rank}")
+            (script, list(map(str, words)), environment, f"{folder}/{rank}", str(Path(cwd).absolute()))
             for rank, (words, environment) in enumerate(words_and_environments)
         ]
-        command = [sys.executable, "-W", "ignore", "-c", FORK]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(command, env=CLEAN, cwd=cwd, start_new_session=True, **pipes)
+        process = forking()
         try:
-            codes = json.loads(process.communicate(json.dumps(given), timeout=PATIENCE)[0])
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        texts = [[Path(f"{log}.{name}").read_text() for name in ("out", "err")] for *_, log in given]
+            print(json.dumps(given), file=process.stdin, flush=True)
+            assert select.select([process.stdout], [], [], PATIENCE)[0], "the ranks do not end"
+            codes = json.loads(process.stdout.readline())
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            forking.cache_clear()
+            raise
+        texts = [[Path(f"{log}.{name}").read_text() for name in ("out", "err")] for *_, log, _ in given]
     return [(code, *text) for code, text in zip(codes, texts)]
+
+
+# Runs one program as it is.
+AS_ITSELF = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def ranks(world_size, program, argument_lists, patch=""):
@@ -155,10 +177,10 @@ def test_hello_under_torchrun():
 
 
 def test_hello_without_a_launcher_names_one():
-    done = run(sys.executable, "-W", "ignore", HELLO)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("RANK is not set: start this program with a launcher, as in torchrun ")
-    assert done.stderr.count("\n") == 1, done.stderr
+    ((done,),) = ranks(1, HELLO, [[]])
+    assert (done["code"], done["out"]) == (2, "")
+    assert done["err"].startswith("RANK is not set: start this program with a launcher, as in torchrun ")
+    assert done["err"].count("\n") == 1, done
 
 
 def trapezoid(n):
@@ -212,6 +234,7 @@ def test_pi_is_the_same_on_several_ranks(world_size, tmp_path):
     assert not any(one["out"] for rank in done[1:] for one in rank), "only rank 0 prints"
 
 
+@pytest.mark.drill  # among the fast tests it runs as a job, test_slurm.py
 def test_pi_under_torchrun(tmp_path):
     done = torchrun(2, PI, "--intervals", "1e9", "--json", tmp_path / "pi.json")
     assert done.returncode == 0, done.stderr
@@ -249,9 +272,10 @@ def test_a_peer_that_never_comes(tmp_path):
     # Port 0: the system gives out one that is free, which nobody has to be told.
     alone = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     error = tmp_path / "error.json"
-    done = run(sys.executable, PI, "--timeout", "1", TORCHELASTIC_ERROR_FILE=str(error), **alone)
-    assert done.returncode == 1
-    assert "timed out" in json.loads(error.read_text())["message"]["message"].lower(), done.stderr
+    environment = {**alone, "TORCHELASTIC_ERROR_FILE": str(error)}
+    ((code, _, err),) = forked(AS_ITSELF, [([PI, "--timeout", "1"], environment)])
+    assert code == 1
+    assert "timed out" in json.loads(error.read_text())["message"]["message"].lower(), err
 
 
 def test_setup_is_the_same_everywhere():

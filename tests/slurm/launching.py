@@ -51,6 +51,30 @@ sys.stdout.write("RESULT " + "|".join(map(str, words)) + "\\n")
 """
 
 
+# Of torchrun what many tests need: it starts the ranks, and tells them which they are. It spares the import of torch.
+# The drills run the real one; test_minimal.py does in every run.
+SHORT_TORCHRUN = """\
+import os, subprocess, sys
+end = sys.argv.index("--")
+given = dict(word[2:].split("=") for word in sys.argv[1:end])
+nodes, node, each = (int(given[name]) for name in ("nnodes", "node-rank", "nproc-per-node"))
+os.environ.update(WORLD_SIZE=str(nodes * each), MASTER_ADDR=given["master-addr"], MASTER_PORT=given["master-port"])
+command, ranks = [sys.executable, *sys.argv[end + 1 :]], []
+for local in range(each):
+    own = {"RANK": str(node * each + local), "LOCAL_RANK": str(local)}
+    ranks.append(subprocess.Popen(command, env={**os.environ, **own}))
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def write_short_torchrun(folder):
+    """Write SHORT_TORCHRUN where python3 -m torch.distributed.run finds it: in the current folder, or PYTHONPATH."""
+    (folder / "torch/distributed").mkdir(parents=True)
+    for name in ("torch/__init__.py", "torch/distributed/__init__.py"):
+        (folder / name).touch()
+    (folder / "torch/distributed/run.py").write_text(SHORT_TORCHRUN)
+
+
 def salloc(cluster, lines, *, cwd, timeout=PATIENCE, options=(), check=True, **environment):
     """Run lines of bash in an allocation of two nodes; stops at the first that fails."""
     command = [

@@ -50,7 +50,7 @@ def apptainer_project(tmp_path_factory, sif, extras):
     return project
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cluster(cluster):
     """The cluster, if its nodes have names of their own; else test_nodes_side_by_side is what is left."""
     needs_namespaces(cluster)

@@ -27,6 +27,7 @@ from launching import (
     salloc,
     stand_in_image,
     surroundings,
+    write_short_torchrun,
 )
 from needs import needs_namespaces
 from slurm_cluster import PATH
@@ -42,10 +43,13 @@ ARGUMENTS = ["a b", '"', "$HOME", "--max"]
 
 
 def cells():
-    """Rows of the matrix. In every run: without a container all launchers, else two and those that are refused."""
+    """Rows of the matrix. In every run: without a container all launchers, else srun and those that are refused.
+
+    torchrun starts containers once per node: with Apptainer here, with the others in test_minimal_with_every_runtime.
+    """
     for runtime in RUNTIMES:
         refused = [name for name in LAUNCHERS if runtime in IN_SRUN and "mpi" in name]
-        quick = LAUNCHERS if runtime == "none" else ["torchrun", "srun", *refused]
+        quick = {"none": LAUNCHERS, "apptainer": ["torchrun", "srun"]}.get(runtime, ["srun", *refused])
         yield pytest.param(runtime, quick, id=runtime)
         if rest := [name for name in LAUNCHERS if name not in quick]:
             yield pytest.param(runtime, rest, id=f"{runtime}-rest", marks=pytest.mark.drill)
@@ -115,19 +119,6 @@ def stand_before_launchers(project, script):
     (project / "env.sh").write_text(text.replace("\nRANK_PREFIX=()\n", f'\nRANK_PREFIX=("{script}" "a b")\n'))
 
 
-# Of torchrun what counts here: it starts the ranks, and tells them which they are. It lies in the current folder, where
-# python3 -m looks first, and spares the import of torch. The drills run the real one; test_minimal.py does without a
-# container.
-SHORT_TORCHRUN = """\
-import os, subprocess, sys
-end = sys.argv.index("--")
-given = dict(word[2:].split("=") for word in sys.argv[1:end])
-nodes, node, each = (int(given[name]) for name in ("nnodes", "node-rank", "nproc-per-node"))
-os.environ.update(WORLD_SIZE=str(nodes * each), MASTER_ADDR=given["master-addr"], MASTER_PORT=given["master-port"])
-command = [sys.executable, *sys.argv[end + 1 :]]
-ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(node * each + local)}) for local in range(each)]
-sys.exit(max(rank.wait() for rank in ranks))
-"""
 STARTED_BY = [("short", runtime) for runtime in RUNTIMES if runtime not in REAL]
 STARTED_BY += [pytest.param("real", runtime, marks=pytest.mark.drill) for runtime in RUNTIMES if runtime != "none"]
 
@@ -149,10 +140,7 @@ def test_minimal_with_every_runtime(container_cluster, torchrun, runtime, everyw
     if (project / "container").exists():
         (alone / "container").symlink_to(project / "container")
     if torchrun == "short":
-        (alone / "torch/distributed").mkdir(parents=True)
-        (alone / "torch/distributed/run.py").write_text(SHORT_TORCHRUN)
-        (alone / "torch/__init__.py").touch()
-        (alone / "torch/distributed/__init__.py").touch()
+        write_short_torchrun(alone)
     environment["APPTAINERENV_PREPEND_PATH"] = str(Path(sys.executable).parent)  # its image has no torch
     before = {path.name for path in alone.iterdir()}
     job = cluster.submit("minimal.sbatch", "own.py", *ARGUMENTS, cwd=alone, env=environment)

@@ -31,7 +31,7 @@ dist.init_process_group("gloo")
 dist.barrier()  # only from here on nobody is late because the machine is slow
 group = dist.new_group(timeout=datetime.timedelta(seconds=5))
 for step in range(9):
-    if step == 5 and dist.get_rank() == 2:
+    if step == 5 and dist.get_rank() == 1:
         time.sleep({FOREVER})
     dist.all_reduce(torch.ones(9), group=group)
 """
@@ -42,7 +42,7 @@ import sys
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 for step in range(9):
-    if step == 5 and dist.get_rank() == 2:
+    if step == 5 and dist.get_rank() == 1:
         dist.destroy_process_group()
         sys.exit(0)
     dist.all_reduce(torch.ones(9))
@@ -62,10 +62,10 @@ def slurm(cluster):
     return cluster
 
 
-def fail(slurm, launched, folder, program, *arguments, launcher="srun"):
+def fail(slurm, launched, folder, program, *arguments, launcher="srun", per_node=2):
     """Submit a program that fails; returns the job, the report, and the answer as JSON."""
     (folder / "own.py").write_text(program)
-    environment = {**ENVIRONMENT, "LAUNCHER": launcher}
+    environment = {**ENVIRONMENT, "LAUNCHER": launcher, "NPROC_PER_NODE": str(per_node)}
     job = slurm.submit(launched / "slurm/submit_multinode.sh", "own.py", *arguments, cwd=folder, env=environment)
     assert job.state == "FAILED", job.output
     command = ["python3", launched / "slurm/doctor.py"]
@@ -83,7 +83,10 @@ def test_a_rank_that_raises(slurm, launched, tmp_path, launcher):
         assert '    raise ValueError("bad sample 17")\n    ValueError: bad sample 17\n' in text, text
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun", pytest.param("spawn", marks=pytest.mark.drill)])
+OTHERS = [pytest.param(name, marks=pytest.mark.drill) for name in ("torchrun", "spawn")]
+
+
+@pytest.mark.parametrize("launcher", ["srun", *OTHERS])  # under torchrun: test_ends.py
 def test_a_rank_that_is_killed(slurm, launched, tmp_path, launcher):
     job, report, answer = fail(slurm, launched, tmp_path, FAILS, "kill", launcher=launcher)
     assert (*told(answer), answer["host"], answer["exit_code"]) == ("killed", 3, "killed", "node2", -9), answer
@@ -92,42 +95,42 @@ def test_a_rank_that_is_killed(slurm, launched, tmp_path, launcher):
 
 
 def test_a_rank_that_hangs(slurm, launched, tmp_path):
-    _, report, answer = fail(slurm, launched, tmp_path, HANGS)
-    late = "rank 2 on node2 has not entered all_reduce number 6 of the group"
+    _, report, answer = fail(slurm, launched, tmp_path, HANGS, per_node=1)
+    late = "rank 1 on node2 has not entered all_reduce number 6 of the group"
     assert answer["way"] == "waited" and answer["causes"][0]["says"].startswith(late), answer
-    assert "\nrank 2 on node2: own.py:8 in <module>\na rank that waited in vain: rank " in report, report
+    assert "\nrank 1 on node2: own.py:8 in <module>\na rank that waited in vain: rank " in report, report
     assert "Timed out waiting 5000ms" in answer["words"][-1], answer
 
 
 def test_a_rank_that_returns_early(slurm, launched, tmp_path):
     """It ends with code 0, and the others lose it."""
-    _, report, answer = fail(slurm, launched, tmp_path, RETURNS_EARLY)
+    _, report, answer = fail(slurm, launched, tmp_path, RETURNS_EARLY, per_node=1)
     # It has no process any more; or it has not ended yet, and tells nothing, or that it has not entered the next one.
-    gone = r"rank 2 on node2 has (no process any more|told nothing|not entered all_reduce number 6)"
+    gone = r"rank 1 on node2 has (no process any more|told nothing|not entered all_reduce number 6)"
     cause = answer["causes"][0]
     assert answer["way"] == "peer" and re.match(gone, cause["says"]), answer
     assert cause["fix"].startswith("First look at the program"), answer
-    assert "\nwhere each rank was:\n" in report and "\nrank 2 on node2: " in report, report
+    assert "\nwhere each rank was:\n" in report and "\nrank 1 on node2: " in report, report
 
 
 @pytest.mark.drill
 def test_a_rank_that_leaves_its_process_group_running(slurm, launched, tmp_path):
     program = RETURNS_EARLY.replace("        dist.destroy_process_group()\n", "")
-    _, report, answer = fail(slurm, launched, tmp_path, program)
-    assert "look at the program" in answer["causes"][0]["fix"] and "rank 2 on node2" in report, report
+    _, report, answer = fail(slurm, launched, tmp_path, program, per_node=1)
+    assert "look at the program" in answer["causes"][0]["fix"] and "rank 1 on node2" in report, report
 
 
-def test_a_rank_that_exits_with_a_message(slurm, launched, tmp_path):
-    """Of the job, and of its output alone."""
-    for launcher in ("srun", "spawn", "torchrun"):
-        program = "import os, sys, time\nif os.environ['RANK'] == '2':\n    sys.exit('config error: no key lr')\n"
-        program += "time.sleep(60)\n"
-        job, _, answer = fail(slurm, launched, tmp_path, program, launcher=launcher)
-        command = ["python3", launched / "slurm/doctor.py", "--json", f"demo-{job.id}.out"]
-        again = json.loads(slurm.run(*command, cwd=tmp_path, check=False).stdout)
-        for said in (answer, again):
-            assert (*told(said), said["exit_code"], said["host"]) == ("exited", 2, "", 1, "node2"), said
-            assert said["words"][-1] == "config error: no key lr", said
+@pytest.mark.parametrize("launcher", ["srun", "spawn", pytest.param("torchrun", marks=pytest.mark.drill)])
+def test_a_rank_that_exits_with_a_message(slurm, launched, tmp_path, launcher):
+    """Of the job, and of its output alone. Under torchrun: exits_with_a_text of test_doctor_failures.py."""
+    program = "import os, sys, time\nif os.environ['RANK'] == '2':\n    sys.exit('config error: no key lr')\n"
+    program += "time.sleep(60)\n"
+    job, _, answer = fail(slurm, launched, tmp_path, program, launcher=launcher)
+    command = ["python3", launched / "slurm/doctor.py", "--json", f"demo-{job.id}.out"]
+    again = json.loads(slurm.run(*command, cwd=tmp_path, check=False).stdout)
+    for said in (answer, again):
+        assert (*told(said), said["exit_code"], said["host"]) == ("exited", 2, "", 1, "node2"), said
+        assert said["words"][-1] == "config error: no key lr", said
 
 
 def test_a_node_without_python3(slurm, launched, tmp_path):

@@ -68,9 +68,13 @@ OTHERS = [pytest.param(name, marks=pytest.mark.drill) for name in ("spawn", "mpi
 
 @pytest.mark.parametrize("launcher", ["torchrun", "srun", *OTHERS])
 def test_a_signal_reaches_the_ranks_alone(cluster, project, start, launcher):
-    """At the warning; the job goes back into the queue as ever, and its next attempt is not asked."""
+    """At the warning; the job goes back into the queue as ever, and its next attempt is not asked.
+
+    torchrun, which imports torch on each node, has all ranks on one.
+    """
+    nodes = 1 if launcher == "torchrun" else 2
     number, folder = start(
-        cluster, project, LAUNCHER=launcher, STOP_SIGNAL="USR1",
+        cluster, project, f"--nodes={nodes}", LAUNCHER=launcher, STOP_SIGNAL="USR1", NPROC_PER_NODE=str(4 // nodes),
         OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
     )  # fmt: skip
     cluster.run("scancel", "--signal=USR1", "--batch", str(number))
@@ -176,16 +180,23 @@ time.sleep({seconds})
 """
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
-@pytest.mark.parametrize(
-    ("how", "way", "exit_code"),
-    [
-        ("sys.exit(5)", "exited", 5),
-        ("raise ValueError", "error", 1),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed", -9),
-    ],
-    ids=["exits", "raises", "is killed"],
-)
+HOW = {
+    "exits": ("sys.exit(5)", "exited", 5),
+    "raises": ("raise ValueError", "error", 1),
+    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", "killed", -9),
+}
+# In every run each way once, and each launcher.
+QUICK = [("exits", "srun"), ("raises", "spawn"), ("is killed", "torchrun")]
+
+
+def ends_and_launchers():
+    for name, values in HOW.items():
+        for launcher in ("torchrun", "srun", "spawn"):
+            marks = () if (name, launcher) in QUICK else pytest.mark.drill
+            yield pytest.param(*values, launcher, id=f"{name}-{launcher}", marks=marks)
+
+
+@pytest.mark.parametrize(("how", "way", "exit_code", "launcher"), ends_and_launchers())
 def test_the_exit_code_of_a_job_that_fails(cluster, project, tmp_path, how, way, exit_code, launcher):
     """The job's is the launcher's, and not 0. The rank's stands in the doctor's report, which ends the output."""
     (tmp_path / "x.py").write_text(FAILS.format(how=how, seconds=600))
@@ -200,7 +211,10 @@ def test_the_exit_code_of_a_job_that_fails(cluster, project, tmp_path, how, way,
     assert "\nfirst failure: rank 3 on node2 " in job.output and job.output.endswith(last), job.output
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
+OTHERS = [pytest.param(name, marks=pytest.mark.drill) for name in ("torchrun", "spawn")]
+
+
+@pytest.mark.parametrize("launcher", ["srun", *OTHERS])  # torchrun: four_programs of test_slurm.py
 def test_the_exit_code_of_a_job_that_ends_well(cluster, project, tmp_path, launcher):
     (tmp_path / "x.py").write_text(FAILS.format(how="pass", seconds=0))
     job = cluster.submit(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake
+from launching import write_short_torchrun
 from submitting import ANSWERS, cluster, project, python_environment, usual_slurm
 from two_nodes import ENVIRONMENT
 
@@ -110,15 +111,21 @@ def variables_of_srun():
     return names - OF_THE_JOB
 
 
-@pytest.mark.parametrize("script", ["slurm/submit_multinode.sh", "slurm/minimal.sbatch"])
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("script", "launcher"),
+    [
+        ("slurm/submit_multinode.sh", "srun"),
+        pytest.param("slurm/submit_multinode.sh", "torchrun", marks=pytest.mark.drill),
+        ("slurm/minimal.sbatch", "torchrun"),
+    ],
+)
 def test_options_of_srun_that_another_shell_left(usual_slurm, project, program, tmp_path, script, launcher):
     """All at once, given to the job alone: sbatch itself would refuse some of them."""
-    if (script, launcher) == ("slurm/minimal.sbatch", "srun"):
-        pytest.skip("it has torchrun alone")
     left = ",".join(f"{name}={HOSTILE.get(name, '1')}" for name in sorted(variables_of_srun()))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the python3 of minimal.sbatch
-    environment = python_environment(LAUNCHER=launcher, PATH=path)
+    environment = python_environment(LAUNCHER=launcher)
+    if script == "slurm/minimal.sbatch":
+        environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # its python3
+        write_short_torchrun(tmp_path)
     words = ["--gpus-per-node=2", f"--export=ALL,{left}", project / script, program]
     job = usual_slurm.submit(*words, cwd=tmp_path, env=environment)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
@@ -152,7 +159,7 @@ def test_options_of_srun_that_the_project_sets(cluster, tmp_path, program, sourc
 
 def test_options_of_sbatch_count(cluster, project, program):
     """SBATCH_* are the user's: they replace the header's lines, as sbatch(1) says."""
-    job = submit(cluster, project, program, LAUNCHER="spawn", SBATCH_TIMELIMIT="7", SBATCH_JOB_NAME="mine")
+    job = submit(cluster, project, program, LAUNCHER="srun", SBATCH_TIMELIMIT="7", SBATCH_JOB_NAME="mine")
     assert job.state == "COMPLETED", job.output
     shown = cluster.run("scontrol", "show", "job", str(job.id)).stdout
     assert "JobName=mine" in shown and "TimeLimit=00:07:00" in shown
@@ -162,7 +169,7 @@ def test_from_a_step_of_another_job(cluster, own, program):
     """srun --pty bash, as slurm/interactive.sh opens it, leaves SLURM_DISTRIBUTION and the binding of its own step."""
     done = cluster.run(
         *("salloc", "--nodes=1", "--gpus-per-node=1", "--cpus-per-task=2", "srun", "--cpu-bind=map_cpu:1"),
-        *("sbatch", "--parsable", "--wait", "slurm/submit_multinode.sh", program),
+        *("sbatch", "--parsable", "slurm/submit_multinode.sh", program),
         cwd=own, env={**ENVIRONMENT, "LAUNCHER": "srun"},
     )  # fmt: skip
     job = cluster.wait(int(done.stdout.split()[-1]))
@@ -188,7 +195,7 @@ PER_JOB = ["--gpus=4"]
 PER_TASK = ["--gpus-per-task=1"]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.drill)])
 @pytest.mark.parametrize("asked", [PER_JOB, PER_TASK], ids=["per job", "per task"])
 def test_gpus_that_the_header_does_not_ask_for_per_node(usual_slurm, own, program, asked, launcher):
     edit_header(own, "--gpus-per-node", *asked)
@@ -201,9 +208,16 @@ def test_gpus_that_the_header_does_not_ask_for_per_node(usual_slurm, own, progra
     assert ranks(job.output) == RIGHT, job.output
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+IN_SALLOC = [["-n4", "--gpus=4"], ["-n4", "--gpus-per-task=1"], ["-n4", "--ntasks-per-gpu=1", "--gpus=4"]]
+
+
 @pytest.mark.parametrize(
-    "options", [["-n4", "--gpus=4"], ["-n4", "--gpus-per-task=1"], ["-n4", "--ntasks-per-gpu=1", "--gpus=4"]]
+    ("options", "launcher"),
+    [
+        *((options, "srun") for options in IN_SALLOC),
+        (IN_SALLOC[1], "torchrun"),
+        *(pytest.param(IN_SALLOC[number], "torchrun", marks=pytest.mark.drill) for number in (0, 2)),
+    ],
 )
 def test_gpus_in_a_shell_of_salloc(cluster, project, program, options, launcher):
     command = ["salloc", "--nodes=2", "--exclusive", *options, "bash", "slurm/run_here.sh", program]
@@ -220,7 +234,7 @@ def test_unequal_nodes_are_refused(cluster, own, program):
     assert not ranks(job.output)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.drill)])
 def test_ranks_that_were_asked_for(cluster, project, program, launcher):
     """NPROC_PER_NODE=1 leaves a GPU of each node to nobody: the job says so."""
     job = submit(cluster, project, program, LAUNCHER=launcher, NPROC_PER_NODE="1")
@@ -296,7 +310,7 @@ def test_options_with_which_a_job_would_fail(cluster, project, program, options,
 def test_the_same_options_used_well(cluster, own, program):
     (own / "outs").mkdir()
     options = ["--export=ALL,FOO=bar", "--output=outs/%x-%j.out", "--job-name=exp-1"]
-    job = submit(cluster, own, *options, "--", program, LAUNCHER="spawn")
+    job = submit(cluster, own, *options, "--", program, LAUNCHER="srun")
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert (own / f"outs/exp-1-{job.id}.out").exists()
     assert re.findall(r"WHERE .* (\w+)$", job.output, re.M) == ["bar"] * 4
@@ -308,7 +322,7 @@ def test_a_number_for_scripts(cluster, own, program):
     with open(own / "env.sh", "a") as settings:
         settings.write("echo a module says hello\n")
     command = ["bash", "slurm/submit_multinode.sh", "--parsable", "--", program]
-    environment = python_environment(LAUNCHER="spawn", SPARES="1")
+    environment = python_environment(LAUNCHER="srun", SPARES="1")
     done = cluster.run(*command, cwd=own, env=environment)
     assert done.stdout.strip().isdigit(), done.stdout
     assert "without node4" in done.stderr
@@ -340,29 +354,43 @@ def programs_with_siblings(project):
             yield path
 
 
+# Asks each program for its usage, in a process of its own. These are forked from one that has imported torch.
+ASK_ALL = """\
+import os, runpy, sys
+import torch
+for path in sys.argv[1:]:
+    if os.fork() == 0:
+        sys.argv = [path, "--help"]
+        runpy.run_path(path, run_name="__main__")
+        sys.exit()
+    os.wait()
+"""
+
+
 @needs_safe_path
 def test_programs_find_their_siblings(tmp_path):
     own = bake(tmp_path / "own", **ANSWERS, extras="all")
     programs = list(programs_with_siblings(own))
     assert {"train_ddp.py", "snapshot.py", "screen.py", "group.py"} <= {path.name for path in programs}
-    for path in programs:
-        command = [sys.executable, "-P", "-B", path, "--help"]
-        done = subprocess.run(command, capture_output=True, text=True, input="", check=False)
-        assert "ModuleNotFoundError" not in done.stderr, f"{path}: {done.stderr}"
+    command = [sys.executable, "-P", "-B", "-c", ASK_ALL, *programs]
+    done = subprocess.run(command, capture_output=True, text=True, input="", check=False)
+    assert done.returncode == 0 and done.stdout.count("usage: ") >= 4, done.stderr
+    assert "ModuleNotFoundError" not in done.stderr, done.stderr
 
 
 @needs_safe_path
-@pytest.mark.parametrize("launcher", [*LAUNCHERS, "spawn"])
+@pytest.mark.parametrize("launcher", ["torchrun", "srun", "spawn"])
 def test_ranks_keep_a_safe_path(cluster, project, program, launcher):
-    job = submit(cluster, project, program, LAUNCHER=launcher, PYTHONSAFEPATH="1")
+    job = submit(cluster, project, "--nodes=1", "--", program, LAUNCHER=launcher, PYTHONSAFEPATH="1")
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert re.findall(r"WHERE .* (\w+) -$", job.output, re.M) == ["False"] * 4, job.output
+    assert re.findall(r"WHERE .* (\w+) -$", job.output, re.M) == ["False"] * 2, job.output
 
 
 @needs_safe_path
 def test_a_training_of_a_snapshot_with_a_safe_path(cluster, own):
     """The tools of a job run: the copy of the sources, run.json, and the training itself."""
-    words = ["training/train_ddp.py", "--steps", "2", "--out", own / "out"]
-    job = submit(cluster, own, *words, LAUNCHER="spawn", SNAPSHOT="1", PYTHONSAFEPATH="1")
+    options = ["--nodes=1", "--gpus-per-node=1", "--"]
+    words = ["training/train_ddp.py", "--steps", "2", "--layers", "1", "--width", "32", "--out", own / "out"]
+    job = submit(cluster, own, *options, *words, LAUNCHER="srun", SNAPSHOT="1", PYTHONSAFEPATH="1")
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert (own / f"logs/{job.id}.0/run.json").exists()

@@ -372,20 +372,21 @@ def test_spawned_ranks(tmp_path):
         assert log.read_text() == line + "\nat exit\n"
 
 
-def test_spawn_ends_all_ranks_when_one_fails(tmp_path):
-    """The others would wait for ever; the exit code is the failed one's."""
-    program = tmp_path / "x.py"
-    for failure, code, said in (
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [
         ("sys.exit(7)", 7, "rank 1 ended with exit code 7"),
         ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by signal 9"),
-        ("1 / 0", 1, "ZeroDivisionError"),
-        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
-    ):
-        program.write_text(
-            f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {failure}\ntime.sleep({FOREVER})\n"
-        )
-        done = spawn({"NPROC_PER_NODE": "3"}, program, cwd=tmp_path, timeout=PATIENCE)
-        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        pytest.param("1 / 0", 1, "ZeroDivisionError", marks=pytest.mark.drill),
+        pytest.param("raise KeyboardInterrupt", 130, "KeyboardInterrupt", marks=pytest.mark.drill),
+    ],
+)
+def test_spawn_ends_all_ranks_when_one_fails(tmp_path, failure, code, said):
+    """The others would wait for ever; the exit code is the failed one's."""
+    program = tmp_path / "x.py"
+    program.write_text(f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {failure}\ntime.sleep({FOREVER})\n")
+    done = spawn({"NPROC_PER_NODE": "3"}, program, cwd=tmp_path, timeout=PATIENCE)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 5)])

@@ -73,7 +73,7 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(each_slurm
         assert all(abs(a - b) < 1e-5 for loss in losses for a, b in zip(loss, losses[0])), losses
 
 
-@pytest.mark.parametrize("launcher", ["srun", "spawn", "mpirun", "mpirun-ranks"])  # torchrun: test_slurm.py
+@pytest.mark.parametrize("launcher", ["mpirun", "mpirun-ranks"])  # test_ends.py and test_doctor_jobs.py have the others
 def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
     """The others sleep for hours; the job fails, and says why."""
     (tmp_path / "fails.py").write_text(
@@ -90,7 +90,7 @@ def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(each_slurm, project, 
     """One GPU of two on each node, with --exclusive: the job's record and the batch script say 2, and a step says 1."""
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
     launchers = [launcher for launcher in LAUNCHERS if launcher != "spawn"]  # which torchrun.sh starts
-    allocated, batch = (launchers, launchers) if each_slurm.root else (["srun", "mpirun"], ["torchrun", "mpirun-ranks"])
+    allocated, batch = (launchers, launchers) if each_slurm.root else (["srun", "mpirun-ranks"], ["torchrun"])
     wanted = [f"{rank}|2|1|host|" for rank in range(2)]
     options = ["--nodes=2", "--gpus-per-node=1", "--exclusive"]
     for place, names in (([], allocated), (["srun", "--nodes=1", "--ntasks=1"], ["srun"])):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from baking import REPOSITORY, TEMPLATE, account, bake
 from cookiecutter.main import cookiecutter as write
+from launching import write_short_torchrun
 from needs import needs_namespaces
 from slurm_cluster import PATH
 from submitting import STRAY
@@ -174,6 +175,13 @@ def alone(minimal, tmp_path):
     return copy
 
 
+@pytest.fixture
+def without_torch(tmp_path):
+    """What a job's environment has in which python3 finds the stand-in for torchrun."""
+    write_short_torchrun(tmp_path / "short")
+    return {**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "short")}
+
+
 # Waits until the ranks of both jobs are there. One job spares the import of torch, which takes most of the time.
 TOGETHER = """\
 import os, sys, time
@@ -192,16 +200,16 @@ sys.stdout.write(f"{rank} of {world}, sum {total}, {sys.argv[1:]} threads {os.en
 """
 
 
-def test_two_jobs_at_once_alone_in_a_folder(cluster, alone):
+def test_two_jobs_at_once_alone_in_a_folder(cluster, alone, without_torch):
     """On the same two nodes, one on a GPU of each, one on their cores; from a shell full of stale variables."""
     (alone.folder / "own.py").write_text(TOGETHER)
     shared = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=2", "--mem=1G"]
     scripts = [alone("gpus.sbatch", gpus_per_node="1"), alone("cores.sbatch", gpus_per_node="0")]
     arguments = ["a b", '"', "$HOME", "--max"]
-    environment = {**STRAY, **ENVIRONMENT, "OMP_NUM_THREADS": "7"}
-    jobs = [
-        cluster.sbatch(*shared, script, "own.py", *arguments, cwd=alone.folder, env=environment) for script in scripts
-    ]
+    jobs = []
+    for script, own in zip(scripts, (ENVIRONMENT, without_torch)):
+        environment = {**STRAY, **own, "OMP_NUM_THREADS": "7"}
+        jobs.append(cluster.sbatch(*shared, script, "own.py", *arguments, cwd=alone.folder, env=environment))
     for job, (world, total, threads) in zip([cluster.wait(job) for job in jobs], [(2, "3.0", 2), (4, "", 1)]):
         assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node2"]), job.output
         said = [f"{rank} of {world}, sum {total}, {arguments} threads {threads}" for rank in range(world)]
@@ -225,7 +233,7 @@ def test_a_failing_rank_fails_the_job(cluster, alone):
     assert "on purpose: rank 3 of 4" in job.output, job.output
 
 
-def test_nodes_without_gpus(cluster, tmp_path):
+def test_nodes_without_gpus(cluster, tmp_path, without_torch):
     """README's advice for them: remove the line that asks for GPUs."""
     needs_namespaces(cluster)
     project = bake(tmp_path / "project", site="slurm", gpus_per_node="2", nodes="2")
@@ -234,7 +242,6 @@ def test_nodes_without_gpus(cluster, tmp_path):
     # One write: print writes in pieces, which those of other ranks may part.
     own = "import os, sys; sys.stdout.write('RANK {RANK} of {WORLD_SIZE}\\n'.format(**os.environ))"
     (tmp_path / "own.py").write_text(own)
-    environment = {"PATH": f"{Path(sys.executable).parent}:{PATH}", "SLURM_GPUS_ON_NODE": "4"}
-    job = cluster.submit(script, "own.py", cwd=tmp_path, env=environment)
+    job = cluster.submit(script, "own.py", cwd=tmp_path, env={**without_torch, "SLURM_GPUS_ON_NODE": "4"})
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert sorted(re.findall(r"RANK (\d) of 4", job.output)) == ["0", "1", "2", "3"], job.output

@@ -8,12 +8,13 @@ import pickle
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 from baking import bake
 from waiting import FOREVER, wait_for
 
-pytest.importorskip("torch")
+TCPStore = pytest.importorskip("torch.distributed").TCPStore
 
 # What each rank does: it tells where the ranks meet, and goes on once the neighbour is done.
 PROGRAM = """\
@@ -37,22 +38,14 @@ class Neighbour:
         return open, (str(self.file), "w")
 
 
-# Writes the pickle to every key of the store, and to the one by which c10d's nodes find each other.
-CLIENT = """\
-import datetime, sys
-from torch.distributed import TCPStore
-port, run, pickled = sys.argv[1:]
-store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=datetime.timedelta(seconds=60))
-store.set("torch.rendezvous." + run, pickled)
-for key in store.list_keys():
-    if "rendezvous" in key:
-        store.set(key, pickled)
-"""
-
-
 def attack(port, folder):
+    """Write the pickle to every key of the store, and to the one by which c10d's nodes find each other."""
     pickled = base64.b64encode(pickle.dumps(Neighbour(folder / "ran"))).decode()
-    subprocess.run([sys.executable, "-c", CLIENT, str(port), f"run.0.{port}", pickled], check=True, timeout=FOREVER)
+    store = TCPStore("127.0.0.1", int(port), is_master=False, timeout=timedelta(seconds=FOREVER))
+    store.set(f"torch.rendezvous.run.0.{port}", pickled)
+    for key in store.list_keys():
+        if "rendezvous" in key:
+            store.set(key, pickled)
 
 
 @pytest.fixture

@@ -13,8 +13,19 @@ from pathlib import Path
 
 import pytest
 from baking import bake, page
+from launching import OWN_PROGRAM as RANKS_MEET
 from slurm_cluster import PATH, Cluster, reachable
-from submitting import ANSWERS, STRAY, cluster, each_slurm, project, python_environment, spawn_environment, usual_slurm
+from submitting import (
+    ANSWERS,
+    STRAY,
+    THIS_AND_NEWER,
+    cluster,
+    each_slurm,
+    project,
+    python_environment,
+    spawn_environment,
+    usual_slurm,
+)
 from waiting import FOREVER, wait_for
 
 # A user's own program: it knows nothing of this project.
@@ -80,16 +91,78 @@ def test_first_job_of_three_nodes(cluster, tmp_path):
     assert "step 3/3  validation loss" in job.output
 
 
-def test_pi(each_slurm, project, tmp_path):
-    job = each_slurm.submit(
-        "slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e7", "--json", tmp_path / "result.json",
-        cwd=project, env=python_environment() if each_slurm.root else spawn_environment(),
-    )  # fmt: skip
+# Runs programs one after the other, each in a process of its own. These are forked from one that has imported torch, as
+# the import takes most of a short job.
+IN_TURN = """\
+import importlib, json, os, runpy, sys
+from torch.distributed import PrefixStore
+rendezvous = importlib.import_module("torch.distributed.rendezvous")
+store_of_torchrun = rendezvous._create_c10d_store
+for number, words in enumerate(json.loads(sys.argv[1])):
+    if (process := os.fork()) == 0:
+        # Else the ranks would find the addresses of those of the program before.
+        own_store = lambda *args, **kwargs: PrefixStore(str(number), store_of_torchrun(*args, **kwargs))
+        rendezvous._create_c10d_store = own_store
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+        sys.exit()
+    if code := os.waitpid(process, 0)[1]:
+        sys.exit(f"{words[0]} ended with status {code}")
+"""
+
+
+@pytest.fixture(scope="module", params=THIS_AND_NEWER)
+def four_programs(request, project, tmp_path_factory):
+    """The folder and the output of a job under torchrun, submitted from a login shell full of stray variables."""
+    slurm = request.getfixturevalue(request.param)
+    folder = tmp_path_factory.mktemp("four programs")
+    (folder / "in_turn.py").write_text(IN_TURN)
+    programs = [
+        ["check/ranks.py", "--json", "check.json"],
+        ["pi/pi.py", "--intervals", "1e7", "--json", "pi.json"],
+        ["benchmark/all_reduce.py", "--min", "1K", "--max", "1M", "--factor", "32", "--json", "reduce.json"],
+        ["training/train_ddp.py", "--steps", "5", "--layers", "1", "--width", "32", "--out", "out put"],
+    ]
+    programs = [[str(project / name), *words] for name, *words in programs]
+    command = ["bash", project / "slurm/submit_multinode.sh", "in_turn.py", json.dumps(programs)]
+    submitted = slurm.run(*command, cwd=folder, env=python_environment(**STRAY))
+    job = slurm.wait(int(submitted.stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert "3.14159265358979" in job.output
-    found = result(tmp_path)
+    return folder, job.output
+
+
+def test_check(four_programs):
+    folder, output = four_programs
+    rows = result(folder, "check.json")["rows"]
+    assert [(row["host"], row["local_rank"]) for row in rows] == [(f"node{n}", r) for n in (1, 2) for r in (0, 1)]
+    assert [row["node_rank"] for row in rows] == [0, 0, 1, 1]
+    assert "all-reduce over 4 rank(s) on 2 host(s): right" in output
+
+
+def test_pi(four_programs):
+    folder, output = four_programs
+    assert "3.14159265358979" in output
+    found = result(folder, "pi.json")
     assert (found["world_size"], found["hosts"]) == (4, 2)
     assert abs(found["error"]) < 1e-13
+
+
+def test_all_reduce(four_programs):
+    reduced = result(four_programs[0], "reduce.json")
+    assert reduced["world_size"] == 4 and len(reduced["results"]) == 3
+    for row in reduced["results"]:
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 2 * 3 / 4)
+        assert row["wrong"] == 0
+
+
+def test_training(four_programs):
+    folder, output = four_programs
+    assert "ranks   4 (cpu, float32)" in output
+    assert len(losses(folder / "out put")) == 5 and (folder / "out put/checkpoint-00000005.pt").exists()
+
+
+def test_a_job_that_ends_well_says_nothing_of_its_end(four_programs):
+    assert "exit code" not in four_programs[1]
 
 
 @pytest.mark.drill
@@ -111,43 +184,28 @@ def test_programs_one_after_the_other(usual_slurm, project, tmp_path):
     assert done.stdout.count("] the sum of all ranks is 6") == 1, done.stdout
 
 
-def test_a_login_shell_full_of_stray_variables(each_slurm, project, tmp_path):
-    command = ["bash", "slurm/submit_multinode.sh", "check/ranks.py", "--json", tmp_path / "result.json"]
-    submitted = each_slurm.run(
-        *command, cwd=project, env=spawn_environment(**STRAY) if each_slurm.root else python_environment(**STRAY)
-    )
-    job = each_slurm.wait(int(submitted.stdout.split()[-1]))
-    assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    rows = result(tmp_path)["rows"]
-    assert [(row["host"], row["local_rank"]) for row in rows] == [(f"node{n}", r) for n in (1, 2) for r in (0, 1)]
-    assert [row["node_rank"] for row in rows] == [0, 0, 1, 1]
+# Waits until all ranks of both jobs are there.
+TOGETHER = """\
+import os, time
+open("there." + os.environ["SLURM_JOB_ID"] + "." + os.environ["RANK"], "x").close()
+while sum(name.startswith("there.") for name in os.listdir()) < 8:
+    time.sleep(0.1)
+"""
 
 
-def test_all_reduce_and_training(usual_slurm, project, tmp_path):
-    """Two jobs at once, on the same nodes: --exclusive=user weakens the --exclusive of the header."""
-    shared = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=1", "--gpus-per-node=1", "--mem=1G"]
-    script = project / "slurm/submit_multinode.sh"
-    jobs = [
-        usual_slurm.sbatch(*shared, script, *program, cwd=tmp_path, env=spawn_environment(NPROC_PER_NODE="2"))
-        for program in (
-            ["benchmark/all_reduce.py", "--min", "1K", "--max", "1M", "--json", tmp_path / "reduce.json"],
-            ["training/train_ddp.py", "--steps", "5", "--out", tmp_path / "out put"],
-        )
-    ]
-    for job in [usual_slurm.wait(job) for job in jobs]:
+def test_two_jobs_at_once(usual_slurm, project, tmp_path):
+    """On the same nodes: --exclusive=user weakens the --exclusive of the header. The ranks of each job meet."""
+    shared = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=2", "--gpus-per-node=1", "--mem=1G"]
+    (tmp_path / "own.py").write_text(TOGETHER + RANKS_MEET)
+    command = [*shared, project / "slurm/submit_multinode.sh", "own.py"]
+    environment = python_environment(LAUNCHER="srun", NPROC_PER_NODE="2")
+    numbers, ports = [usual_slurm.sbatch(*command, cwd=tmp_path, env=environment) for _ in range(2)], set()
+    for job in map(usual_slurm.wait, numbers):
         assert (job.state, job.exit_code, job.nodes) == ("COMPLETED", 0, ["node1", "node2"]), job.output
-    shown = [usual_slurm.run("scontrol", "show", "job", str(job)).stdout for job in jobs]
-    (_, first_end), (second_start, _) = (re.search(r"StartTime=(\S+) EndTime=(\S+)", text).groups() for text in shown)
-    assert second_start < first_end, "they ran one after the other"
-    ports = [re.search(r"meeting at node1:(\d+)", (tmp_path / f"demo-{job}.out").read_text()).group(1) for job in jobs]
-    assert ports[0] != ports[1]
-    reduced = result(tmp_path, "reduce.json")
-    assert reduced["world_size"] == 4
-    assert "ranks   4 (cpu, float32)" in (tmp_path / f"demo-{jobs[1]}.out").read_text()
-    for row in reduced["results"]:
-        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * 2 * 3 / 4)
-        assert row["wrong"] == 0
-    assert (tmp_path / "out put/checkpoint-00000005.pt").exists()
+        found = sorted(re.findall(r"RESULT (\d\|4\|6)\|", job.output))
+        assert found == [f"{rank}|4|6" for rank in range(4)], job.output
+        ports.add(re.search(r"meeting at node1:(\d+)", job.output)[1])
+    assert len(ports) == 2
 
 
 @pytest.mark.drill
@@ -189,7 +247,8 @@ def test_a_program_of_ones_own_in_a_project_of_ones_own(each_slurm, project, tmp
     for part in ("env.sh", "launch", "slurm"):
         (shutil.copytree if (project / part).is_dir() else shutil.copy2)(project / part, mine / part)
     (mine / "my program.py").write_text(OWN_PROGRAM)
-    environment = spawn_environment() if each_slurm.root else python_environment()
+    # Elsewhere four_programs is submitted from such a shell, and under torchrun.
+    environment = python_environment(**STRAY) if each_slurm.root else spawn_environment()
     job = each_slurm.submit(
         "slurm/submit_multinode.sh", "my program.py", "a b", '"', "$HOME", cwd=mine, env=environment
     )
@@ -237,6 +296,11 @@ def test_a_program_that_starts_its_own_ranks(usual_slurm, project, tmp_path):
     assert (job.state, job.exit_code) == ("FAILED", 2) and "starts its own ranks" in job.output, job.output
     line = "LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh main.py --multiprocessing"
     assert line in page(project, "your-own-program")
+    if not usual_slurm.root:  # among the drills as it stands, each of its ranks imports torch
+        spawns = "mp.spawn(worker, nprocs=2, args=(2, url))"
+        assert spawns in SPAWNS
+        forks = spawns.replace("mp.spawn", "mp.start_processes").replace("url))", 'url), start_method="fork")')
+        (tmp_path / "main.py").write_text(SPAWNS.replace(spawns, forks))
     for url in ("env://", "tcp://ADDRESS:23456")[: 2 if usual_slurm.root else 1]:  # both among the drills
         environment = python_environment(LAUNCHER="srun", NPROC_PER_NODE="1")
         job = usual_slurm.submit(script, "main.py", url, cwd=tmp_path, env=environment)
@@ -258,7 +322,7 @@ def test_torchrun_keeps_ranks_waiting_that_were_spawned(cluster, project, tmp_pa
 def test_console_scripts_run_by_path(cluster, project, tmp_path):
     (tmp_path / "mytrain").write_text("#!/somewhere/venv/bin/python3\nimport os\nprint('rank', os.environ['RANK'])\n")
     script = project / "slurm/run_here.sh"
-    command = ["salloc", "--nodes=2", "--gpus-per-node=1", "bash", script, tmp_path / "mytrain"]
+    command = ["salloc", "--nodes=1", "--gpus-per-node=2", "bash", script, tmp_path / "mytrain"]
     done = cluster.run(*command, cwd=project, env=python_environment())
     assert sorted(re.findall(r"rank \d", done.stdout)) == ["rank 0", "rank 1"], done.stdout
 
@@ -284,7 +348,7 @@ def test_copied_into_a_repository(cluster, project, tmp_path):
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "-m", "all")
-    job = cluster.submit("slurm/submit_multinode.sh", "train.py", cwd=own, env=python_environment())
+    job = cluster.submit("slurm/submit_multinode.sh", "train.py", cwd=own, env=python_environment(LAUNCHER="srun"))
     assert job.exit_code == 0, job.output
     assert f"JobName={'my-own-work'}\n" in cluster.run("scontrol", "show", "job", str(job.id)).stdout
     assert (own / f"my-own-work-{job.id}.out").exists() and (own / f"logs/{job.id}.0").exists()
@@ -317,7 +381,7 @@ def test_gpus_asked_for_by_the_other_option(usual_slurm, tmp_path, header, typed
 def test_submitting_submits_inside_an_allocation_too(usual_slurm, project, tmp_path):
     """From a shell of salloc of one node: a job of its own size, and a line that names the other command."""
     (tmp_path / "own.py").write_text("import os\nprint('ranks:', os.environ['WORLD_SIZE'])\n")
-    words = ["bash", project / "slurm/submit_multinode.sh", "--wait", "--", "own.py"]
+    words = ["bash", project / "slurm/submit_multinode.sh", "own.py"]
     how = {"cwd": tmp_path, "env": python_environment(LAUNCHER="srun")}
     done = usual_slurm.run("salloc", "--nodes=1", "--nodelist=node3", "--ntasks=3", *words, **how)
     number = re.search(r"Submitted batch job (\d+)", done.stdout)[1]
@@ -424,14 +488,16 @@ def test_submitted_from_inside_another_job(usual_slurm, project, tmp_path):
 def test_submitted_from_a_job_of_an_array(cluster, project, tmp_path):
     """Slurm hands on that job's SLURM_ARRAY_* and SLURM_RESTART_COUNT; a requeue would be of the other job."""
     (tmp_path / "own.py").write_text("import os, sys\nprint('RESULT', os.environ['RESTART_COUNT'], *sys.argv[1:])\n")
-    script, outputs = project / "slurm/submit_multinode.sh", tmp_path / "inner.out"
-    inner = f"SLURM_RESTART_COUNT=3 sbatch --wait --nodes=1 --output='{outputs}' '{script}' '{tmp_path}/own.py'"
+    script, output = project / "slurm/submit_multinode.sh", tmp_path / "inner.out"
+    inner = f"SLURM_RESTART_COUNT=3 sbatch --parsable --nodes=1 --output='{output}' '{script}' '{tmp_path}/own.py'"
     (tmp_path / "outer.sh").write_text(f"#!/bin/bash\n{inner} %a\n")
     environment = {"PYTHON": sys.executable, "LAUNCHER": "srun"}
-    job = cluster.submit(
+    outer = cluster.submit(
         "--array=3", "--nodes=1", "--exclusive=user", tmp_path / "outer.sh", cwd=tmp_path, env=environment
     )
-    assert (job.state, "RESULT 0 %a" in outputs.read_text()) == ("COMPLETED", True), job.output + outputs.read_text()
+    assert outer.state == "COMPLETED", outer.output
+    job = cluster.wait(int(outer.output))
+    assert (job.state, "RESULT 0 %a" in output.read_text()) == ("COMPLETED", True), job.output
 
 
 def test_nodes_that_differ(each_slurm, project, tmp_path):
@@ -451,14 +517,19 @@ def test_wait_gives_the_exit_code_of_the_job(cluster, project, tmp_path):
 
 
 def test_a_module_and_an_allocation(usual_slurm, project, tmp_path):
-    """slurm/run_here.sh runs at once, and -m runs a module; the number of nodes is the allocation's."""
+    """slurm/run_here.sh runs at once, and -m runs a module; the number of nodes is the allocation's.
+
+    Under torchrun it is one node, as torchrun imports torch on each.
+    """
     (tmp_path / "package").mkdir()
     (tmp_path / "package/own.py").write_text("import os, sys\nprint(os.environ['RANK'], __package__, *sys.argv[1:])\n")
     script = project / "slurm/run_here.sh"
-    command = ["salloc", "--nodes=3", "--gpus-per-node=1", "bash", script, "-m", "package.own", "x"]
-    done = usual_slurm.run(*command, cwd=tmp_path, env=python_environment())
-    found = re.findall(r"\] (\d) package x", done.stdout)  # the end of a line may come with the label of the next one
-    assert sorted(found) == ["0", "1", "2"], done.stdout + done.stderr
+    for launcher, nodes, gpus in (("srun", 3, 1), ("torchrun", 1, 2)):
+        options = [f"--nodes={nodes}", f"--gpus-per-node={gpus}"]
+        command = ["salloc", *options, "bash", script, "-m", "package.own", "x"]
+        done = usual_slurm.run(*command, cwd=tmp_path, env=python_environment(LAUNCHER=launcher))
+        found = re.findall(r"(\d) package x", done.stdout)  # the end of a line may come with the label of the next one
+        assert sorted(found) == [str(rank) for rank in range(nodes * gpus)], done.stdout + done.stderr
 
 
 def test_no_python_is_started_before_the_launcher(cluster, tmp_path):
@@ -497,6 +568,7 @@ def test_gpus_that_torch_does_not_see_fail_the_check(cluster, project, tmp_path)
     assert "FAULT: rank(s) 0, 1 on node1 were given GPUs (CUDA_VISIBLE_DEVICES=0,1), but torch" in job.output
 
 
+@pytest.mark.drill  # in every run test_ends.py and test_doctor_jobs.py have such programs
 def test_a_failing_program_fails_the_job(usual_slurm, project, tmp_path):
     (tmp_path / "fails.py").write_text(
         f"import os, sys, time\nif os.environ['RANK'] == '3': sys.exit('on purpose')\ntime.sleep({FOREVER})\n"
@@ -540,8 +612,10 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     assert many.returncode == 1
     assert "If sbatch refused the job: list your accounts with 'sacctmgr -nP show associations user=" in many.stderr
     assert not cluster.run("squeue", "--noheader").stdout
-    options = ["--nodes=2", "--time=00:01:00", "--", "pi/pi.py", "--intervals", "1e3"]
-    done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=python_environment())
+    (tmp_path / "own.py").write_text("print('RESULT')\n")
+    options = ["--nodes=2", "--time=00:01:00", "--", "own.py"]
+    environment = python_environment(LAUNCHER="srun")
+    done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=environment)
     job = int(done.stdout.split()[-1])
     assert "TimeLimit=00:01:00" in cluster.run("scontrol", "show", "job", str(job)).stdout
     assert cluster.wait(job).exit_code == 0

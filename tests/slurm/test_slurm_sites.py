@@ -10,7 +10,8 @@ import zipfile
 
 import pytest
 from baking import REPOSITORY, bake, page
-from submitting import ANSWERS, cluster, each_slurm, project, python_environment, spawn_environment, usual_slurm
+from launching import OWN_PROGRAM
+from submitting import ANSWERS, cluster, each_slurm, project, python_environment, usual_slurm
 from waiting import INSTALLATION
 
 # ---- sites that differ -----------------------------------------------------------------------------------------------
@@ -22,20 +23,24 @@ def test_a_site_that_exports_nothing(usual_slurm, project, tmp_path):
     shutil.copytree(project, mine)
     settings = mine / "env.sh"
     text = settings.read_text().replace("${PYTHON:-python3}", sys.executable)
-    settings.write_text(text.replace("${LAUNCHER:-torchrun}", "spawn"))  # imports torch once per node
-    command = ["slurm/submit_multinode.sh", "pi/pi.py", "--intervals", "1e3"]
-    job = usual_slurm.submit(*command, cwd=mine, env={"SBATCH_EXPORT": "NONE", "SLURM_EXPORT_ENV": "NONE"})
+    settings.write_text(text.replace("${LAUNCHER:-torchrun}", "srun"))
+    (mine / "own.py").write_text(OWN_PROGRAM)
+    environment = {"SBATCH_EXPORT": "NONE", "SLURM_EXPORT_ENV": "NONE"}
+    job = usual_slurm.submit("slurm/submit_multinode.sh", "own.py", cwd=mine, env=environment)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert "4 ranks" in job.output
+    assert sorted(re.findall(r"RESULT (\d\|4\|6)\|", job.output)) == [f"{rank}|4|6" for rank in range(4)], job.output
 
 
 def test_nodes_without_gpus(cluster, tmp_path):
     project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="0")
     # as if submitted from a step that had GPUs
-    environment = spawn_environment(CPU_RANKS_PER_NODE="1", SLURM_GPUS_ON_NODE="2", CUDA_VISIBLE_DEVICES="0,1")
-    job = cluster.submit("slurm/submit_multinode.sh", "check/ranks.py", cwd=project, env=environment)
+    given = {"CPU_RANKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    environment = python_environment(LAUNCHER="srun", **given)
+    (project / "own.py").write_text(OWN_PROGRAM)
+    job = cluster.submit("slurm/submit_multinode.sh", "own.py", cwd=project, env=environment)
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
-    assert "all-reduce over 2 rank(s) on 2 host(s): right" in job.output
+    assert sorted(re.findall(r"RESULT (\d\|2\|1)\|", job.output)) == ["0|2|1", "1|2|1"], job.output
+    assert job.nodes == ["node1", "node2"]
 
 
 def test_headers_are_accepted(cluster, project):
@@ -53,14 +58,15 @@ def test_an_interactive_shell_has_the_software(each_slurm, project, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     typed = 'echo "on $(hostname) with $(command -v python3), $SLURM_GPUS_ON_NODE GPUs, $SLURM_CPUS_ON_NODE cores"\n'
     # a run inside it, which is a step inside a step
-    typed += f"export PYTHON={sys.executable} RUNTIME=none\n"
-    typed += "bash slurm/run_here.sh pi/pi.py --intervals 1e3 </dev/null\nexit\n"
+    (tmp_path / "own.py").write_text(OWN_PROGRAM)
+    typed += f"export PYTHON={sys.executable} RUNTIME=none LAUNCHER=srun\n"
+    typed += f"bash slurm/run_here.sh '{tmp_path}/own.py' </dev/null\nexit\n"
     command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
     done = each_slurm.run(
         *command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed
     )
     assert re.search(rf"on node\d with {venv}/bin/python3, 2 GPUs, 8 cores", done.stdout), done.stdout
-    assert "2 ranks on 1 host" in done.stdout, done.stdout
+    assert sorted(re.findall(r"RESULT (\d\|2\|1)\|", done.stdout)) == ["0|2|1", "1|2|1"], done.stdout
 
 
 def test_the_line_of_the_page_opens_such_a_shell_too(cluster, project):
