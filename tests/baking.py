@@ -27,6 +27,7 @@ sys.path.insert(0, str(REPOSITORY))
 sys.dont_write_bytecode = True  # byte code in the template's folder would be written into every project
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+from cluster_options import provenance  # noqa: E402
 from cluster_options.answers import suggest  # noqa: E402  (the package lies beside cookiecutter.json)
 from cluster_options.extension import ClusterOptions  # noqa: E402
 from cluster_options.runtimes import IN_SRUN  # noqa: E402
@@ -97,7 +98,8 @@ def become_cookiecutter(
         for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), out.fileno(), err.fileno())):
             os.dup2(file, number)
         sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
-        # These three were read from the other HOME when cookiecutter was imported.
+        # These were read from the other HOME and folder when the modules were imported.
+        provenance.STARTED_IN = Path.cwd()
         config.USER_CONFIG_PATH = os.path.expanduser("~/.cookiecutterrc")
         config.DEFAULT_CONFIG["cookiecutters_dir"] = os.path.expanduser("~/.cookiecutters/")
         config.DEFAULT_CONFIG["replay_dir"] = os.path.expanduser("~/.cookiecutter_replay/")
