@@ -13,7 +13,7 @@ import traceback
 from functools import cache
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, NoReturn
 
 from cookiecutter import config, generate, hooks
@@ -71,8 +71,11 @@ def cookiecutter(
 ) -> subprocess.CompletedProcess:
     """Run the cookiecutter command in `home`, or in `cwd`; its own files (replay, cloned templates) go to `home`.
 
-    It runs in a fork of this process, which has imported all that it needs and compiled most templates.
+    It runs in a fork of this process, which has imported all that it needs and compiled the templates.
     """
+    if not COMPILED:
+        with TemporaryDirectory() as folder:
+            bake(Path(folder), site="slurm")
     words = [*map(str, arguments), *(f"{name}={answer}" for name, answer in answers.items())]
     environment = {"PATH": f"{home}/bin:{os.environ['PATH']}", "HOME": str(home), "LANG": "C.UTF-8"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from cluster_options.provenance import VERSION, template_source
 from cluster_options.questions import QUESTION_NAMES
 
 TOOLS = Path(sys.executable).parent
+QUICK = REPOSITORY / "tests/quick"  # cookiecutter and cruft, which compile each template once for all tests
+COMPILED = tempfile.TemporaryDirectory(prefix="compiled-")
 QUESTIONS = QUESTION_NAMES
 ANSWERS = {"project": "demo", "site": "slurm", "nodes": "3", "runtime": "venv"}
 SCONTROL = """#!/bin/sh
@@ -31,9 +34,9 @@ esac
 
 def shell(command, folder, home):
     """Run a line of bash as a user would who has cookiecutter and cruft on PATH; fails with what it printed."""
-    path = f"{TOOLS}:{home}/bin:{os.environ['PATH']}"
+    path = f"{QUICK}:{TOOLS}:{home}/bin:{os.environ['PATH']}"
     git = {f"GIT_{who}_{what}": "me@here" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    environment = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **git}
+    environment = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "COMPILED_TEMPLATES": COMPILED.name, **git}
     if not command.startswith("cruft"):  # which has to live with the bytecode of two versions
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     done = subprocess.run(
