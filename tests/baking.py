@@ -9,11 +9,15 @@ import runpy
 import shlex
 import subprocess
 import sys
+import traceback
 from functools import cache
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, NoReturn
 
-from cookiecutter import generate, hooks
+from cookiecutter import config, generate, hooks
+from cookiecutter.cli import main as command
 from cookiecutter.environment import StrictEnvironment
 from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter as write
@@ -23,8 +27,10 @@ sys.path.insert(0, str(REPOSITORY))
 sys.dont_write_bytecode = True  # byte code in the template's folder would be written into every project
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+from cluster_options import provenance  # noqa: E402
+from cluster_options.answers import suggest  # noqa: E402  (the package lies beside cookiecutter.json)
 from cluster_options.extension import ClusterOptions  # noqa: E402
-from cluster_options.runtimes import IN_SRUN  # noqa: E402  (the package lies beside cookiecutter.json)
+from cluster_options.runtimes import IN_SRUN  # noqa: E402
 from cluster_options.sbatch import node_facts  # noqa: E402
 from cluster_options.sites import site_facts, site_names  # noqa: E402
 
@@ -60,14 +66,65 @@ def run_in_this_process(script_path: str, cwd: Path | str = ".") -> None:
 hooks.run_script = run_in_this_process
 
 
-def cookiecutter(*arguments: object, home: Path, **answers: object) -> subprocess.CompletedProcess:
-    """Run the cookiecutter command; its own files (replay, cloned templates) go to `home`."""
-    command = [sys.executable, "-m", "cookiecutter", *map(str, arguments)]
-    command += [f"{name}={answer}" for name, answer in answers.items()]
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        command, cwd=home, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+def cookiecutter(
+    *arguments: object, home: Path, cwd: Path | None = None, **answers: object
+) -> subprocess.CompletedProcess:
+    """Run the cookiecutter command in `home`, or in `cwd`; its own files (replay, cloned templates) go to `home`.
+
+    It runs in a fork of this process, which has imported all that it needs and compiled the templates.
+    """
+    if not COMPILED:
+        with TemporaryDirectory() as folder:
+            bake(Path(folder), site="slurm")
+    words = [*map(str, arguments), *(f"{name}={answer}" for name, answer in answers.items())]
+    environment = {"PATH": f"{home}/bin:{os.environ['PATH']}", "HOME": str(home), "LANG": "C.UTF-8"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = os.fork()
+        if not process:
+            become_cookiecutter(words, cwd or home, environment, out, err)
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(["cookiecutter", *words], code, out.read(), err.read())
+
+
+def become_cookiecutter(
+    words: list[str], cwd: Path, environment: dict[str, str], out: IO[str], err: IO[str]
+) -> NoReturn:
+    """Be the cookiecutter command from here on."""
+    code = 1
+    try:
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), out.fileno(), err.fileno())):
+            os.dup2(file, number)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+        # These were read from the other HOME and folder when the modules were imported.
+        provenance.STARTED_IN = Path.cwd()
+        config.USER_CONFIG_PATH = os.path.expanduser("~/.cookiecutterrc")
+        config.DEFAULT_CONFIG["cookiecutters_dir"] = os.path.expanduser("~/.cookiecutters/")
+        config.DEFAULT_CONFIG["replay_dir"] = os.path.expanduser("~/.cookiecutter_replay/")
+        command(words, "cookiecutter")
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def typed(line: str, cwd: Path, home: Path) -> subprocess.CompletedProcess:
+    """Run a line of bash that calls cookiecutter once: bash takes it apart, and cookiecutter() gets the words."""
+    script = f'cookiecutter() {{ printf \'%s\\0\' "$@" >"$HOME/words"; }}\n{line}'
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
+    subprocess.run(["bash", "-ec", script], cwd=cwd, env=environment, check=True)
+    words = (home / "words").read_text().split("\0")[:-1]
+    (home / "words").unlink()
+    return cookiecutter(*words, home=home, cwd=cwd)
 
 
 def bake(folder: Path, *arguments: object, **answers: object) -> Path:
@@ -88,6 +145,14 @@ def bake(folder: Path, *arguments: object, **answers: object) -> Path:
     return folder / answers["project"]
 
 
+def given(answers: dict[str, object]) -> dict[str, str]:
+    """Return the answers with which bake() writes the same project, without those that are the site's defaults."""
+    site, runtime = str(answers["site"]), str(answers.get("runtime", ""))
+    text = {"project": "demo", **{name: str(answer) for name, answer in answers.items()}}
+    needed = ("project", "site")
+    return {name: answer for name, answer in text.items() if name in needed or answer != suggest(site, name, runtime)}
+
+
 def page(project: Path, name: str) -> str:
     """Return the text of a page that README.md of a written project links."""
     return next(project.glob(f"*/docs/{name}.md")).read_text()
@@ -106,11 +171,11 @@ def argument_for_hydra(project: Path) -> str:
 def account(site) -> str:
     """Return an account as it may look at a site; '' where none is asked for."""
     facts = site_facts(str(site))
-    return facts["account"].get("example", "acc1") if "account" in facts["required"] else ""
+    return facts["account"].get("example", "abc") if "account" in facts["required"] else ""
 
 
 def gpu_counts(site: str) -> list[str]:
-    """Return the numbers of GPUs per node that are worth a test: what the suggested queue gives, and fewer."""
+    """Return the numbers of GPUs per node that are worth a test: what the suggested queue gives, Enter, and one."""
     facts = site_facts(site)
     suggested = facts["defaults"]
     node = node_facts({"site": site, **{name: suggested.get(name, "") for name in ("partition", "qos")}})
@@ -121,7 +186,7 @@ def gpu_counts(site: str) -> list[str]:
         return ["1", "0"]
     most = [limit["max_gpus"] // suggested["nodes"] for limit in limits if limit.get("max_gpus")]
     count = min([node["gpus"], *most]) if node["gpus"] else node["gpus"]
-    return ["1"] if count == 1 else [str(count), "1"]
+    return list(dict.fromkeys([str(count), suggest(site, "gpus_per_node"), "1"]))
 
 
 def combinations() -> list[dict[str, str]]:

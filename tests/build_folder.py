@@ -1,4 +1,4 @@
-"""build/, where tests keep from one run to the next what takes long to make."""
+"""What the processes of a run share. build/ also keeps for the next run what takes long to make."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ BUILD = Path(__file__).resolve().parent.parent / "build"
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Let one of the processes that run tests make what is kept, while the others wait."""
-    BUILD.mkdir(exist_ok=True)
-    with open(BUILD / ".lock", "w") as lock:
+def one_at_a_time(folder: Path = BUILD) -> Iterator[None]:
+    """Let one of the processes that run tests make what is kept in the folder, while the others wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,10 +1,13 @@
 """Fixtures that several test files share."""
 
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from baking import bake, given
 from build_folder import BUILD, one_at_a_time
 from container_root import make_base_archive, make_container_root, make_sif
 from debian_root import make_debian_root
@@ -62,6 +65,24 @@ def write_table(terminalreporter, rows, title):
     file = os.environ.get(f"{title.upper()}_FILE")
     if file:
         Path(file).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """Returns written(**answers) -> a project that is written once for all tests of a run, which only read it."""
+    run = tmp_path_factory.getbasetemp()
+    run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run  # else each worker has a folder of its own
+
+    def find_or_bake(**answers):
+        answers = given(answers)
+        folder = run / "written" / hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:16]
+        with one_at_a_time(folder):
+            if not (folder / "whole").exists():
+                bake(folder, **answers)
+                (folder / "whole").touch()
+        return folder / answers["project"]
+
+    return find_or_bake
 
 
 @pytest.fixture(scope="session")

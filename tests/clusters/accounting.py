@@ -66,6 +66,8 @@ start_mariadb() {
     local options=(--no-defaults --datadir="$folder" --user="$(id -un)" --skip-grant-tables --skip-networking
         # What a crash would lose is not needed: nothing waits for the disk.
         --innodb-flush-method=nosync --innodb-flush-log-at-trx-commit=0 --sync-binlog=0
+        # A file for each of a cluster's forty tables takes longer than all that is written into them.
+        --innodb-file-per-table=OFF --innodb-stats-persistent=OFF
         --innodb-buffer-pool-size=64M --innodb-log-file-size=8M --performance-schema=OFF --pid-file="$folder/pid")
     for tables in /usr/share/m{ysql,ariadb}/m{ysql,ariadb}_system_tables.sql; do [[ ! -e $tables ]] || break; done
     mkdir -p "$folder"

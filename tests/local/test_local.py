@@ -21,6 +21,22 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_TH
 sys.stdout.write(" ".join(f"{name}={os.environ.get(name)}" for name in names) + "\\n")
 """
 
+# In place of Python: of torchrun, which takes seconds to import torch, it does what one rank on each node needs.
+LAUNCHER = f"""\
+#!/usr/bin/env bash
+[[ "$1 $2" == "-m torch.distributed.run" ]] || exec {sys.executable} "$@"
+while [[ $1 != -- ]]; do
+    case $1 in
+        --nnodes=*) export WORLD_SIZE="${{1#*=}}" ;;
+        --node[-_]rank=*) export RANK="${{1#*=}}" ;;
+        --nproc[-_]per[-_]node=*) [[ ${{1#*=}} == 1 ]] || exit 9 ;;
+    esac
+    shift
+done
+shift
+exec {sys.executable} "$@"
+"""
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
@@ -55,6 +71,14 @@ def ended(process):
         raise
 
 
+@pytest.fixture
+def launcher(tmp_path):
+    """The environment in which torchrun is LAUNCHER, where what it starts and not how it does so is the question."""
+    (tmp_path / "launcher").write_text(LAUNCHER)
+    (tmp_path / "launcher").chmod(0o755)
+    return {"PYTHON": str(tmp_path / "launcher"), "NNODES": "2", "NPROC_PER_NODE": "1"}
+
+
 def gpus(folder, count):
     """Put a stand-in for nvidia-smi that tells of `count` GPUs into `folder`; returns a PATH that finds it first."""
     tool = folder / "nvidia-smi"
@@ -85,9 +109,9 @@ def test_gpus_go_to_the_nodes_in_disjoint_slices(run, tmp_path):
     assert "MASTER_ADDR=127.0.0.1" in done.stdout
 
 
-def test_too_few_gpus_are_left_alone(run, tmp_path):
+def test_too_few_gpus_are_left_alone(run, launcher, tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
-    done = run("show.py", PATH=gpus(tmp_path, 1), NNODES="2", NPROC_PER_NODE="1")
+    done = run("show.py", PATH=gpus(tmp_path, 1), **launcher)
     assert done.returncode == 0, done.stderr
     assert "1 GPU(s) for 2 x 1 processes are too few: running on CPUs, with gloo" in done.stderr
     assert len(re.findall(r"WORLD_SIZE=2 CUDA_VISIBLE_DEVICES= ", done.stdout)) == 2
@@ -159,11 +183,11 @@ def own_project(project, tmp_path):
     shutil.rmtree(folder)
 
 
-def test_moments_and_the_order_of_what_stands_before_the_launcher(run, own_project, tmp_path):
+def test_moments_and_the_order_of_what_stands_before_the_launcher(run, own_project, launcher, tmp_path):
     calls = "".join(f"one_{moment}() {{ echo CALL {moment}; }}\n" for moment in MOMENTS)
     (own_project / "extras/one/hooks.sh").write_text(calls + PREFIX + BESIDE)
     (tmp_path / "show.py").write_text("import os, sys\nsys.stdout.write('SEEN ' + os.environ['SEEN'] + '\\n')\n")
-    done = run("show.py", NNODES="2", NPROC_PER_NODE="1", ONE_WORD="chosen")
+    done = run("show.py", ONE_WORD="chosen", **launcher)
     assert done.returncode == 0, done.stderr
     expected = ["check_settings", "before_launch", "beside_ended", "after_launch", "job_end"]
     assert re.findall(r"CALL (\w+)", done.stdout) == expected

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, account, bake, combinations, cookiecutter, documents, gpu_counts, page, write
+from baking import REPOSITORY, TEMPLATE, account, bake, combinations, cookiecutter, documents, page, write
 from documents import dead_links
 
 from cluster_options.answers import suggest
@@ -46,10 +46,16 @@ def files(folder):
 LINTED = set()  # contents that were found clean: launchers and GPU counts change few files
 
 
+# A line of a script that is one word of plain text, or prints or keeps one: a message with the site's own commands.
+PLAIN_TEXT = re.compile(r'(?m)^( *(?:echo |local \w+=)?)"(?:[^"$`\\]|\\"|\$USER\b)*"(?: # .*)?$')
+
+
 def linted(path):
-    """Return what shellcheck or ruff sees of a file: of a script without its comments, but for directives."""
+    """Return what shellcheck or ruff sees of a file: a script without texts and comments, but with directives."""
     text = path.read_text()
-    return text if path.suffix == ".py" else re.sub(r"(?m)^ *#(?!!| shellcheck).*\n", "\n", text)
+    if path.suffix == ".py":
+        return text
+    return PLAIN_TEXT.sub(r'\1"text"', re.sub(r"(?m)^ *#(?!!| shellcheck).*\n", "\n", text))
 
 
 def lint(folder):
@@ -60,8 +66,9 @@ def lint(folder):
         if path.suffix in {".sh", ".sbatch", ".rc", ".py"} and linted(path) not in LINTED
     ]
     scripts = [str(path) for path in new if path.suffix != ".py"]
-    commands = [["bash", "-n", script] for script in scripts]
+    commands = []
     if scripts:
+        commands.append(["bash", "-c", 'for script; do bash -n "$script"; done', "_", *scripts])
         commands.append([TOOLS / "shellcheck", *scripts])
     if programs := [path for path in new if path.suffix == ".py"]:
         ruff = [TOOLS / "ruff", "check", "-q", "--no-cache"]
@@ -79,10 +86,8 @@ def usual(answers):
 
     The others, nine of ten, are left to the drills.
     """
-    facts = site_facts(answers["site"])
-    suggested = facts["runtimes"][0], facts["launchers"][0], gpu_counts(answers["site"])[0]
-    chosen = answers["runtime"], answers["launcher"], answers["gpus_per_node"]
-    differences = sum(a != b for a, b in zip(chosen, suggested))
+    questions = ("runtime", "launcher", "gpus_per_node")
+    differences = sum(answers[question] != suggest(answers["site"], question) for question in questions)
     return differences <= (1 if answers["site"] == "slurm" else 0)
 
 
@@ -91,8 +96,8 @@ def usual(answers):
     [answers if usual(answers) else pytest.param(answers, marks=pytest.mark.drill) for answers in COMBINATIONS],
     ids=lambda answers: "-".join(filter(None, answers.values())),
 )
-def test_every_combination_is_whole_and_clean(answers, tmp_path):
-    project = bake(tmp_path, **answers, extras="all")
+def test_every_combination_is_whole_and_clean(answers, written):
+    project = written(**answers, extras="all")
     assert files(project) == kept(answers)
     assert_clean(project)
 
@@ -313,8 +318,9 @@ SPECIFIC = [
 
 
 @pytest.mark.parametrize(("site", "answers", "file", "text"), SPECIFIC, ids=lambda value: str(value)[:40])
-def test_what_a_site_says_arrives(site, answers, file, text, tmp_path):
-    assert text in (bake(tmp_path, site=site, account=account(site), **answers) / file).read_text()
+def test_what_a_site_says_arrives(site, answers, file, text, written):
+    answers = {"site": site, "account": account(site), "extras": "all", **answers}
+    assert text in (written(**answers) / file).read_text()
 
 
 def row_of(project, words):
@@ -355,9 +361,10 @@ TORCH = [  # a site, the version, and a word of the reason
 
 
 @pytest.mark.parametrize(("site", "version", "reason"), TORCH)
-def test_requirements_name_the_torch_that_fits_the_driver(site, version, reason, tmp_path):
+def test_requirements_name_the_torch_that_fits_the_driver(site, version, reason, written):
     """One line for pip. The others are comments."""
-    text = (bake(tmp_path, site=site, account=account(site), runtime="venv") / "requirements.txt").read_text()
+    project = written(site=site, account=account(site), runtime="venv", extras="all")
+    text = (project / "requirements.txt").read_text()
     assert [line for line in text.splitlines() if line.startswith("torch")] == [f"torch=={version}"]
     comments = " ".join(re.findall(r"^# (.*)", text, re.MULTILINE))
     assert reason in comments and bool(comments) is bool(reason)
@@ -369,17 +376,17 @@ def test_requirements_name_the_torch_that_fits_the_driver(site, version, reason,
 
 @pytest.mark.parametrize("site", ["fir", "narval", "nibi", "rorqual", "trillium"])
 @pytest.mark.parametrize("runtime", ["apptainer", "venv"])
-def test_packages_of_the_host_do_not_hide_those_of_an_image(site, runtime, tmp_path):
+def test_packages_of_the_host_do_not_hide_those_of_an_image(site, runtime, written):
     """PYTHONPATH is the work of a module that an environment needs, too: there it stays."""
-    project = bake(tmp_path, site=site, account=account(site), runtime=runtime)
+    project = written(site=site, account=account(site), runtime=runtime, extras="all")
     for file in "launch/software.sh", "slurm/minimal.sbatch":
         text = (project / file).read_text()
         assert bool(re.search(r'^ *unset "PYTHONPATH" #', text, re.MULTILINE)) is (runtime == "apptainer"), file
     assert ("; unset PYTHONPATH; salloc " in page(project, "cluster")) is (runtime == "apptainer")
 
 
-def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(tmp_path):
-    project = bake(tmp_path, site="lumi", account=account("lumi"), extras="hangs")
+def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(written):
+    project = written(site="lumi", account=account("lumi"), extras="all")
     for file in "env.sh", "slurm/minimal.sbatch":
         text = (project / file).read_text()
         assert "NCCL_NET_GDR_LEVEL" not in text and 'export "FI_MR_CACHE_MONITOR=' in text, file
@@ -387,9 +394,9 @@ def test_jobs_of_lumi_are_spared_what_makes_collectives_hang(tmp_path):
     assert "unset NCCL_NET_GDR_LEVEL" in row and "kdreg2" in row
 
 
-def test_the_scratch_of_daint_is_the_one_that_is_set(tmp_path):
+def test_the_scratch_of_daint_is_the_one_that_is_set(written):
     """CSCS has two. Neither the steps of the README nor a container takes one of them for granted."""
-    project = bake(tmp_path, site="daint")
+    project = written(site="daint", account=account("daint"), extras="all")
     readme, toml = (project / "README.md").read_text(), (project / "container/demo.toml").read_text()
     assert "\nmv ~/demo $SCRATCH/\ncd $SCRATCH/demo\n" in readme and "cscs/$USER" not in readme
     assert '    "${SCRATCH}:${SCRATCH}",\n' in toml and "ritom" not in toml
@@ -441,10 +448,11 @@ def test_a_site_file_may_leave_out_what_it_likes(case, runtime, tmp_path):
         ("QoS alone, and modules", "00:20:00"),
     ],
 )
-@pytest.mark.parametrize("script", ["interactive.sh", "build_venv.sh", "build_container.sh"])
-def test_a_short_job_asks_for_no_more_time_than_its_queue_gives(script, case, expected, tmp_path):
-    text = (bake_own(tmp_path, case, "apptainer") / "slurm" / script).read_text()
-    assert re.findall(r"--time=([\d:]+)", text)[-1] == expected
+def test_a_short_job_asks_for_no_more_time_than_its_queue_gives(case, expected, tmp_path):
+    project = bake_own(tmp_path, case, "apptainer")
+    for script in ("interactive.sh", "build_venv.sh", "build_container.sh"):
+        text = (project / "slurm" / script).read_text()
+        assert re.findall(r"--time=([\d:]+)", text)[-1] == expected, script
 
 
 @pytest.mark.parametrize(
@@ -473,9 +481,9 @@ def test_the_modules_of_a_runtime_come_after_those_of_all(tmp_path):
     assert '"venv" ]] || MODULES=("base" "python")' in settings
 
 
-def test_a_site_s_own_row_takes_the_place_of_one_that_all_projects_have(tmp_path):
+def test_a_site_s_own_row_takes_the_place_of_one_that_all_projects_have(written):
     """Where it prints the same. A message of few letters may be a word of another, and is no reason."""
-    table = page(bake(tmp_path, site="roihu", account=account("roihu")), "it-does-not-work")
+    table = page(written(site="roihu", account=account("roihu"), extras="all"), "it-does-not-work")
     assert table.count("Invalid account or account/partition combination") == 1
     assert table.count("Requested node configuration is not available") == 1
     assert "| `squeue` says `QOSMaxWallDurationPerJobLimit` or" in table and "| `EADDRINUSE` |" in table

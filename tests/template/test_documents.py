@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, account, bake
+from baking import REPOSITORY, TEMPLATE, account
 from documents import dead_links, files_of, options_of, variables_of
 
 FOLDERS = ("slurm", "runai", "local", "launch", "check", "pi", "benchmark", "training", "container", "extras")
@@ -48,9 +48,9 @@ PROJECTS = [
 
 
 @pytest.fixture(params=PROJECTS, ids=lambda answers: "-".join(answers.values()), scope="module")
-def project(request, tmp_path_factory):
+def project(request, written):
     answers = request.param
-    return bake(tmp_path_factory.mktemp("documents"), account=account(answers["site"]), **answers)
+    return written(account=account(answers["site"]), **answers)
 
 
 def test_a_written_project_s_documents_name_what_it_has(project):

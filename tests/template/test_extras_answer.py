@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, bake, cookiecutter, page
+from baking import REPOSITORY, bake, cookiecutter, page, typed
 
 from cluster_options import extras
 from cluster_options.answers import problems
 from cluster_options.extras import EXTRAS, extras_at
 from cluster_options.sites import site_facts
 
-TOOLS = Path(sys.executable).parent
 KINDS = ("slurm", "runai", "local")
 
 
@@ -35,11 +31,11 @@ def folders(project):
 
 
 @pytest.mark.parametrize("site", KINDS)
-def test_all_of_a_kind_of_site_none_and_one(site, tmp_path):
+def test_all_of_a_kind_of_site_none_and_one(site, written, tmp_path):
     account = {"account": "mlo-jdoe"} if site == "runai" else {}
     there = sorted(extras_at(site_facts(site)["kind"]))
-    assert folders(bake(tmp_path / "all", site=site, extras="all", **account)) == there
-    bare = bake(tmp_path / "none", site=site, extras="none", **account)
+    assert folders(written(site=site, extras="all", **account)) == there
+    bare = written(site=site, extras="none", **account)
     assert not (bare / "extras").exists()
     for name in there:
         one = bake(tmp_path / name, site=site, extras=name, **account)
@@ -49,9 +45,9 @@ def test_all_of_a_kind_of_site_none_and_one(site, tmp_path):
 
 
 @pytest.mark.parametrize("site", KINDS)
-def test_the_table_is_the_same_whatever_was_chosen(site, tmp_path):
+def test_the_table_is_the_same_whatever_was_chosen(site, written):
     account = {"account": "mlo-jdoe"} if site == "runai" else {}
-    (page,) = bake(tmp_path, site=site, extras="none", **account).glob("*/docs/extras.md")
+    (page,) = written(site=site, extras="none", **account).glob("*/docs/extras.md")
     rows = re.findall(r"(?m)^\| `(\w+)` \| (.+) \|$", page.read_text())
     assert dict(rows) == extras_at(site)
 
@@ -119,14 +115,11 @@ def add(project, name):
     """Type the command of the page on extras in the folder above a project; return what was printed."""
     (page,) = project.glob("*/docs/extras.md")
     command = re.search(r"```bash\n(.*)\n```", page.read_text())[1].replace("extras=+NAME", f"extras=+{name}")
-    environment = {"PATH": f"{TOOLS}:{os.environ['PATH']}", "HOME": str(project.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        ["bash", "-ec", command], cwd=project.parent, env=environment, capture_output=True, text=True, check=False
-    )
+    return typed(command, project.parent, project.parent)
 
 
 @pytest.mark.parametrize(("site", "examples"), [("slurm", "yes"), ("slurm", "no"), ("runai", "yes"), ("local", "yes")])
-def test_adding_writes_the_folders_and_nothing_else(site, examples, tmp_path):
+def test_adding_writes_the_folders_and_nothing_else(site, examples, written, tmp_path):
     """Files that the user has changed, deleted or added stay so."""
     account = {"account": "mlo-jdoe"} if site == "runai" else {}
     project = bake(tmp_path, site=site, extras="none", examples=examples, **account)
@@ -147,7 +140,7 @@ def test_adding_writes_the_folders_and_nothing_else(site, examples, tmp_path):
     added = {path for path in after if path not in before}
     assert {path.split("/")[1] for path in added if path.startswith("extras/")} == {*names}
     assert all(path.startswith("extras/") for path in added), added
-    fresh = bake(tmp_path / "fresh", site=site, extras="all", examples=examples, **account)
+    fresh = written(site=site, extras="all", examples=examples, **account)
     assert {path: what[0] for path, what in state(fresh).items() if path in added} == {
         path: after[path][0] for path in added
     }

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from baking import REPOSITORY, bake
+from baking import REPOSITORY
 
 from cluster_options import first_job
 from cluster_options.sites import site_facts, site_names
@@ -22,10 +22,10 @@ def first_run(project):
 
 
 @pytest.mark.parametrize("site", site_names())
-def test_there_are_few_steps_to_it(site, tmp_path):
+def test_there_are_few_steps_to_it(site, written):
     """README.md has the steps that the table counts. The last one is the check of the ranks."""
-    answers = first_job.suggested(site)
-    project = bake(tmp_path, **answers)
+    answers = {**first_job.suggested(site), "extras": "all"}
+    project = written(**answers)
     if site == "local":
         assert "bash local/submit.sh check/ranks.py" in (project / "README.md").read_text()
         return
@@ -39,10 +39,10 @@ def test_there_are_few_steps_to_it(site, tmp_path):
 
 
 @pytest.mark.parametrize("site", SLURM)
-def test_nothing_is_built_where_the_site_has_torch(site, tmp_path):
+def test_nothing_is_built_where_the_site_has_torch(site, written):
     """No image has to be built, and an environment only where no module or image of the site has torch."""
-    answers = first_job.suggested(site)
-    section = first_run(bake(tmp_path, **answers))
+    answers = {**first_job.suggested(site), "extras": "all"}
+    section = first_run(written(**answers))
     assert "build_container.sh" not in section and "docker build" not in section
     assert ("\nbash slurm/build_venv.sh " in section) is (answers["runtime"] == "venv") is first_job.builds(answers)
     on_login = site_facts(site)["containers"].get("venv", {}).get("on_login_node", False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import product
 from xml.etree import ElementTree
 
 import pytest
-from baking import REPOSITORY, bake
+from baking import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "docs"))
 from terminal import Event, draw, lay_out, shorten, transcript  # the file that draws the recorded session
@@ -102,10 +103,17 @@ def test_the_transcript_ends_without_the_prompt_that_waits():
 # ---- the picture of a written project --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("runtime", ["venv", "none", "apptainer"])
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_how_a_run_starts_is_drawn_for_each_launcher(launcher, runtime, tmp_path):
-    project = bake(tmp_path, site="slurm", launcher=launcher, runtime=runtime)
+# Each launcher and each runtime; the other pairs are drills.
+PAIRS = list(product(LAUNCHERS, ("none", "venv", "apptainer")))
+STARTS = [
+    pair if pair[0] == "torchrun" or pair[1] == "none" else pytest.param(*pair, marks=pytest.mark.drill)
+    for pair in PAIRS
+]
+
+
+@pytest.mark.parametrize(("launcher", "runtime"), STARTS)
+def test_how_a_run_starts_is_drawn_for_each_launcher(launcher, runtime, written):
+    project = written(site="slurm", launcher=launcher, runtime=runtime, extras="all")
     svg = (project / "slurm/docs/how-a-run-starts.svg").read_text()
     assert_stands_alone(svg)
     words = texts(svg)

@@ -76,8 +76,27 @@ def template(tmp_path_factory):
     return folder
 
 
-def offered(template, place, host, files, commands):
-    """Return the site that is offered on a login node, and the seconds that took."""
+# Prints the site that is offered on this host, and the seconds that took; then for each other host and ClusterName.
+OFFER = """
+import json, socket, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from cluster_options.detect import site_here
+for host, conf in [("", ""), *json.loads(sys.argv[2])]:
+    if host:
+        socket.sethostname(host)
+    if conf:
+        Path("/etc/slurm/slurm.conf").write_text(conf)
+    start = time.monotonic()
+    print(site_here(), time.monotonic() - start)
+"""
+
+
+def offered(template, place, host, files, commands, turns=()):
+    """Return the site that is offered on a login node, and the seconds that took; and so for each turn.
+
+    turns: names of the host and contents of slurm.conf that the node takes on one after the other; "" for no change.
+    """
     for name in ("etc", "run", "bin"):
         (place / name).mkdir()
     for name in ("passwd", "group", "nsswitch.conf"):
@@ -89,10 +108,6 @@ def offered(template, place, host, files, commands):
     for name, text in commands.items():
         (place / "bin" / name).write_text(text)
         (place / "bin" / name).chmod(0o755)
-    program = (
-        "import sys, time; sys.path.insert(0, sys.argv[1]); from cluster_options.detect import site_here; "
-        "start = time.monotonic(); print(site_here(), time.monotonic() - start)"
-    )
     unshare = ["unshare", "--uts", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     environment = {"PATH": f"{place}/bin:/nowhere", "PYTHONDONTWRITEBYTECODE": "1"}
     if "/etc/elsewhere.conf" in files:
@@ -100,21 +115,20 @@ def offered(template, place, host, files, commands):
     words = ["bash", "-c", f"PATH=/usr/bin:/bin:/usr/sbin:/sbin\n{ON_LOGIN_NODE}", "_", host, place, "env"]
     words += [f"{name}={value}" for name, value in environment.items()]
     done = subprocess.run(
-        [*unshare, *words, sys.executable, "-c", program, template],
+        [*unshare, *words, sys.executable, "-c", OFFER, template, json.dumps(list(turns))],
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    site, seconds = done.stdout.split()
-    return site, float(seconds)
+    return [(site, float(seconds)) for site, seconds in map(str.split, done.stdout.splitlines())]
 
 
 @pytest.mark.parametrize("case", LOGIN_NODES)
 def test_the_site_one_stands_on_is_offered(case, template, tmp_path):
     host, files, commands, expected = LOGIN_NODES[case]
-    site, seconds = offered(template, tmp_path, host, files, commands)
+    ((site, seconds),) = offered(template, tmp_path, host, files, commands)
     assert site == expected
     assert seconds < 0.6  # 0.3 on a machine that does nothing else
 
@@ -165,9 +179,9 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_login_nodes_are_known_by_their_names(host, template, tmp_path):
-    assert offered(template, tmp_path, host, {}, {})[0] == HOSTS[host]
+def test_login_nodes_are_known_by_their_names(template, tmp_path):
+    _, *found = offered(template, tmp_path, "n1", {}, {}, [(host, "") for host in HOSTS])
+    assert dict(zip(HOSTS, (site for site, _ in found))) == HOSTS
 
 
 def test_every_site_is_found_by_its_own_signs(template, tmp_path):
@@ -178,10 +192,9 @@ def test_every_site_is_found_by_its_own_signs(template, tmp_path):
         assert detect_line(site) == facts["detect"], f"{site}: detect belongs on one line"
         named |= dict.fromkeys(facts["detect"].get("cluster", []), site)
         assert "host" not in facts["detect"] or site in HOSTS.values(), f"{site}: no host name to try its pattern on"
-    for name, site in named.items():
-        place = tmp_path / name
-        place.mkdir()
-        assert offered(template, place, "n1", {"/etc/slurm/slurm.conf": CONF.format(name)}, {})[0] == site
+    turns = [("", CONF.format(name)) for name in named]
+    _, *found = offered(template, tmp_path, "n1", {"/etc/slurm/slurm.conf": CONF.format("unheard-of")}, {}, turns)
+    assert dict(zip(named, (site for site, _ in found))) == named
     assert {"clariden", "lumi", "frontier", "perlmutter", "jupiter"} <= set(named)
 
 
@@ -458,17 +471,17 @@ def test_the_documents_list_the_sites_of_the_files(command, document, row):
 
 
 @pytest.mark.parametrize("site", dict.fromkeys(answers["site"] for answers in combinations()))
-def test_a_written_project_speaks_of_its_own_site_alone(site, tmp_path):
-    project = bake(tmp_path, site=site, account=account(site))
-    written = "\n".join(
+def test_a_written_project_speaks_of_its_own_site_alone(site, written):
+    project = written(site=site, account=account(site), extras="all")
+    text = "\n".join(
         path.read_text() for path in project.rglob("*") if path.is_file() and path.suffix not in (".py", ".png")
     )
-    written = written.replace(site_facts(site)["login"].get("host", "HOST"), "HOST")  # DeltaAI's is below delta.ncsa…
-    written = written.replace(site_facts(site)["title"], "TITLE")  # tamIA is of Mila
+    text = text.replace(site_facts(site)["login"].get("host", "HOST"), "HOST")  # DeltaAI's is below delta.ncsa…
+    text = text.replace(site_facts(site)["title"], "TITLE")  # tamIA is of Mila
     for other in site_names():
         name = other.split("-")[0]
         if other not in (site, "local", "slurm", "here", "runai") and {site, other} != {
             "cannon",
             "kempner",
         }:  # Harvard's
-            assert not re.search(rf"\b{name}\b", written, re.IGNORECASE), f"{other} in the project for {site}"
+            assert not re.search(rf"\b{name}\b", text, re.IGNORECASE), f"{other} in the project for {site}"

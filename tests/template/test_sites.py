@@ -1,8 +1,8 @@
 """Every Slurm site: a scheduler declared like it takes what the template writes, and one over each limit both refuse.
 
-The scheduler is real (see site_controller.py), and asked with `sbatch --test-only`. Each combination of runtime,
-launcher, GPUs, partition and QoS is written, as far as a scheduler sees it: the scripts in slurm/. That whole projects
-come out of the same combinations is in test_bake.py.
+The scheduler is real (see site_controller.py), and asked with `sbatch --test-only`. Each runtime, number of GPUs,
+partition and QoS is written (in the drills each combination with each launcher), as far as a scheduler sees it: the
+scripts in slurm/. That whole projects come out of the same combinations is in test_bake.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter, defaultdict
-from itertools import product
+from functools import cache
+from itertools import count, product
 
 import baking
 import pytest
-from baking import REPOSITORY, TEMPLATE, bake, combinations
+from baking import REPOSITORY, TEMPLATE, combinations
 from cookiecutter.main import cookiecutter as write
 from site_controller import Controllers, existing_account, minutes, missing
 
@@ -129,12 +130,13 @@ every_site = pytest.mark.parametrize("site", SITES, indirect=True)
 # ---- what is written is accepted -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launchers", ["one", pytest.param("all", marks=pytest.mark.drill)])
+@pytest.mark.parametrize("which", ["once", pytest.param("all", marks=pytest.mark.drill)])
 @every_site
-def test_what_is_written_is_accepted(site, controller, scripts, table, launchers):
-    """Each script of each combination, and the interactive shell of slurm/interactive.sh and of the README.
+def test_what_is_written_is_accepted(site, controller, scripts, table, which):
+    """Each script, and the interactive shell of slurm/interactive.sh and of the README.
 
-    One launcher is enough for every day, as a launcher leaves no trace in the options of Slurm.
+    Of each combination in the drill; else each runtime, number of GPUs, partition and QoS occurs once. A launcher
+    leaves no trace in the options of Slurm.
     """
     facts = site_facts(site)
     seen = {}  # what was asked before: headers repeat
@@ -148,9 +150,7 @@ def test_what_is_written_is_accepted(site, controller, scripts, table, launchers
             if seen[key]:
                 refused.append(f"{script.name if script else 'interactive'} {' '.join(words)}\n    {seen[key].strip()}")
 
-    for answers in every_choice(site, facts):
-        if launchers == "one" and answers["launcher"] != facts["launchers"][0]:
-            continue
+    for answers in every_choice(site, facts) if which == "all" else each_value_once(site, facts):
         project = scripts(**answers)
         for script in scripts_of(project):
             header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
@@ -163,15 +163,15 @@ def test_what_is_written_is_accepted(site, controller, scripts, table, launchers
             assert not any(option.startswith(PLUGIN_OPTIONS) for option in options), options
             accepted(options)
         count["baked"] += 1
-    table[site] |= Counter(count, headers=len(seen))  # the larger numbers: of all launchers, where both are run
+    table[site] |= Counter(count, headers=len(seen))  # the larger numbers: of the drill, where both are run
     assert count["baked"] and not refused, "\n".join(refused)
 
 
 @every_site
-def test_the_scripts_are_those_of_a_whole_project(site, scripts, tmp_path):
+def test_the_scripts_are_those_of_a_whole_project(site, scripts, written):
     """The shortcut of these tests, which leaves out all other files, writes the same."""
-    answers = next(every_choice(site, site_facts(site)))
-    whole = {path.name: path.read_text() for path in scripts_of(bake(tmp_path, **answers))}
+    answers = {**first_job.suggested(site), "extras": "all"}
+    whole = {path.name: path.read_text() for path in scripts_of(written(**answers))}
     short = {path.name: path.read_text() for path in scripts_of(scripts(**answers))}
     assert {"submit_multinode.sh", "interactive.sh", "minimal.sbatch"} <= whole.keys()
     assert {name: short[name] for name in whole} == whole
@@ -185,17 +185,38 @@ def scripts_of(project):
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
     """Writes the scripts in slurm/ of a project, from the template without its other files, which is faster."""
+    return writer(tmp_path_factory, "*")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Writes slurm/submit_multinode.sh alone, once for the same answers."""
+    write_script = writer(tmp_path_factory, "submit_multinode.sh")
+
+    @cache
+    def job(**answers):
+        return write_script(**answers) / "slurm/submit_multinode.sh"
+
+    return job
+
+
+def writer(tmp_path_factory, pattern):
+    """Return a function that writes the scripts in slurm/ whose names fit the pattern, each time into a new folder."""
     template, out = tmp_path_factory.mktemp("template"), tmp_path_factory.mktemp("projects")
     shutil.copy(REPOSITORY / "cookiecutter.json", template)
-    pages = shutil.ignore_patterns("docs", "README.md")
-    shutil.copytree(TEMPLATE / "slurm", template / TEMPLATE.name / "slurm", ignore=pages)
+    (template / TEMPLATE.name / "slurm").mkdir(parents=True)
+    for path in (TEMPLATE / "slurm").glob(pattern):
+        if path.is_file() and path.name != "README.md":
+            shutil.copy(path, template / TEMPLATE.name / "slurm")
     shutil.copytree(REPOSITORY / "templates", template / "templates")  # which these scripts include
     (out / "config").write_text(f"replay_dir: {out}/replay\n")
+    number = count()
 
     def write_scripts(**answers):
-        options = {"no_input": True, "overwrite_if_exists": True, "accept_hooks": False}
-        write(str(template), extra_context=answers, output_dir=out, config_file=str(out / "config"), **options)
-        return out / answers["project"]
+        options = {"no_input": True, "accept_hooks": False, "config_file": str(out / "config")}
+        folder = out / str(next(number))
+        write(str(template), extra_context=answers, output_dir=folder, **options)
+        return folder / answers["project"]
 
     return write_scripts
 
@@ -220,14 +241,14 @@ def interactive_options(project, answers):
 
 
 @every_site
-def test_the_first_job_is_small_and_the_real_size_is_accepted(site, controller, scripts):
+def test_the_first_job_is_small_and_the_real_size_is_accepted(site, controller, job):
     """What Enter suggests has two nodes at most, and one GPU of each where parts of nodes are lent.
 
     The options that README.md names beside it replace lines of that job's header, and Slurm takes what comes out.
     """
     facts, answers = site_facts(site), {**first_job.suggested(site), "account": existing_account(site_facts(site))}
     assert problems(answers) == [] and int(answers["nodes"]) <= 2
-    script = scripts(**answers) / "slurm/submit_multinode.sh"
+    script = job(**answers)
     header = re.findall(r"^#SBATCH (\S+)", script.read_text(), re.MULTILINE)
     whole = node_of(facts, answers["partition"])["whole"]
     assert "--exclusive" not in header and ("--mem=0" not in header or whole)
@@ -254,7 +275,7 @@ def long_qos(site, facts, answers):
 
 
 @every_site
-def test_one_over_each_limit_is_refused(site, controller, scripts, table):
+def test_one_over_each_limit_is_refused(site, controller, job, table):
     """By the template and by the scheduler; exactly at the limit both accept."""
     facts = site_facts(site)
     for question, section in (("partition", "partitions"), ("qos", "qos")):
@@ -268,7 +289,7 @@ def test_one_over_each_limit_is_refused(site, controller, scripts, table):
                 assert told({**queue, **over}), case
                 if not limits["confirmed"]:  # what nobody could confirm warns, and no more
                     assert problems({**queue, **over}) == [], case
-                script = scripts(**queue) / "slurm/submit_multinode.sh"
+                script = job(**queue)
                 assert controller.test_only(*changed(facts, queue, at), script) == "", case
                 said = controller.test_only(*changed(facts, queue, over), script)
                 assert re.search(SAID[question, key], said), f"{case}: {said!r}"
@@ -276,7 +297,7 @@ def test_one_over_each_limit_is_refused(site, controller, scripts, table):
 
 
 @every_site
-def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scripts, table):
+def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, job, table):
     facts = site_facts(site)
     for partition in facts["partitions"] or [""]:
         node = node_of(facts, partition)
@@ -285,7 +306,7 @@ def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scrip
         assert queue or limited, partition
         if not queue:
             continue
-        script = scripts(**queue) / "slurm/submit_multinode.sh"
+        script = job(**queue)
         if node["gpus"] is not None:
             at, over = ({"gpus_per_node": str(count)} for count in (node["gpus"], node["gpus"] + 1))
             assert controller.test_only(*changed(facts, queue, at), script) == "", partition
@@ -302,10 +323,10 @@ def test_one_more_gpu_or_core_than_a_node_has_is_refused(site, controller, scrip
 
 
 @every_site
-def test_names_that_are_wrong_or_missing_are_refused(site, controller, scripts, table, tmp_path):
+def test_names_that_are_wrong_or_missing_are_refused(site, controller, job, table, tmp_path):
     facts = site_facts(site)
     queue = next(every_choice(site, facts))
-    script = scripts(**queue) / "slurm/submit_multinode.sh"
+    script = job(**queue)
     assert controller.test_only(script) == ""
     wrong = {
         "account": (facts["account"] or facts["accounts"], "Invalid account or account/partition combination"),
@@ -330,7 +351,7 @@ def test_names_that_are_wrong_or_missing_are_refused(site, controller, scripts, 
             queue = reachable(site, facts, {"partition": partition})
             found = problems({**queue, "qos": qos})
             assert any(fault.startswith(f"qos {qos!r} does not go with") for fault in found), found
-            said = controller.test_only(f"--qos={qos}", scripts(**queue) / "slurm/submit_multinode.sh")
+            said = controller.test_only(f"--qos={qos}", job(**queue))
             assert "Invalid qos specification" in said, (partition, qos, said)
             table[site]["refused"] += 1
 
@@ -437,10 +458,21 @@ def fitted(facts, answers):
     return {**answers, "nodes": str(nodes), "gpus_per_node": str(gpus), "time_limit": time_limit}
 
 
-def every_choice(site, facts):
+def each_value_once(site, facts):
+    """Yield some of every_choice() with the suggested launcher: until each other answer has occurred."""
+    seen = set()
+    for answers in every_choice(site, facts, [suggest(site, "launcher")]):
+        values = {(name, answers[name]) for name in ("runtime", "gpus_per_node", "partition", "qos")}
+        if not values <= seen:
+            seen |= values
+            yield answers
+
+
+def every_choice(site, facts, launchers=None):
     """Yield the answers of every allowed combination of runtime, launcher, GPUs, partition and QoS."""
     seen = set()
-    for combination, queue in product(combinations(), list(queues(site, facts))):
+    allowed = [answers for answers in combinations() if answers["launcher"] in (launchers or facts["launchers"])]
+    for combination, queue in product(allowed, list(queues(site, facts))):
         image = suggest(site, "image", combination["runtime"])
         answers = fitted(facts, {**queue, **combination, "account": queue["account"], "image": image})
         if tuple(answers.values()) in seen:

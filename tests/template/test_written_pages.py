@@ -24,8 +24,8 @@ sys.stdout.write(f"read {text}, {argument}\\n")
 
 
 @pytest.mark.parametrize("answers", [{"site": "local"}, {"site": "slurm"}, {"site": "runai", "account": "mlo-jdoe"}])
-def test_it_shows_the_smallest_program_whole(answers, tmp_path):
-    project = bake(tmp_path, **answers)
+def test_it_shows_the_smallest_program_whole(answers, written):
+    project = written(**answers, extras="all")
     hello = (project / "check/hello.py").read_text()
     assert hello and f"```python\n{hello}```\n" in page(project, "your-own-program")
 
