@@ -108,6 +108,10 @@ EXAMPLES = {
         "what(): [enforce fail at pair.cc:456] preamble.length <= op.nbytes. 512 vs 4. Received data size doesn't",
         "match expected size. Is there a distributed collective mismatch in your code?",
     ),
+    "mpirun as root": (
+        "Open MPI 4.1 (2026-11-26)",
+        "mpirun has detected an attempt to run as root.",
+    ),
     "MPI without PMI": (
         "Open MPI 4.1, mpi4py 4.1 (2026-11-26)",
         "but OMPI was not built with SLURM's PMI support and therefore cannot",
@@ -242,9 +246,17 @@ EXAMPLES = {
         "OSError: [Errno 5] Input/output error",
         "OSError: [Errno 37] No locks available",
     ),
+    "gloo was refused": (
+        "pytorch/pytorch #108732; hydra 1.3 with -m (2026-11-27)",
+        "RuntimeError: [/x/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [172.31.71.170]:13195: Connection refused",
+    ),
     "certificate": (
         "huggingface/transformers #17611 #25552, open-webui/open-webui #3168 (2026-11-27)",
         "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get local issuer certificate (_ssl.c:1006)",
+    ),
+    "network retries": (
+        "openucx/ucx #5199 #6669 #9590 (2026-11-27)",
+        "[b5244:224582:0:224582] ib_mlx5_log.c:139  Transport retry count exceeded on mlx5_0:1/IB (synd 0x15 vend 0x81 hw_synd 0/0)",
     ),
     "inherited options": (
         "SchedMD/slurm src/common/slurm_opt.c; Slurm 26.05.5; mehta-lab/recOrder #482, snakemake/snakemake #2230, bessagroup/f3dasm #352; FairRootGroup/DDS #490, snakemake/snakemake-executor-plugin-slurm #373; llnl/ATS #133, ascii-supply-networks/dagster-slurm #64 (2026-11-27)",

@@ -153,12 +153,7 @@ CRASHES = {
 @pytest.mark.parametrize("words", ["", "Fatal Python error: Segmentation fault", "double free or corruption (!prev)"])
 def test_a_crash_is_no_lack_of_memory(ask, launcher, words):
     answer = ask(CRASHES[launcher](f"loading data\n{words}"))
-    assert (*told(answer), answer["exit_code"]) == (
-        "error" if words.startswith("Fatal") else "crashed",
-        3,
-        "crashed",
-        -11,
-    ), answer
+    assert (*told(answer), answer["exit_code"]) == ("error" if words else "crashed", 3, "crashed", -11), answer
     assert answer["words"][-1] == words or "loading data", answer
 
 
@@ -269,7 +264,7 @@ def test_a_signal_after_an_error_that_the_rank_survived(ask, end, code, way):
 def test_compiled_code_that_fails_after_an_error_that_the_rank_survived(ask):
     for steps, cause, words in ((STEPS, "crashed", SMASHED), ("", "", "ValueError: bad sample 17")):
         answer = ask(spawn_output(f"{SURVIVED}\n{steps}\n{SMASHED}", "was ended by signal 6", 134))
-        assert told(answer) == ("crashed" if cause else "error", 3, cause) and words in answer["words"], answer
+        assert told(answer) == ("error", 3, cause) and words in answer["words"], answer
 
 
 @pytest.mark.parametrize(("signal", "code"), [(6, 134), (11, 139)])
@@ -368,3 +363,18 @@ def test_reports_end_where_srun_ends_the_others():
     (report,) = LAUNCHER_REPORTS.read_reports(lines_of("0: words", first, told, later))
     assert (report.launcher, report.ranks, report.host, report.code) == ("srun", (0, 1), "", 2)
     assert LAUNCHER_REPORTS.read_reports(lines_of("0: " + first)) == []  # a rank says so
+
+
+@pytest.mark.parametrize(
+    ("reported", "host", "same"),
+    [
+        ("node2", "node2", True),
+        ("node2.site.org", "node2", True),
+        ("node2", "node21", False),
+        ("node2", "node2.site.org", True),
+        ("10.0.0.2", "10.0.0.2", True),
+        ("10.0.0.2", "10.0.0.1", False),
+    ],
+)
+def test_a_host_and_its_names(reported, host, same):
+    assert LOGS.same_host(reported, host) is same

@@ -98,9 +98,12 @@ def parse_arguments():
 def show(job, diagnosis, as_json, instead=()):
     """Print the diagnosis, or lines instead of it; return the exit code."""
     if as_json:
+        if job.owner:
+            print(printable(f"slurm/doctor.py: the job is not yours, but {job.owner}'s"), file=sys.stderr)
         write([json.dumps(as_object(job, diagnosis))])
     else:
-        write(instead or report_lines(job, diagnosis))
+        owner = [f"job {job.id or short(job.output)} is not yours, but {job.owner}'s"] if job.owner else []
+        write([*owner, *(instead or report_lines(job, diagnosis))])
     return 0 if diagnosis.cause or instead else 1
 
 

@@ -337,6 +337,13 @@ BY_RANK = (
         source="torch",
     ),
     Cause(
+        name="gloo was refused",
+        patterns=(r"[Gg]loo.*connect.*: Connection refused",),
+        says="gloo found no rank at an address: a rank had ended, or the program made its process group a second time",
+        fix="Let the program call init_process_group once. With hydra -m, start a job for each run instead.",
+        source="gloo",
+    ),
+    Cause(
         name="network interface",
         patterns=(
             r"Unable to find address for: ",
@@ -394,6 +401,13 @@ BY_RANK = (
         fix="Set PYTHONFAULTHANDLER=1 to see where. Often packages were built for different versions of each other.",
         source="Slurm",
         signals=(11, 6, 8, 5),
+    ),
+    Cause(
+        name="network retries",
+        patterns=(r"Transport retry count exceeded",),
+        says="the network gave up sending to another node, which had ended, or has a bad cable or adapter",
+        fix="Look at the other node's ranks first. If none had ended, submit with --exclude=NODE, and tell your site.",
+        source="UCX",
     ),
 )
 

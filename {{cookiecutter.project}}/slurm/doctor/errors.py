@@ -7,7 +7,9 @@ import re
 
 WORDS = 25  # lines of a rank that a report quotes, at most
 RECENT = 2000  # lines of a rank that are searched
-LINES_BEHIND = 12  # what is nearer to a message may belong to it; a rank that prints more behind it has survived it
+# A rank that prints more lines than these behind a message has survived it. What is nearer may belong to the message.
+LINES_BEHIND = 12
+MOST_BEHIND = 60  # if the rank ended with exit code 1, as Python does after an error: the message may be long
 
 # ---- how an error message begins -------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ def with_stacks(diagnosis, run):
     """
     try:
         with open(run.job.run + "/stacks.txt", encoding="utf-8", errors="surrogateescape") as file:
-            head = [shown(line.rstrip("\n")) for line in itertools.takewhile(str.strip, file)]
+            head = [with_host(shown(line.rstrip("\n")), run.ranks) for line in itertools.takewhile(str.strip, file)]
     except OSError:
         return diagnosis
     verdict = next((line for line in head if VERDICT.match(line)), "")
@@ -130,3 +130,10 @@ def with_stacks(diagnosis, run):
         head.remove(verdict)
         diagnosis = diagnosis._replace(cause=diagnosis.cause._replace(says=verdict))
     return diagnosis._replace(places=tuple(head))
+
+
+def with_host(line, ranks):
+    """Return a line with the host of a rank whose process is gone: its log tells which."""
+    gone = re.match(r"rank (\d+)(?= has |: )", line)
+    host = next((rank.host for rank in ranks.named if gone and rank.rank == int(gone.group(1))), "")
+    return line.replace(gone.group(0), f"{gone.group(0)} on {host}", 1) if host else line

@@ -8,7 +8,7 @@ import itertools
 
 from errors import HARMLESS, LINES_BEHIND, MOST_BEHIND, OF_LAUNCHER, STEP, digits_gone, own, read_messages
 from launchers import ENDED_BY_OTHERS
-from logs import Speaker
+from logs import Speaker, same_host
 
 NEWEST = 10  # error messages of a rank that are considered
 
@@ -78,7 +78,7 @@ class Ranks:
             for speaker in speakers:
                 speaker.host = report.host or speaker.host
         else:
-            of_node = [speaker for speaker in self.named if report.host in ("", speaker.host)]
+            of_node = [speaker for speaker in self.named if not report.host or same_host(report.host, speaker.host)]
             speakers = of_node or [self.rest]
         failures = [self.failure(speaker, report) for speaker in speakers]
         said_why = [failure for failure in failures if failure.message]

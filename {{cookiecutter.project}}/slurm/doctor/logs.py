@@ -67,10 +67,15 @@ def printable(text):
     return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
 
 
+def here():
+    """Return the working folder as the user calls it, which may be through a link."""
+    named = os.environ.get("PWD", "")
+    return named if named and os.path.isdir(named) and os.path.samefile(named, ".") else os.getcwd()
+
+
 def short(path):
     """Return a path as the user would type it."""
-    here = os.getcwd() + "/"
-    return path[len(here) :] if path.startswith(here) else path
+    return path[len(here()) + 1 :] if path.startswith(here() + "/") else path
 
 
 def labelled_lines(path, size):
@@ -131,6 +136,11 @@ def rank_of(label):
     named = LABEL.match(label)
     rank = named.group("rank") or named.group("of_torch") or named.group("task")
     return (int(rank) if rank else None), named.group("host") or ""
+
+
+def same_host(name, other):
+    """Tell whether two names are of the same host: one may have a domain."""
+    return name == other or name.startswith(other + ".") or other.startswith(name + ".")
 
 
 # ---- the output of a job, and the logs of its ranks ------------------------------------------------------------------
