@@ -7,7 +7,15 @@ from typing import NamedTuple
 from causes import BY_WAITING
 from errors import RECENT, last_words
 from failures import Ranks
-from known_causes import BY_RANK, BY_SLURM, BY_STARTER, cause_of_signal, proven_by, search, search_message
+from known_causes import (
+    BY_RANK,
+    BY_SLURM,
+    BY_STARTER,
+    cause_of_signal,
+    proven_by,
+    search,
+    search_message,
+)
 from launchers import ENDED_BY_OTHERS, read_reports
 from logs import Line, shown, speakers_of
 

@@ -6,7 +6,16 @@ the first to fail. A traceback counts only if it was the end of its rank: many a
 
 import itertools
 
-from errors import HARMLESS, LINES_BEHIND, MOST_BEHIND, OF_LAUNCHER, STEP, digits_gone, own, read_messages
+from errors import (
+    HARMLESS,
+    LINES_BEHIND,
+    MOST_BEHIND,
+    OF_LAUNCHER,
+    STEP,
+    digits_gone,
+    own,
+    read_messages,
+)
 from launchers import ENDED_BY_OTHERS
 from logs import Speaker, same_host
 
