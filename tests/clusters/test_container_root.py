@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from container_root import offer_image, python_folders, write_storage_conf
 
+pytestmark = pytest.mark.drill
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TWO_NODES = ["--nodes=2", "--nodelist=node1,node2"]
 VENDOR = "nvcr.io/nvidia/pytorch:test"

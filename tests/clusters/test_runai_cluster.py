@@ -13,6 +13,8 @@ from runai_pods import STAND_INS
 from stand_in_runai import COMMANDS, Refused, parse
 from waiting import FOREVER, PATIENCE, wait_for
 
+pytestmark = pytest.mark.drill
+
 IMAGE = "registry.example.org/lab/torch:1"
 UID, GID = 34567, 83070  # nobody on this machine
 STARTER = """
@@ -188,7 +190,7 @@ def test_pods_are_like_pods(new, volume):
         echo "gpus: $(nvidia-smi -L | wc -l) of $RUNAI_NUM_OF_GPUS, caller: $SECRET $STAND_IN_RUNAI, $A"
         mkdir /mnt/lab/scratch/closed/new 2>/dev/null || echo closed
         ps -eo args | grep -c "[s]leep 987"; sleep 987 &
-        python3 -c 'import torch; print("torch")'
+        python3 -c 'import importlib.util as util; print(util.find_spec("torch").name)'
         echo done >/mnt/lab/scratch/$HOSTNAME.txt
     """
     (volume / "closed").mkdir(mode=0o755)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_in_place import HERE, LOGIN_PATH, PYTHON, ROOT_ONLY, place
 
-pytestmark = ROOT_ONLY
+pytestmark = [ROOT_ONLY, pytest.mark.drill]
 
 # ---- enroot
 

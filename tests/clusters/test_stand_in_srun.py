@@ -13,7 +13,7 @@ from slurm_cluster import PATH
 from stand_in_place import HERE, LOGIN_PATH, PYTHON, ROOT_ONLY, place
 from waiting import FOREVER
 
-pytestmark = ROOT_ONLY
+pytestmark = [ROOT_ONLY, pytest.mark.drill]
 
 # ---- pyxis
 

@@ -296,13 +296,21 @@ def test_parts_of_a_split_gpu_are_listed_by_their_uuid(tmp_path, monkeypatch):
     ("program", "expected", "cause"),
     [
         ("import no_such_module", "module", "module"),
-        ("import no_such_module", "GPU memory", "doctor.py names module, not GPU memory"),
-        (
+        pytest.param(
+            "import no_such_module", "GPU memory", "doctor.py names module, not GPU memory", marks=pytest.mark.drill
+        ),
+        pytest.param(
             "raise RuntimeError('Expected all tensors to be on the same device, but')",
             "",
             "no cause, the error is quoted",
+            marks=pytest.mark.drill,
         ),
-        ("raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')", "", "exit code 0, not 1, of "),
+        pytest.param(
+            "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')",
+            "",
+            "exit code 0, not 1, of ",
+            marks=pytest.mark.drill,
+        ),
         ("pass", "module", "nothing failed"),
     ],
 )
@@ -318,6 +326,7 @@ def test_the_doctor_s_answer_is_compared(machine, monkeypatch, program, expected
             steps.compare_answer(*compare, LAUNCHER="spawn")
 
 
+@pytest.mark.drill
 def test_a_failure_that_the_library_allows_is_skipped(machine, monkeypatch):
     monkeypatch.setenv("PYTHON", sys.executable)
     (machine.folder / "allowed.py").write_text("print('NOT PROVOKED: both have added up')\n")

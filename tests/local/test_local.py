@@ -12,6 +12,7 @@ import sys
 
 import pytest
 from baking import bake
+from launching import write_short_torchrun
 from waiting import FOREVER, PATIENCE
 
 SHOW = """\
@@ -102,6 +103,7 @@ def test_two_nodes_of_two_ranks(run, tmp_path):
 
 def test_gpus_go_to_the_nodes_in_disjoint_slices(run, tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
+    write_short_torchrun(tmp_path)
     done = run("show.py", PATH=gpus(tmp_path, 5), NNODES="2")
     assert done.returncode == 0, done.stderr
     seen = dict(re.findall(r"RANK=(\d) LOCAL_RANK=\d WORLD_SIZE=4 CUDA_VISIBLE_DEVICES=(\S*)", done.stdout))

@@ -126,7 +126,7 @@ sys.stdout.write(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n")
 """
 MATRIX = list(product(("v1", "v2"), OPERATORS, (2, 3), PROGRAMS))
 # Both generations and both numbers of pods, torch with one of them; the drill runs every combination.
-WITH_TORCH = ("v1", "1.6", 2, "training")
+WITH_TORCH = ("v1", "1.6", 2, "pi")
 WITHOUT_TORCH = ("v2", "trainjob", 3, "ranks")
 
 
@@ -391,6 +391,7 @@ def test_the_gid_index_is_each_pod_s_own_and_for_old_nccl_alone(version, given, 
             1,
             r"FAULT: REQUIRE_RDMA=1, but rank\(s\) 0 on .*-master-0 talk through gloo tcp",
             id="by the check, with a device that is not used",
+            marks=pytest.mark.drill,
         ),
         pytest.param(
             {}, {}, 2, "no /dev/infiniband in this pod: set RDMA_RESOURCES", id="by the pod, without a device"

@@ -56,9 +56,11 @@ sys.stdout.write("RESULT " + "|".join(map(str, words)) + "\\n")
 SHORT_TORCHRUN = """\
 import os, subprocess, sys
 end = sys.argv.index("--")
-given = dict(word[2:].split("=") for word in sys.argv[1:end])
+given = dict(word[2:].split("=", 1) for word in sys.argv[1:end])
 nodes, node, each = (int(given[name]) for name in ("nnodes", "node-rank", "nproc-per-node"))
-os.environ.update(WORLD_SIZE=str(nodes * each), MASTER_ADDR=given["master-addr"], MASTER_PORT=given["master-port"])
+address, _, port = given.get("rdzv-endpoint", "").rpartition(":")
+address, port = given.get("master-addr", address), given.get("master-port", port)
+os.environ.update(WORLD_SIZE=str(nodes * each), MASTER_ADDR=address, MASTER_PORT=port)
 command, ranks = [sys.executable, *sys.argv[end + 1 :]], []
 for local in range(each):
     own = {"RANK": str(node * each + local), "LOCAL_RANK": str(local)}

@@ -204,6 +204,7 @@ def test_the_image_s_path_and_each_rank_s_threads(cluster, everywhere, runtime, 
         f"values = [os.environ[name] for name in {names}]\n"
         "sys.stdout.write('RESULT ' + '|'.join([str(cores), str('HOME' in os.environ), *values]) + '\\n')\n"
     )
+    write_short_torchrun(tmp_path)
     command = ["bash", project / "slurm/run_here.sh", "own.py"]
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
@@ -230,7 +231,7 @@ NAMES = ["costs $5", 'a "b"', "`id`"]
 def test_names_that_a_container_engine_breaks(cluster, everywhere, runtime, names, surroundings, tmp_path):
     """Each is refused when the job is submitted, and in the job; other names work."""
     project = bake(tmp_path, site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
-    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster)}
+    environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "LAUNCHER": "srun"}
     get_image(cluster, project, runtime, environment)
     said = {
         "pyxis": "env.sh: the container cannot see '{}': a shell of pyxis reads its name",
@@ -274,7 +275,9 @@ SHOW_VARIABLES = (
 
 
 @pytest.mark.parametrize(("site", "runtime"), pairs_of_sites())
-def test_the_variables_of_a_site_reach_the_ranks(container_cluster, site, runtime, everywhere, surroundings, tmp_path):
+def test_the_variables_of_a_site_reach_the_ranks(
+    request, container_cluster, site, runtime, everywhere, surroundings, tmp_path
+):
     """Those of env.sh with their values, in each of the site's runtimes, and none that other sites have."""
     cluster, facts = container_cluster, site_facts(site)
     variables = facts["environment"] + facts["containers"][runtime]["entry_environment"]
@@ -285,8 +288,9 @@ def test_the_variables_of_a_site_reach_the_ranks(container_cluster, site, runtim
     (tmp_path / "scratch").mkdir(exist_ok=True)
     environment |= dict.fromkeys(("SCRATCH", "WORK"), str(tmp_path / "scratch"))
     if runtime == "apptainer":
-        environment["APPTAINER_TMPDIR"] = str(tmp_path / "scratch")  # the site's folder is not here
-    get_image(cluster, project, runtime, environment)
+        environment["IMAGE"] = str(request.getfixturevalue("sif"))
+    else:
+        get_image(cluster, project, runtime, environment)
     (tmp_path / "own.py").write_text(SHOW_VARIABLES)
     own = {variable["name"] for variable in variables}
     others = {name for name in variables_of_all_sites() if name not in own and name not in environment}
@@ -327,6 +331,7 @@ def test_the_file_that_describes_a_container_is_filled_in(cluster, everywhere, s
     """The user's own lines stay, and what srun gets has no ${NAME} but in [env]."""
     project = bake(tmp_path, site=everywhere, runtime="edf", nodes="2", gpus_per_node="2")
     environment = {**ENVIRONMENT, **surroundings("edf", project, tmp_path, cluster), "DATA": str(tmp_path / "data")}
+    environment["LAUNCHER"] = "srun"
     (tmp_path / "data").mkdir()
     (tmp_path / "data/train.bin").touch()
     template = project / "container/demo.toml"
@@ -376,7 +381,7 @@ def test_perlmutter_s_own_flags(cluster, runtime, surroundings, tmp_path):
     build_image(cluster, project, environment)
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
     command = ["bash", project / "slurm/submit_multinode.sh", *options, "--", "own.py"]
-    environment["LAUNCHER"] = "spawn"
+    environment["LAUNCHER"] = "srun"
     job = cluster.wait(int(cluster.run(*command, cwd=tmp_path, env=environment).stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert job.output.count(f"|4|6|{runtime}|{tmp_path}") == 4, job.output
@@ -396,11 +401,14 @@ def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surro
     )
     environment = {**ENVIRONMENT, **surroundings(runtime, project, tmp_path, cluster), "TERM": "dumb"}
     get_image(cluster, project, runtime, environment)
-    typed = 'echo "in $STAND_IN_RUNTIME on $(hostname)"\nbash launch/torchrun.sh pi/pi.py --intervals 1e3\nexit\n'
+    write_short_torchrun(project)
+    (project / "own.py").write_text(OWN_PROGRAM)
+    typed = 'echo "in $STAND_IN_RUNTIME on $(hostname)"\nbash launch/torchrun.sh own.py\nexit\n'
     command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
     done = cluster.run(*command, cwd=project, env=environment, stdin=typed)
     assert f"in {runtime} on node" in done.stdout, done.stdout
-    assert "2 ranks on 1 host" in done.stdout, done.stdout
+    ranks = re.findall(rf"RESULT (\d)\|2\|1\|{runtime}", done.stdout)
+    assert sorted(ranks) == ["0", "1"], done.stdout
     line = re.search(r"opens the same shell .*\n\n```bash\n(.*)\n```", page(project, "cluster"))[1]
     typed = 'echo "in $STAND_IN_RUNTIME on $(hostname), which sees $(ls env.sh)"\nexit\n'
     done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)
@@ -411,11 +419,12 @@ def test_two_jobs_at_once_unpack_the_image_once_per_node(cluster, everywhere, su
     """enroot create is neither atomic nor locked: a second job on the node must wait for the first one's."""
     answers = {"project": "at-once", "nodes": "2", "gpus_per_node": "2"}
     project = bake(tmp_path, site=everywhere, runtime="enroot", **answers)
-    environment = {**ENVIRONMENT, **surroundings("enroot", project, tmp_path, cluster), "LAUNCHER": "spawn"}
+    environment = {**ENVIRONMENT, **surroundings("enroot", project, tmp_path, cluster), "LAUNCHER": "srun"}
+    (project / "own.py").write_text(OWN_PROGRAM)
     build_image(cluster, project, environment)
     options = ["--nodelist=node1,node2", "--exclusive=user", "--cpus-per-task=2", "--gpus-per-node=1", "--mem=1G"]
     jobs = [
-        cluster.sbatch(*options, project / "slurm/submit_multinode.sh", "pi/pi.py", cwd=project, env=environment)
+        cluster.sbatch(*options, project / "slurm/submit_multinode.sh", "own.py", cwd=project, env=environment)
         for _ in range(2)
     ]
     for job in [cluster.wait(job) for job in jobs]:

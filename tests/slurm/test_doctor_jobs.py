@@ -94,6 +94,7 @@ def test_a_rank_that_is_killed(slurm, launched, tmp_path, launcher):
         assert "\ncause: a process was killed\nproof: " in "\n" + text, text
 
 
+@pytest.mark.drill
 def test_a_rank_that_hangs(slurm, launched, tmp_path):
     _, report, answer = fail(slurm, launched, tmp_path, HANGS, per_node=1)
     late = "rank 1 on node2 has not entered all_reduce number 6 of the group"
@@ -102,6 +103,7 @@ def test_a_rank_that_hangs(slurm, launched, tmp_path):
     assert "Timed out waiting 5000ms" in answer["words"][-1], answer
 
 
+@pytest.mark.drill
 def test_a_rank_that_returns_early(slurm, launched, tmp_path):
     """It ends with code 0, and the others lose it."""
     _, report, answer = fail(slurm, launched, tmp_path, RETURNS_EARLY, per_node=1)

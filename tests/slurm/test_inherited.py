@@ -219,9 +219,10 @@ IN_SALLOC = [["-n4", "--gpus=4"], ["-n4", "--gpus-per-task=1"], ["-n4", "--ntask
         *(pytest.param(IN_SALLOC[number], "torchrun", marks=pytest.mark.drill) for number in (0, 2)),
     ],
 )
-def test_gpus_in_a_shell_of_salloc(cluster, project, program, options, launcher):
-    command = ["salloc", "--nodes=2", "--exclusive", *options, "bash", "slurm/run_here.sh", program]
-    done = cluster.run(*command, cwd=project, env={**ENVIRONMENT, "LAUNCHER": launcher})
+def test_gpus_in_a_shell_of_salloc(cluster, project, program, options, launcher, tmp_path):
+    write_short_torchrun(tmp_path)
+    command = ["salloc", "--nodes=2", "--exclusive", *options, "bash", project / "slurm/run_here.sh", program]
+    done = cluster.run(*command, cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
     assert ranks(done.stdout) == RIGHT, done.stdout + done.stderr
 
 
@@ -386,6 +387,7 @@ def test_ranks_keep_a_safe_path(cluster, project, program, launcher):
     assert re.findall(r"WHERE .* (\w+) -$", job.output, re.M) == ["False"] * 2, job.output
 
 
+@pytest.mark.drill
 @needs_safe_path
 def test_a_training_of_a_snapshot_with_a_safe_path(cluster, own):
     """The tools of a job run: the copy of the sources, run.json, and the training itself."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from baking import REPOSITORY, bake
-from launching import OWN_PROGRAM, path_without, salloc
+from launching import OWN_PROGRAM, path_without, salloc, write_short_torchrun
 from needs import needs_namespaces
 from slurm_cluster import PATH, Cluster
 from submitting import THIS_AND_NEWER
@@ -99,6 +99,7 @@ def test_ranks_are_as_many_as_the_gpus_that_were_asked_for(each_slurm, project, 
         done = each_slurm.run(*command, cwd=project, env=ENVIRONMENT)
         found = re.findall(r"RESULT (\d\|\d\|\d\|host\|)", done.stdout)
         assert sorted(found) == sorted(wanted * len(names)), done.stdout + done.stderr
+    write_short_torchrun(tmp_path)
     script = project / "slurm/submit_multinode.sh"
     for launcher in batch:
         job = each_slurm.submit(*options, script, "own.py", cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
@@ -112,6 +113,7 @@ def test_a_site_that_counts_all_gpus_of_a_node(cluster, project, tmp_path):
     prolog.write_text("#!/bin/bash\necho export SLURM_GPUS_ON_NODE=4\necho print a line of the site\n")
     prolog.chmod(0o755)
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
+    write_short_torchrun(tmp_path)
     script = project / "slurm/submit_multinode.sh"
     with Cluster(tmp_path / "cluster", nodes=2, gpus=4, extra_conf=f"TaskProlog={prolog}") as counting:
         for launcher in ("torchrun", "srun", "mpirun-ranks"):
@@ -169,9 +171,9 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
         assert "srun started 4 tasks on 2 node(s), but one per node is wanted" in said
     said = refused(*step, "--ntasks-per-node=1", "launch/rank.sh", "pi/pi.py", **meeting)
     assert "started 2 time(s) on 2 node(s), but once per rank is wanted, 2 times on each: srun --ntasks=4" in said
-    said = refused(*step, "--ntasks-per-node=2", sys.executable, "pi/pi.py", code=1)
+    said = refused("srun", "--ntasks=2", sys.executable, "pi/pi.py", code=1)
     assert (
-        "4 tasks started, but RANK is not set, so each would run as a separate job: "
+        "2 tasks started, but RANK is not set, so each would run as a separate job: "
         "start pi/pi.py through the submit script" in said
     )
     script = ["bash", "slurm/submit_multinode.sh"]

@@ -405,7 +405,8 @@ def test_the_scratch_of_daint_is_the_one_that_is_set(written):
 
 
 # Whatever a laboratory leaves out, or says beside.
-HEAD = "title: lab\nkind: slurm\ndocs: x\nchecked: '2026-11-21'\ncontact: x\nruntimes: [venv, apptainer]\n"
+HEAD = "title: lab\nkind: slurm\ndocs: https://example.org\nchecked: '2026-11-21'\ncontact: x\n"
+HEAD += "runtimes: [venv, apptainer]\n"
 HEAD += "commands: {accounts: id, queues: sinfo -s | head}\n"
 OWN = {
     "no more than is needed": "launchers: [srun]\ndefaults: {nodes: 1, gpus_per_node: 2, time_limit: '00:10:00'}\n",
@@ -582,6 +583,7 @@ def test_a_site_file_of_ones_own(tmp_path):
 EXTRAS = ("matplotlib", "tqdm", "tensorboard", "wandb")
 
 
+@pytest.mark.drill
 def test_the_written_project_passes_its_own_tests(tmp_path):
     """Where nothing can be imported but pytest and torch. No file may be executed, as on a file system with noexec."""
     project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="2")

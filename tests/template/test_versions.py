@@ -75,7 +75,8 @@ def assert_bakes_the_same(python, packages, tmp_path):
 # ---- cookiecutter ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [OLDEST, *(pytest.param(one, marks=pytest.mark.drill) for one in BETWEEN)])
+@pytest.mark.drill
+@pytest.mark.parametrize("version", (OLDEST, *BETWEEN))
 def test_cookiecutter(version, tmp_path):
     """Each writes, byte for byte, what the newest one writes, which all other tests run."""
     assert f"cookiecutter=={NEWEST}\n" in (REPOSITORY / "requirements-dev.txt").read_text()
@@ -101,10 +102,9 @@ def test_an_older_cookiecutter_says_what_is_missing(version, missing, tmp_path):
 
 
 @pytest.mark.parametrize("python", NEW, ids=lambda path: Path(path).name)
-def test_another_python_compiles_everything(python, tmp_path):
-    for site in ("slurm", "local", "runai"):
-        bake(tmp_path / site, site=site, account="me" if site == "runai" else "")
-    files = [path for folder in (tmp_path, REPOSITORY / "tests", REPOSITORY / "perf") for path in folder.rglob("*.py")]
+def test_another_python_compiles_everything(python, written, tmp_path):
+    projects = [written(site=site, account="me" if site == "runai" else "") for site in ("slurm", "local", "runai")]
+    files = [path for folder in (*projects, REPOSITORY / "tests", REPOSITORY / "perf") for path in folder.rglob("*.py")]
     files += REPOSITORY.glob("*.py")
     compiles = "import sys\nfor name in sys.argv[1:]:\n    compile(open(name, encoding='utf-8').read(), name, 'exec')"
     done = run(python, "", "-W", "error::SyntaxWarning", "-c", compiles, *files, home=tmp_path)
@@ -114,12 +114,13 @@ def test_another_python_compiles_everything(python, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "python",
-    NEW[:1] + [pytest.param(path, marks=pytest.mark.drill) for path in NEW[1:]],
-    ids=lambda path: Path(path).name,
+    ("python", "version"),
+    [(path, OLDEST) for path in NEW[:1]] + [pytest.param(path, "2.6.0", marks=pytest.mark.drill) for path in NEW],
+    ids=lambda value: Path(value).name,
 )
-def test_another_python_bakes(python, tmp_path):
-    packages = install("cookiecutter==2.6.0", python)  # the newest for Python 3.9
+def test_another_python_bakes(python, version, tmp_path):
+    """The oldest of each in every run; cookiecutter 2.6.0 is the newest for Python 3.9."""
+    packages = install(f"cookiecutter=={version}", python)
     assert_bakes_the_same(python, packages, tmp_path)
     done = run(python, packages, REPOSITORY / "cluster_options", "table", home=tmp_path)
     assert done.stdout == table(), done.stderr
