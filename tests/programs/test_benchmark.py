@@ -234,15 +234,17 @@ def test_what_rank_0_refuses_ends_all(tmp_path):
     runs = [
         ["--op", "all_to_all", "--min", "1", "--max", "31", "--json", tmp_path / "none.json"],
         ["--max", "1K", *QUICK, "--json", "/no/such/folder/x.json"],
+        ["--max", "1K", *QUICK, "--json", tmp_path],
     ]
     first, second = ranks(2, ALL_REDUCE, runs, patch=others_see_it)
-    assert [[one["code"] for one in rank] for rank in (first, second)] == [[2, 2]] * 2
+    assert [[one["code"] for one in rank] for rank in (first, second)] == [[2, 2, 2]] * 2
     assert [one["err"] for one in first] == [
         "all_reduce.py: --max 31 bytes is too small: the smallest message of all_to_all on 2 ranks has 32 bytes; "
         "raise --max\n",
         "all_reduce.py: cannot write /no/such/folder/x.json: name a file in a folder that is there and yours\n",
+        f"all_reduce.py: cannot write {tmp_path}: name a file in a folder that is there and yours\n",
     ]
-    assert [one["err"] for one in second] == ["", ""] and not list(tmp_path.iterdir())
+    assert [one["err"] for one in second] == [""] * 3 and not list(tmp_path.iterdir())
 
 
 def test_memory_is_a_small_multiple_of_the_largest_message():
@@ -352,6 +354,7 @@ BAD = [
     *((["--min", value], f"'{value}' is not a size in bytes") for value in ("abc", "0", "-1", "1.5K", "1KB", "")),
     (["--max", "1P"], "'1P' is not a size in bytes; write for example 4K or 256M"),
     (["--factor", "1"], "--factor 1 is not a number from 1.01 on"),
+    (["--factor", "nan"], "--factor nan is not a number from 1.01 on"),
     *((["--budget", value], f"--budget: {value} is not a number above 0") for value in ("0", "nan", "inf")),
     (["--out-of-place"], "--out-of-place: torch's all_reduce is in place; leave it out, or take another --op"),
     (["--op", "broadcast"], "argument --op: invalid choice: 'broadcast' (choose from 'all_reduce', "),

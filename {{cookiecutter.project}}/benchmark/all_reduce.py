@@ -439,7 +439,7 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.min > args.max:
         parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them, or lower --min")
-    if args.factor < 1.01:
+    if not 1.01 <= args.factor < math.inf:
         parser.error(f"--factor {args.factor:g} is not a number from 1.01 on")
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
@@ -461,7 +461,8 @@ def main() -> None:
     args = parse_arguments()
     benchmark = Benchmark(args)
     # Rank 0 alone may see that a file cannot be written.
-    if not gather(args.json is None or os.access(args.json.parent, os.W_OK), benchmark.world_size)[0]:
+    writable = args.json is None or (os.access(args.json.parent, os.W_OK) and not args.json.is_dir())
+    if not gather(writable, benchmark.world_size)[0]:
         refuse(f"cannot write {args.json}: name a file in a folder that is there and yours")
     if benchmark.world_size == 1:
         print("# n = 1: nothing crosses a link; this is the cost of a call and says nothing of a network")
