@@ -5,8 +5,9 @@
 #? set cores = plan.cores_per_node
 #? set runtime = cookiecutter.runtime
 #? set container = plan.in_container
-# Steps of slurm/submit_multinode.sh and slurm/run_here.sh in the job, before the ranks start.
-# slurm/ranks.sh has the others. They share, beside the variables that slurm/submit.sh lists:
+# Steps of slurm/submit_multinode.sh and slurm/run_here.sh in the job, before the ranks start: those two
+# scripts call them, in the order of this file. The steps from launch on are in slurm/ranks.sh. They
+# share, beside the variables that slurm/submit.sh lists:
 #
 #   variable            what it holds                                                set by
 #   in_batch_job        1: Slurm has started the script; 0: slurm/run_here.sh        those two scripts
@@ -30,7 +31,7 @@
 #   outcome             '', or what an extra wants: restart, requeue, end            after_launch
 #   container_folders   further folders for the container, from extras               job_start
 #
-# Three numbers count. A job that Slurm has requeued once, and whose ranks an extra has started again
+# Three counters are easily confused. A job that Slurm has requeued once, and whose ranks an extra has started again
 # before, has requeues=1 (as Slurm counts, for MAX_REQUEUES), attempt=2 (logs/JOBID.2, and the port) and
 # RESTART_COUNT=2, which the program reads. The second slurm/run_here.sh in one allocation has
 # first_attempt=1, attempt=1 (logs/JOBID.1) and RESTART_COUNT=0, as its program starts anew.

@@ -1,8 +1,10 @@
 """The causes of failures that are known: data for slurm/doctor.py.
 
 To add one, add a row here, most likely to BY_RANK. In the template's repository, add an example to doctor_examples.py
-under the row's name, too. A pattern is searched in one line, from which the label of a rank is taken: in
-"[node1:0] KeyError: 'lr'" the pattern ^KeyError matches. Of two rows that match the same message, the first counts.
+under the row's name, too. A pattern is searched in one line, without the label of a rank: in "[node1:0] KeyError: 'lr'"
+the pattern ^KeyError matches. Of two rows that match the same message, the first counts. Some patterns lack the first
+letter of a message, which is written in both cases. A fix says "the proof" for the line that matched, which the report
+prints.
 
 A cause that needs a container runtime stands in a file of its own, causes_NAME.py beside this one. One that only an
 extra can have stands in extras/NAME/causes.py. A project without that part does not have the file.
@@ -23,7 +25,7 @@ class Cause(NamedTuple):
     waiting: bool = False  # ranks waited for another one. If stacks.txt says where each was, the report prints that
 
 
-# A row of two tables: Slurm says so, or the rank that failed first.
+# A row of two tables, BY_SLURM and BY_RANK.
 HOST_MEMORY = Cause(
     name="host memory",
     patterns=(
@@ -80,8 +82,8 @@ BY_SLURM = (
     ),
 )
 
-# What starts the ranks says so: srun, sbatch, a container runtime, a script of this project. Searched in lines without
-# the label of a rank where no rank failed by itself.
+# What starts the ranks has printed it: srun, sbatch, a container runtime, a script of this project. Searched if no rank
+# failed by itself, in lines without the label of a rank.
 BY_STARTER = (
     Cause(
         name="project",
@@ -106,15 +108,15 @@ BY_STARTER = (
             r"CPU binding outside of job step allocation",
         ),
         says="Slurm refuses options, one of them mostly from the shell that submitted",
-        fix="Submit from a login shell, or unset the variables that the proof names (of cores: SLURM_CPU_BIND).",
+        fix="Submit from a login shell, or unset the variables that the proof names (SLURM_CPU_BIND, if it is about cores).",
         source="Slurm",
     ),
     Cause(
         name="missing program",
         patterns=(r"^slurmstepd\S*: .*execve\(\): .*No such file", r"can not load PMIx library"),
         says="srun cannot start the program: a file or a library is not there",
-        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it. Only programs"
-        " that call MPI need --mpi=pmix.",
+        fix="Run ls -ld PATH on a compute node: the path has to be where all nodes see it. If it is the PMIx library,"
+        " leave out --mpi=pmix: only programs that call MPI need it.",
         source="Slurm",
     ),
     Cause(
@@ -216,8 +218,8 @@ BY_RANK = (
             r"invalid device ordinal",
         ),
         says="the ranks see no GPU, or not one each",
-        fix="Ask for --gpus-per-node, not --gpus-per-task. Use the device cuda:LOCAL_RANK. Install a torch for CUDA."
-        " Start Apptainer with --nv.",
+        fix="Ask for --gpus-per-node, not --gpus-per-task. Use the device cuda:LOCAL_RANK. Install a torch for"
+        " your GPUs, CUDA or ROCm. Start Apptainer with --nv or --rocm.",
         source="torch, NCCL",
     ),
     Cause(
@@ -411,7 +413,7 @@ BY_RANK = (
     ),
 )
 
-# A rank waited in vain, or lost another one, and no rank is known to have failed. errors.py has the patterns.
+# A rank waited in vain, or lost another one, and no rank is known to have failed. Found by the words in errors.py.
 BY_WAITING = {
     "waited": Cause(
         name="waited in vain",
