@@ -108,7 +108,7 @@ BY_STARTER = (
             r"CPU binding outside of job step allocation",
         ),
         says="Slurm refuses options, one of them mostly from the shell that submitted",
-        fix="Submit from a login shell, or unset the variables that the proof names (SLURM_CPU_BIND, if it is about cores).",
+        fix="Submit from a login shell, or unset the variables that the proof names (of cores, SLURM_CPU_BIND).",
         source="Slurm",
     ),
     Cause(
