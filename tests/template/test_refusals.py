@@ -68,6 +68,7 @@ REFUSED = [
     ({**CLARIDEN, "nodes": "4", "time_limit": "00:30:00"}, ["90 node-minutes", "at most 00:22:00"]),
     ({**CLARIDEN, "nodes": "5", "time_limit": "00:10:00"}, ["partition debug allows at most 4"]),
     ({"runtime": "pod", "image": "a/b:1"}, ["runtime 'pod' is for Run:ai, but MareNostrum 5 ACC (BSC) has Slurm"]),
+    ({**RUNAI, "site": "rcp", "account": "mlo"}, ["account 'mlo': at RCP (EPFL) it looks like mlo-jdoe"]),
     ({**RUNAI, "launcher": "srun"}, ["launcher 'srun' is for Slurm, but", "has Run:ai; choose torchrun"]),
     ({**RUNAI, "qos": "debug"}, ["qos 'debug' means nothing where there is Run:ai; leave it empty"]),
     ({**RUNAI, "time_limit": "01:00:00"}, ["time_limit '01:00:00' means nothing where", "leave it empty"]),
