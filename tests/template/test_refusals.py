@@ -13,21 +13,9 @@ from cluster_options.questions import QUESTION_NAMES
 from cluster_options.sbatch import example_nodes, resources
 from cluster_options.sites import SiteError, site_facts, site_names
 
-GOOD = {
-    "project": "demo",
-    "site": "mn5",
-    "launcher": "torchrun",
-    "runtime": "venv",
-    "image": "",
-    "account": "abc1",
-    "partition": "acc",
-    "qos": "acc_debug",
-    "nodes": "2",
-    "gpus_per_node": "4",
-    "time_limit": "01:00:00",
-    "examples": "yes",
-    "extras": "all",
-}
+GOOD = {"project": "demo", "site": "mn5", "launcher": "torchrun", "runtime": "venv", "image": "", "account": "abc1"}
+GOOD |= {"partition": "acc", "qos": "acc_debug", "nodes": "2", "gpus_per_node": "4", "time_limit": "01:00:00"}
+GOOD |= {"examples": "yes", "extras": "all"}
 CLARIDEN = {"site": "clariden", "partition": "debug", "qos": "", "account": ""}
 LOCAL = {"site": "local", "runtime": "none", "account": "", "partition": "", "qos": "", "time_limit": ""}
 RUNAI = {**LOCAL, "site": "runai", "runtime": "pod", "image": "nvcr.io/nvidia/pytorch:26.01-py3", "account": "mlo-me"}
@@ -35,11 +23,9 @@ RUNAI = {**LOCAL, "site": "runai", "runtime": "pod", "image": "nvcr.io/nvidia/py
 # What is answered beside GOOD, and what the message must say: the value, the rule, the fix.
 REFUSED = [
     ({"project": ""}, ["project ''", "letters, digits"]),
-    ({"project": "../x"}, ["project '../x'", "beginning with a letter or digit"]),
     ({"project": "a" * 65}, ["at most 64"]),
     ({"site": "mn6"}, ["site 'mn6' is not known", "did you mean mn5?", "path of a site file"]),
     ({"site": "/no/such.yaml"}, ["site '/no/such.yaml'", "no such file"]),
-    ({"launcher": "torchrum"}, ["launcher 'torchrum'", "did you mean torchrun?"]),
     ({**CLARIDEN, "launcher": "mpirun"}, ["launcher 'mpirun' is not available for Clariden", "torchrun, srun, spawn"]),
     ({"runtime": "vnev"}, ["runtime 'vnev'", "did you mean", "venv"]),
     ({"runtime": "apptainer", "image": "x.sif"}, ["image 'x.sif' is of the wrong kind", "the absolute path of a .sif"]),
@@ -53,9 +39,7 @@ REFUSED = [
     ({"account": ""}, ["account is empty", "bsc_project list"]),
     ({"qos": ""}, ["qos is empty", "bsc_queues"]),
     ({"partition": "acd"}, ["partition 'acd'", "did you mean acc?"]),
-    ({"qos": "acc_debg"}, ["qos 'acc_debg'", "did you mean acc_debug"]),
     ({"nodes": "0"}, ["nodes '0'", "at least 1"]),
-    ({"nodes": "two"}, ["nodes 'two'", "whole number"]),
     ({"nodes": "٣"}, ["nodes '٣'"]),
     ({"nodes": "9"}, ["nodes 9: qos acc_debug allows at most 8", "if a limit has changed: copy the site's file"]),
     ({"gpus_per_node": "5"}, ["gpus_per_node 5", "has 4", "more nodes"]),
@@ -64,13 +48,9 @@ REFUSED = [
     ({"account": "a" * 201}, ["account 'aaaaaaaaaaaaaaaaaaaa'… has 201 characters; it may have 200"]),
     ({"time_limit": "03:00:00"}, ["time_limit 03:00:00: qos acc_debug allows at most 02:00:00"]),
     ({"time_limit": "90"}, ["time_limit '90'", "[D-]HH:MM:SS"]),
-    ({"time_limit": "00:00:00"}, ["time_limit '00:00:00'", "above zero"]),
     ({**CLARIDEN, "nodes": "4", "time_limit": "00:30:00"}, ["90 node-minutes", "at most 00:22:00"]),
-    ({**CLARIDEN, "nodes": "5", "time_limit": "00:10:00"}, ["partition debug allows at most 4"]),
     ({"runtime": "pod", "image": "a/b:1"}, ["runtime 'pod' is for Run:ai, but MareNostrum 5 ACC (BSC) has Slurm"]),
     ({**RUNAI, "site": "rcp", "account": "mlo"}, ["account 'mlo': at RCP (EPFL) it looks like mlo-jdoe"]),
-    ({**RUNAI, "launcher": "srun"}, ["launcher 'srun' is for Slurm, but", "has Run:ai; choose torchrun"]),
-    ({**RUNAI, "qos": "debug"}, ["qos 'debug' means nothing where there is Run:ai; leave it empty"]),
     ({**RUNAI, "time_limit": "01:00:00"}, ["time_limit '01:00:00' means nothing where", "leave it empty"]),
     ({**RUNAI, "image": "/x.sif"}, ["image '/x.sif' is of the wrong kind for runtime 'pod'; give REGISTRY/NAME:TAG"]),
     ({**LOCAL, "partition": "debug"}, ["partition 'debug' means nothing where there is no scheduler"]),
@@ -80,22 +60,7 @@ REFUSED = [
         ["examples 'False' is neither", 'in a YAML file, which reads no as False, write "no" in quotes'],
     ),
 ]
-HOSTILE = [
-    '4"; rm -rf ~; "',
-    "$(id)",
-    "`id`",
-    "a\nb",
-    "a b",
-    "a;b",
-    "a|b",
-    "a&b",
-    "a'b",
-    "a\\b",
-    "a>b",
-    "{{ 7 * 7 }}x",
-    "a#b",
-    "é",
-]
+HOSTILE = ['4"; rm -rf ~; "', "$(id)", "`id`", "a\nb", "a b", "a;b", "a&b", "a'b", "a\\b", "{{ 7 * 7 }}x", "a#b", "é"]
 
 
 @pytest.mark.parametrize(("answers", "expected"), REFUSED, ids=lambda value: str(value)[:60])
@@ -207,20 +172,16 @@ REPLACED = [
     ('checked: "2026-11-21"', "checked: 2026-13-41", ["not readable as YAML: month must be in 1..12"]),
     ("nodes: 2", "nodes: two", ["defaults.nodes: expected a whole number of at least 1, got 'two'"]),
     ("kind: slurm", "kind: runai", ["runtimes: 'apptainer' does not go with kind: runai; choose pod"]),
-    ("kind: slurm", "kind: local", ["launchers: 'srun' does not go with"]),
-    ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
-    ("kind: slurm", "kind: slurm: x", [": not readable as YAML: mapping values are not allowed"]),
     ("kind: slurm", "kind: slurm\nkind: local", [", line 5: not readable as YAML: the key kind is there twice"]),
     ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),
     ("kind: slurm", "kind: runai\ntorchrun: [{option: --a, why: b}]", ["torchrun: only a site with kind: slurm"]),
+    ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
     ("runtimes: [none, venv,", "runtimes: [docker,", ["runtimes[0]: expected one of none, venv"]),
     ("runtimes: [none, venv, apptainer, pyxis, enroot]", "runtimes: []", ["runtimes: expected at least one"]),
     ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
     ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
-    ("title:", "#title:", ["title: missing"]),
     ("title: your", 'title: "two\\nlines" #', ["title: expected one line", "fold long text"]),
     ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
-    ("  whole: true", "  memory: 0", ["node.memory: expected a value of --mem such as 450G, in quotes, got 0"]),
     ("  whole: true", "  gpus: 8\n  cores: 4", ["node.cores: 4 for 8 GPUs; each needs one at least"]),
     ("directives:", 'directives: "--x"\nx:', ["directives: expected a list"]),
     ("defaults:", "partitions: {cpu: {}}\ndefaults:\n  partition: gpu", ["defaults.partition: 'gpu' is not among cpu"]),
@@ -231,37 +192,15 @@ REPLACED = [
     ),
     (
         "kind: slurm",
-        "kind: runai\npods: {volumes: [{claim: 'a b', path: scratch}], extended_resources: [rdma], annotations: [x]}",
-        [
-            "pods.volumes[0].claim: expected the name of a PVC, got 'a b'",
-            "pods.volumes[0].path: expected an absolute path of letters, digits and ._-, got 'scratch'",
-            "pods.extended_resources[0]: expected RESOURCE=QUANTITY, got 'rdma'",
-            "pods.annotations[0]: expected NAME=VALUE, got 'x'",
-        ],
-    ),
-    (
-        "kind: slurm",
         "kind: runai\npods: {volumes: [{claim: '{lab}-x', path: /scratch}]}",
         ["pods.volumes[0]: account.like has no group 'lab'"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\nmodules: [$(touch x)]\nhost_suffix: ;id\nsrun: [{option: '--a=`id`', why: x}]\n"
-        "containers: {apptainer: {modules: [a b], options: [-$x], entry: ['\"'], gpu_option: $x}}",
-        [
-            "modules[0]: expected the name of a module, of letters, digits and ./:@%+=-, got '$(touch x)'",
-            "host_suffix: expected the end of a host's name, of letters, digits and .-, got ';id'",
-            "srun[0].option: expected an option --NAME=VALUE of letters, digits and .,:/=@%+-, got '--a=`id`'",
-            "containers.apptainer.modules[0]: expected the name of a module",
-            "containers.apptainer.options[0]: expected an option without",
-            "containers.apptainer.entry[0]: expected a word without",
-            "containers.apptainer.gpu_option: expected an option without",
-        ],
     ),
 ]
 # What is added to it.
 ADDED = [
-    ("environment: [{name: A B, value: x, why: y}]", "name: expected the name of a variable"),
+    ("modules: [$(touch x)]", "modules[0]: expected the name of a module, of letters, digits and ./:@%+=-, got '$("),
+    ("srun: [{option: '--a=`id`', why: x}]", "srun[0].option: expected an option --NAME=VALUE of letters, digits and"),
+    ("containers: {apptainer: {options: [-$x]}}", "containers.apptainer.options[0]: expected an option without"),
     ("environment: [{name: A, value: 'x\"', why: y}]", "environment[0].value: expected text"),
     ("pods: {run_as_user: true}", "pods: only a site with kind: runai has them"),
     ("binds: [a:b]", "binds[0]: expected a folder, such as /scratch or ${SCRATCH}, got 'a:b'"),
@@ -274,7 +213,6 @@ ADDED = [
     ),
     ("containers: {pyxis: {flags: []}}", "containers.pyxis.flags: unknown key"),
     ("containers: {edf: {}}", "containers.edf: there is no such runtime in runtimes"),
-    ("containers: {venv: {wheelhouse: 'ls \"$W\"'}}", "containers.venv.wheelhouse: expected a command, got"),
     ("containers: {pyxis: {wheelhouse: wheels}}", "containers.pyxis.wheelhouse: only a virtual environment is built"),
     ("containers: {none: {torch: {version: 2.9.1, why: x}}}", "containers.none.torch: only a virtual environment has"),
     (
@@ -292,8 +230,6 @@ ADDED = [
         "defaults: time_limit 00:30:00: partition gpu allows jobs of up to 4 nodes at most 00:20:00",
     ),
     ("qos: {q: {partitions: [x]}}\npartitions: {p: {}}", "'x' is not among p"),
-    ("qos: {q: {max_nodes: 0}}", "qos.q.max_nodes: expected a whole number"),
-    ("check: '-p debug'", "check: expected options of sbatch, got '-p debug'"),
     ("base: ../fir", "base: '../fir' is not among alliance"),
     ("detect: {host: '('}", "detect.host: expected a regular expression"),
     ("srun: [{option: --cpu-bind=none, why: x, tasks: rank}]", "srun: tasks: rank is for one rank on each GPU of a"),

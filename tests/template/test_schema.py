@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import date
 
 import jsonschema
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from baking import REPOSITORY
 from test_refusals import BROKEN_SITES, GOOD_SITE
 
+from cluster_options import sites
 from cluster_options.schema import SCHEMA, schema_file
 from cluster_options.sites import site_facts
 from cluster_options.sources import missing_sources
@@ -90,14 +92,7 @@ def test_each_kind_of_value_is_checked_by_both(content, key, validator):
 def test_its_patterns_are_those_of_every_language():
     """JSON Schema means JavaScript's, where escaping what needs no escape is a fault."""
 
-    def patterns(schema):
-        for name, value in schema.items() if isinstance(schema, dict) else enumerate(schema):
-            if name == "pattern":
-                yield value
-            elif isinstance(value, (dict, list)):
-                yield from patterns(value)
-
-    found = set(patterns(schema_file()))
+    found = {json.loads(text) for text in re.findall(r'"pattern": ("(?:[^"\\]|\\.)*")', json.dumps(schema_file()))}
     assert len(found) > 10
     for pattern in found:
         assert pattern[0] == "^" and pattern[-1] == "$"
@@ -168,6 +163,13 @@ def test_what_a_file_says_itself_goes_before_its_base(tmp_path):
     assert facts["binds"] == ["/data", "/project", "/scratch"] and facts["login_internet"] is False
     venv = facts["containers"]["venv"]
     assert venv["on_login_node"] is False and venv["wheelhouse"] == "avail_wheels"
+
+
+def test_a_year_after_the_check_facts_are_outdated(monkeypatch):
+    monkeypatch.setattr(sites, "site_names", lambda: ["mn5"])
+    monkeypatch.setattr(sites, "site_facts", lambda site: {"checked": "2026-03-01"})
+    assert sites.outdated(date(2027, 3, 1)) == []
+    assert len(sites.outdated(date(2027, 3, 2))) == 1
 
 
 @pytest.mark.parametrize("words", [[], ["chek"], ["check"], ["table", "x"]])

@@ -23,9 +23,8 @@ sys.stdout.write(f"read {text}, {argument}\\n")
 """
 
 
-@pytest.mark.parametrize("answers", [{"site": "local"}, {"site": "slurm"}, {"site": "runai", "account": "mlo-jdoe"}])
-def test_it_shows_the_smallest_program_whole(answers, written):
-    project = written(**answers, extras="all")
+def test_it_shows_the_smallest_program_whole(written):
+    project = written(site="slurm", extras="all")
     hello = (project / "check/hello.py").read_text()
     assert hello and f"```python\n{hello}```\n" in page(project, "your-own-program")
 
