@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from baking import REPOSITORY, TEMPLATE, account, bake, combinations, cookiecutter, documents, page, write
+from baking import REPOSITORY, TEMPLATE, account, bake, combinations, documents, page, write
 from documents import dead_links
 
 from cluster_options.answers import suggest
@@ -101,7 +102,6 @@ def test_every_combination_is_whole_and_clean(answers, written):
 
 @pytest.mark.parametrize("answers", INTO_A_PROJECT, ids=lambda answers: "-".join(answers.values()))
 def test_examples_are_left_out_whole_and_clean(answers, written):
-    """Nothing that is written names a file that is not."""
     project = written(examples="no", **answers, extras="all")
     facts = site_facts(answers["site"])
     defaults = {"runtime": facts["runtimes"][0], "launcher": facts["launchers"][0]}
@@ -109,14 +109,6 @@ def test_examples_are_left_out_whole_and_clean(answers, written):
     assert not [name for name in files(project) if EXAMPLES.match(name)]
     assert (project / f"{facts['kind']}/README.md").exists()
     assert_clean(project)
-    for path in filter(Path.is_file, project.rglob("*")):
-        if path.name == "notebook.png":
-            continue
-        text = path.read_text()
-        names = re.findall(r"(?<![\w/.-])(?:training|pi|benchmark|tests)/\w+\S*", text)
-        names += re.findall(r"train_(?:ddp|fsdp|single)\S*|\bpi\.py|all_reduce\.py|\bhello\.py", text)
-        names += re.findall(r"(?<!/)README\.md", text) if path.name != "README.md" else []
-        assert not names, f"{path}: {names}"
 
 
 def kept(answers):
@@ -141,19 +133,16 @@ def assert_clean(project):
         elif path.is_file():
             left = re.findall(r"\{\{.*|\{%.*|^\s*#\?.*|cookiecutter\.\w+", path.read_text(), re.MULTILINE)
             assert not left, f"{path}: {left}"
+            if path.suffix == ".svg":
+                ElementTree.parse(path)
     for document in project.rglob("*.md"):
         assert not dead_links(document), document
     assert lint(project) == ""
 
 
 def test_the_template_is_clean_before_it_is_rendered():
+    """What else is Python or bash in this repository is the matter of `make lint`."""
     assert lint(TEMPLATE) + lint(REPOSITORY / "templates") == ""
-    others = [REPOSITORY / name for name in ("hooks", "tests", "perf")] + sorted(REPOSITORY.glob("*.py"))
-    for command in (["check", "--quiet", "--no-cache"], ["format", "--check", "--quiet", "--no-cache"]):
-        done = subprocess.run(
-            [TOOLS / "ruff", *command, TEMPLATE, *others], cwd=REPOSITORY, capture_output=True, check=False
-        )
-        assert done.returncode == 0, done.stdout.decode()
 
 
 def test_a_variable_for_one_job_stands_before_a_script_that_exports_it():
@@ -211,23 +200,19 @@ SPECIFIC = [
     ("frontier", {}, "slurm/ranks.sh", '$per_node == "8" ]]; then step+=("--cpu-bind=mask_cpu:'),
     ("frontier", {}, "slurm/submit_multinode.sh", "#SBATCH --network=disable_rdzv_get "),
     ("frontier", {}, "slurm/build_venv.sh", "torch.version.hip is None"),
-    ("frontier", APPTAINER, "launch/software.sh", 'CONTAINER_EXEC=("$program" exec)'),
-    ("lumi", {}, "env.sh", 'TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS---numa-binding=exclusive}"'),
     ("lumi", {}, "launch/torchrun.sh", '[[ $processes != "8" ]]'),
     ("lumi", {}, "env.sh", "IMAGE:-/appl/local/laifs/containers/lumi-multitorch-latest.sif"),
     ("lumi", {}, "slurm/minimal.sbatch", 'export "TORCHINDUCTOR_CACHE_DIR=/tmp/'),
     ("isambard-ai", APPTAINER, "launch/software.sh", ENTERED),
-    ("isambard-ai", APPTAINER, "launch/software.sh", 'CONTAINER_EXEC+=("NCCL_CROSS_NIC=$NCCL_CROSS_NIC")'),
     ("isambard-ai", APPTAINER, "env.sh", 'export "NCCL_CROSS_NIC=${NCCL_CROSS_NIC:-1}"'),
     ("isambard-ai", VENV, "requirements.txt", "\ntorch==2.11.0\n"),
     ("fir", APPTAINER, "launch/software.sh", 'unset "PYTHONPATH" #'),
+    ("fir", VENV, "slurm/build_venv.sh", "-m pip install --no-index -r"),
     ("daint", {}, "container/demo.toml", '    "${SCRATCH}:${SCRATCH}",\n'),
     ("jean-zay", {}, "slurm/job.sh", 'echo "10001 10000"'),
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
-    ("mn5", {}, "README.md", "--nodes=4 --time=08:00:00 --qos=NAME -- training/train_ddp.py"),
     ("mn5", OF_DOCKER, "README.md", TRANSFER),
-    ("clariden", {}, "README.md", "\nssh -J USER@ela.cscs.ch USER@clariden.alps.cscs.ch\n"),
     ("clariden", {}, "README.md", 'rsync -e "ssh -J USER@ela.cscs.ch" -a demo USER@clariden.alps.cscs.ch:/iopsstor/'),
     ("clariden", {}, "slurm/build_container.sh", "#SBATCH --partition=normal "),
     ("clariden", {}, "slurm/interactive.sh", '"--partition=debug"'),
@@ -237,7 +222,6 @@ SPECIFIC = [
     ("leonardo", {"gpus_per_node": "1"}, "slurm/submit_multinode.sh", "#SBATCH --mem=123500M "),
     ("perlmutter", SHARED, "slurm/submit_multinode.sh", "--cpus-per-task=32 "),
     ("snellius", {"partition": "rome", "gpus_per_node": "0"}, "slurm/submit_multinode.sh", "--cpus-per-task=128 "),
-    ("trillium", {}, "README.md", "multinode.sh --partition=debug --time=00:15:00 -- check/ranks.py"),
 ]
 
 
@@ -245,6 +229,15 @@ SPECIFIC = [
 def test_what_a_site_says_arrives(site, answers, file, text, written):
     answers = {"site": site, "account": account(site), "extras": "all", **answers}
     assert text in (written(**answers) / file).read_text()
+
+
+def test_a_container_gets_the_option_of_its_gpus(written):
+    """None without GPUs, and where the site's file says so."""
+    cases = (("slurm", "1", "--nv"), ("slurm", "0", ""), ("dardel", "1", "--rocm"), ("frontier", "8", ""))
+    for site, gpus, option in cases:
+        project = written(site=site, account=account(site), extras="all", gpus_per_node=gpus, **APPTAINER)
+        found = re.findall(r'"(--(?:nv|rocm))"', (project / "launch/software.sh").read_text())
+        assert found == ([option] if option else []), site
 
 
 # Whatever a laboratory leaves out, or says beside.
@@ -319,35 +312,6 @@ def test_what_concerns_one_runtime_is_told_in_its_projects(runtime, tmp_path):
     assert [text in pages for text in texts] == [runtime == "venv"] * 3
 
 
-def test_containers_follow_the_site_s_gpus(tmp_path):
-    """--nv or --rocm, and the vendor's own image; neither flag without GPUs."""
-    text = (REPOSITORY / "sites/slurm.yaml").read_text()
-    (tmp_path / "amd.yaml").write_text(text.replace("node:\n", "node:\n  gpu_vendor: amd\n", 1))
-    for site, gpus, flag, other, image in (
-        ("slurm", "1", "--nv", "--rocm", "nvcr.io/nvidia/pytorch"),
-        (tmp_path / "amd.yaml", "1", "--rocm", "--nv", "docker.io/rocm/pytorch"),
-        ("slurm", "0", "exec)", "--nv", "nvcr.io/nvidia/pytorch"),
-    ):
-        project = bake(tmp_path / f"{flag}-{gpus}", site=site, runtime="apptainer", gpus_per_node=gpus)
-        software = (project / "launch/software.sh").read_text()
-        assert flag in software and other not in software
-        assert f'ARG BASE="{image}:' in (project / "container/Dockerfile").read_text()
-
-
-def test_a_site_with_a_wheelhouse_asks_for_no_folder_of_wheels(tmp_path):
-    """There pip takes what the site has built, in the version it has, whether nodes reach the internet or not."""
-    site = HEAD + OWN["no more than is needed"]
-    site += "containers: {venv: {wheelhouse: avail_wheels}}\ninternet: false\nlogin_internet: true\n"
-    (tmp_path / "lab.yaml").write_text(site)
-    project = bake(tmp_path, site=tmp_path / "lab.yaml", runtime="venv")
-    assert lint(project) == ""
-    build = (project / "slurm/build_venv.sh").read_text()
-    assert "-m pip install --no-index -r" in build
-    assert (project / "requirements.txt").read_text() == "numpy\ntorch\n"
-    for text in (build, (project / "env.sh").read_text(), documents(project)):
-        assert not re.search("pip download -r|WHEELS|`wheels/`|--find-links", text), text
-
-
 def test_the_questions_are_the_ones_of_cookiecutter_json_and_of_the_page():
     """`make questions` writes both."""
     written = (REPOSITORY / "cookiecutter.json").read_text()
@@ -366,26 +330,13 @@ def test_all_files_are_written_where_no_hook_says_which(tmp_path):
         assert (tmp_path / "demo" / name).read_text(), name
 
 
-def test_a_site_file_of_ones_own(tmp_path):
-    """A laboratory describes its own cluster without a fork, also by a path relative to where it stands."""
-    text = (REPOSITORY / "sites/slurm.yaml").read_text()
-    (tmp_path / "our cluster.yaml").write_text(text.replace("your Slurm cluster", "'our \"big\" cluster'"))
-    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="./our cluster.yaml")
-    assert done.returncode == 0, done.stderr
-    assert 'is written for our "big" cluster' in done.stdout
-    assert 'our "big" cluster' in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
-
-
-EXTRAS = ("matplotlib", "tqdm", "tensorboard", "wandb")
-
-
 @pytest.mark.drill
 def test_the_written_project_passes_its_own_tests(tmp_path):
     """Where nothing can be imported but pytest and torch. No file may be executed, as on a file system with noexec."""
     project = bake(tmp_path, site="slurm", nodes="2", gpus_per_node="2")
     for script in project.rglob("*.*"):
         script.chmod(0o644 if script.is_file() else 0o755)
-    for name in ("numpy", *EXTRAS):
+    for name in ("numpy", "matplotlib", "tqdm", "tensorboard", "wandb"):
         (tmp_path / f"without/{name}").mkdir(parents=True)
         (tmp_path / f"without/{name}/__init__.py").write_text("raise ModuleNotFoundError('not in this test')\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]

@@ -31,7 +31,6 @@ PROJECTS = [
     {"site": "slurm", "runtime": "enroot", "examples": "no", "extras": "all"},
     {"site": "clariden", "extras": "all"},
     {"site": "lumi", "extras": "all"},
-    {"site": "perlmutter", "runtime": "podman-hpc", "examples": "no", "extras": "all"},
     {"site": "rcp", "extras": "all"},
     {"site": "rcp", "examples": "no"},
     {"site": "local"},
