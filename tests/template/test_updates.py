@@ -245,7 +245,7 @@ def test_a_replay_of_an_older_version(missing, tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(command, input="\n" * 20, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"\(the\s+default\)", done.stdout)) == len({*missing} - {"examples"})
+    assert len(re.findall(r"\(the\s+default\)", done.stdout)) == len({*missing} - {"examples", "extras"})
     assert tree(tmp_path / "demo") == fresh
 
 
