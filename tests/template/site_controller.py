@@ -27,6 +27,8 @@ from slurm_cluster import PATH, free_ports
 from slurm_daemons import MUNGED
 from waiting import PATIENCE
 
+from cluster_options.checks import minutes_of
+
 # Which this machine's Slurm may be too old for: tests/slurm/test_newest_slurm.py has them.
 NEWER_OPTIONS = re.compile(r"--(?:segment=\d+|requeue=expedite)")
 HOST = os.uname().nodename.split(".")[0]
@@ -280,13 +282,6 @@ def default_queue(facts: dict, question: str) -> str:
     return next((name for name, limits in queues.items() if limits["default"]), other)
 
 
-def minutes(time_limit: str) -> int:
-    """Return the minutes of [D-]HH:MM:SS."""
-    days, _, clock = time_limit.rpartition("-")
-    hours, whole, _ = clock.split(":")
-    return (int(days or 0) * 24 + int(hours)) * 60 + int(whole)
-
-
 def declaration(facts: dict) -> str:
     """Return nodes and partitions for slurm.conf."""
     options = {name: value for name, _, value in (d["option"].partition("=") for d in facts["directives"])}
@@ -373,7 +368,7 @@ def job_submit(facts: dict) -> str:
     tiers = {}
     for question, section in (("partition", "partitions"), ("qos", "qos")):
         for name, limits in facts[section].items():
-            steps = sorted((tier["max_nodes"], minutes(tier["max_time"])) for tier in limits["tiers"])
+            steps = sorted((tier["max_nodes"], int(minutes_of(tier["max_time"]))) for tier in limits["tiers"])
             if steps:
                 tiers.setdefault(question, {})[name] = [list(step) for step in steps]
     default = {question: default_queue(facts, question) for question in ("partition", "qos")}

@@ -17,7 +17,7 @@ import accounting
 import pytest
 import yaml
 from baking import REPOSITORY, bake
-from needs import cluster_of, skip_or_fail
+from needs import skip_or_fail
 from slurm_cluster import PATH, Cluster, Nodes
 from waiting import FOREVER, PATIENCE
 
@@ -73,7 +73,6 @@ def described(cluster, tmp_path, **options):
     path = tmp_path / f"{time.monotonic_ns()}.yaml"  # a new name: what is read is kept
     path.write_text(done.stdout)
     site_facts(str(path))
-    assert max(map(len, done.stdout.splitlines())) < 180, done.stdout
     return facts
 
 
@@ -160,21 +159,8 @@ def test_a_plain_cluster(each_slurm, tmp_path):
     assert {key: value for key, value in facts.items() if key not in SOFTWARE} == PLAIN
     agrees(each_slurm, facts)
     suits(each_slurm, tmp_path)
-    text = asked(each_slurm).stdout  # every fact names its command
-    assert "detect: {cluster: [test]} # scontrol show config: ClusterName\n" in text
-    assert re.search("^  gpus: 2 # scontrol show node: Gres;", text, re.M)
-    assert re.search("^  cores: 8 # scontrol show node: CPUEfctv", text, re.M)
-    assert re.search(r"# 4 of 4 nodes up \(8 CPUs, 64000 MB, gpu:2, none\), TotalNodes=4, .*MaxTime=UNLIMITED", text)
-
-
-@pytest.mark.drill
-def test_a_cluster_that_allows_expedited_requeues(debian14, tmp_path):
-    """Its setting stands in the config of the newest Slurm, which then takes what the project's header asks for."""
-    conf = "SlurmctldParameters=idle_on_node_suspend,enable_expedited_requeue"
-    with cluster_of(debian14, tmp_path / "c", extra_conf=conf) as cluster:
-        facts = described(cluster, tmp_path)
-        assert facts["expedited_requeue"] is True
-        suits(cluster, tmp_path)
+    # every fact names its command
+    assert "detect: {cluster: [test]} # scontrol show config: ClusterName\n" in asked(each_slurm).stdout
 
 
 @pytest.fixture
@@ -229,8 +215,7 @@ def test_modules(cluster, tmp_path, programs):
     assert facts["runtimes"] == ["none", "venv", "apptainer"]
     assert facts["containers"] == {"none": {"modules": ["PyTorch"]}, "apptainer": {"modules": ["apptainer"]}}
     (tmp_path / ".bash_profile").write_text(f"module() {{ read -t {FOREVER} <> <(:); }}\n")
-    done = asked(cluster, env=path)
-    assert "# module -t avail: no answer within 3 s, so modules are not known\n" in done.stdout
+    assert "no answer within 3 s, so modules are not known\n" in asked(cluster, env=path).stdout
 
 
 def test_missing_programs(cluster, tmp_path, programs):
@@ -239,16 +224,12 @@ def test_missing_programs(cluster, tmp_path, programs):
     facts = described(cluster, tmp_path, env={"PATH": str(folder)})
     assert facts["commands"]["accounts"] == "id -Gn"
     assert not {"accounts", "qos", "required"} & set(facts)
+    assert "scontrol ping: " in refused(cluster, env={"SLURM_CONF": "/nowhere"}, timeout=1)
     (folder / "scontrol").unlink()
     assert "refused: scontrol: there is no such program on PATH" in refused(cluster, env={"PATH": str(folder)})
 
 
 # ---- no Slurm that answers -------------------------------------------------------------------------------------------
-
-
-def test_no_configuration(cluster):
-    said = refused(cluster, env={"SLURM_CONF": "/nowhere"}, timeout=1)
-    assert re.match("refused: scontrol ping: .*; try again when", said)
 
 
 def test_nodes_without_gpus_and_then_no_controller(tmp_path):
@@ -261,13 +242,11 @@ def test_nodes_without_gpus_and_then_no_controller(tmp_path):
         suits(cluster, tmp_path)
         controllers = [pid for pid in cluster.processes() if Path(f"/proc/{pid}/comm").read_text() == "slurmctld\n"]
         os.kill(controllers[0], signal.SIGSTOP)
-        said = refused(cluster, timeout=0.5)
-        assert said.startswith("refused: scontrol ping: no answer within 0.5 s; try again when the controller")
+        assert "scontrol ping: no answer within 0.5 s" in refused(cluster, timeout=0.5)
         for pid in controllers:
             os.kill(pid, signal.SIGKILL)
         said = refused(cluster)
-        assert said.startswith("refused: scontrol ping: Slurmctld(primary) at")
-        assert said.count("\n") == 1 and "is DOWN; try again when the controller of this cluster answers" in said
+        assert "scontrol ping: Slurmctld(primary) at" in said and said.count("\n") == 1
 
 
 # ---- partitions and kinds of nodes -----------------------------------------------------------------------------------
@@ -316,8 +295,7 @@ def test_partitions_and_kinds_of_nodes(tmp_path):
         for name in ("root", "reserved", "group") if user else ("reserved",):
             assert not allows(cluster, f"--partition={name}", user=user)
         text = asked(cluster, user=user).stdout
-        assert "# left out: down, State=DOWN\n" in text and "# left out: empty, scontrol show node has no" in text
-        assert "# left out: reserved, ReqResv=YES, it takes a reservation\n" in text
+        assert set(re.findall(r"# left out: (\w+), ", text)) >= {"down", "empty", "reserved"}
 
         steps = ("down", [0, 1], ("amd", 2)), ("drain", [3, 4], ("a100", 1)), ("down", range(8), ("a100", 1))
         for state, nodes, expected in steps:
@@ -326,7 +304,6 @@ def test_partitions_and_kinds_of_nodes(tmp_path):
             facts = described(cluster, tmp_path, user=user)
             assert (facts["defaults"]["partition"], facts["defaults"]["nodes"]) == expected
             assert facts["partitions"]["a100"]["max_nodes"] == 2  # they will come back
-        assert "# 0 of 3 nodes up (8 CPUs, 64000 MB, gpu:a100:4, a100,ib), " in asked(cluster, user=user).stdout
 
 
 def test_whole_nodes_everywhere(tmp_path):
@@ -346,13 +323,13 @@ def test_whole_nodes_everywhere(tmp_path):
 def test_nodes_that_are_not_shown(tmp_path):
     """Those of a cloud sleep until a job wants them."""
     conf = "NodeName=c[1-300] NodeAddr=10.77.0.99 CPUs=16 RealMemory=9000 State=CLOUD\nSuspendTime=600\n"
-    conf += "SuspendProgram=/bin/true\nResumeProgram=/bin/true\nJobSubmitPlugins=require_timelimit\n"
+    conf += "SuspendProgram=/bin/true\nResumeProgram=/bin/true\nSlurmctldParameters=enable_expedited_requeue\n"
     partitions = ("PartitionName=cloud Nodes=c[1-300]", "PartitionName=main Nodes=node1,c[1-2] Default=YES")
     with started(nodes=1, partitions=partitions, extra_conf=conf) as cluster:
         facts, text = described(cluster, tmp_path), asked(cluster).stdout
         assert facts["partitions"]["main"]["max_nodes"] == 3  # two of them asleep
+        assert facts["expedited_requeue"] is True
         assert "# left out: cloud, scontrol show node has no nodes of it\n" in text
-        assert "# scontrol show config: JobSubmitPlugins=require_timelimit: jobs are changed or refused" in text
 
 
 # ---- accounts and QoS ------------------------------------------------------------------------------------------------
@@ -409,25 +386,22 @@ def test_accounts_and_qos(accounted, tmp_path):
     suits(accounted, tmp_path, "nobody")
 
 
-@pytest.mark.parametrize(
-    ("inside", "beyond"),
-    [
-        ("--nodes=2 --time=20", "--nodes=2 --time=21"),
-        ("--nodes=4 --qos=normal", "--nodes=3 --time=20"),
-        ("--nodes=3 --qos=big", "--nodes=4 --qos=big"),
-        ("--nodes=2 --qos=big --gpus-per-node=2", "--nodes=3 --qos=big --gpus-per-node=2"),
-        ("--nodes=2 --qos=big", "--nodes=1 --qos=big"),
-        ("--nodes=2 --qos=budget --time=45", "--nodes=2 --qos=budget --time=46"),
-        ("--partition=abc --qos=short", "--partition=abc --qos=budget"),
-        ("--account=sub --qos=normal", "--account=other --qos=normal"),
-        ("--partition=open --qos=normal", "--partition=other --qos=normal"),
-        ("--partition=abc --qos=normal", "--partition=denied --qos=normal"),
-    ],
+EDGES = (
+    ("--nodes=2 --time=20", "--nodes=2 --time=21"),
+    ("--nodes=4 --qos=normal", "--nodes=4 --qos=big"),
+    ("--nodes=2 --qos=big --gpus-per-node=2", "--nodes=3 --qos=big --gpus-per-node=2"),
+    ("--nodes=2 --qos=big", "--nodes=1 --qos=big"),
+    ("--nodes=2 --qos=budget --time=45", "--nodes=2 --qos=budget --time=46"),
+    ("--partition=abc --qos=short", "--partition=abc --qos=budget"),
+    ("--partition=abc --qos=normal", "--partition=denied --qos=normal"),
 )
-def test_slurm_agrees_on_each_qos(accounted, inside, beyond):
+
+
+def test_slurm_agrees_on_each_qos(accounted):
     """What the facts above forbid is refused, what they allow is not."""
-    assert allows(accounted, *inside.split(), user="nobody")
-    assert not allows(accounted, *beyond.split(), user="nobody")
+    for inside, beyond in EDGES:
+        assert allows(accounted, *inside.split(), user="nobody"), inside
+        assert not allows(accounted, *beyond.split(), user="nobody"), beyond
 
 
 def test_a_qos_must_be_named(accounted, tmp_path):
@@ -451,12 +425,10 @@ def test_a_user_of_one_partition_whose_qos_lifts_its_limit(accounted, tmp_path):
     assert "qos" not in facts["defaults"] and facts["qos"]["normal"] == {"default": True}
     assert not allows(accounted, "--time=2-00:00:00", user="games")
     assert allows(accounted, "--time=2-00:00:00", "--qos=long", user="games")
-    assert not allows(accounted, "--partition=denied", user="games")
 
 
 def test_a_user_without_an_account(accounted):
-    said = "refused: sacctmgr show assoc user=bin: none, and this cluster refuses jobs without an account"
-    assert refused(accounted, user="bin").startswith(said)
+    assert "sacctmgr show assoc user=bin: none" in refused(accounted, user="bin")
     assert not allows(accounted, user="bin")
 
 
@@ -512,12 +484,10 @@ def test_accounts_that_may_lie_below_an_allowed_one(accounted, tmp_path, program
 # ---- what no cluster here has ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text", ["yes", "a: b #c", "1:30", "tab\there", "line\nbreak", '"\\', "é", "\x85\x7f", "0x1", "", "[", "on"]
-)
-def test_any_text_survives(text):
-    plain = slurm_commands.printable(text)
-    assert yaml.safe_load(f"key: {describe._yaml({text: [text]})} # {plain}") == {"key": {plain: [plain]}}
+def test_any_text_survives():
+    for text in ("yes", "a: b #c", "1:30", "tab\there", "line\nbreak", '"\\', "é", "\x85\x7f", "0x1", "", "[", "on"):
+        plain = slurm_commands.printable(text)
+        assert yaml.safe_load(f"key: {describe._yaml({text: [text]})} # {plain}") == {"key": {plain: [plain]}}
 
 
 def test_gres():
@@ -525,11 +495,6 @@ def test_gres():
     assert slurm_commands.gpus_in("craynetwork:4,gpu:2(IDX:0,1)") == {"": 2}
     assert slurm_commands.gpus_in("gpu:a100:3,gpu:1g.5gb:7") == {"a100": 3, "1g.5gb": 7}
     assert slurm_commands.gpus_in("(null)") == {}
-
-
-def test_times():
-    assert slurm_commands.minutes_in("2-12:00:00") == 3600 and slurm_commands.minutes_in("UNLIMITED") == 0
-    assert slurm_commands.as_walltime(3600.5) == "2-12:00:30"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from baking import REPOSITORY, account, bake, combinations, cookiecutter
+from baking import REPOSITORY, account, bake, cookiecutter
 from slurm_cluster import PATH
 from waiting import PATIENCE
 
@@ -34,7 +34,6 @@ LOGIN_NODES = {
     "ClusterName in $SLURM_CONF": ("login9", {"/etc/elsewhere.conf": CONF.format("lab")}, {}, "lab"),
     "a configless node": ("login9", {"/run/slurm/conf/slurm.conf": CONF.format("lab")}, {}, "lab"),
     "the host's name": ("lablogin3.example.org", {}, {}, "lab"),
-    "the host's short name": ("lablogin3", {}, {}, "lab"),
     "scontrol, last": ("n1", {}, {"scontrol": f"{ASKED}echo 'ClusterName             = lab'"}, "lab"),
     "a cluster without a file": ("n1", {}, {"scontrol": f"{ASKED}echo 'ClusterName = unheard-of'"}, "here"),
     "a controller that does not answer": ("n1", {}, {"scontrol": "#!/bin/sh\n/bin/sleep 5"}, "slurm"),
@@ -45,7 +44,6 @@ LOGIN_NODES = {
         "slurm",
     ),
     "Slurm's programs without a cluster": ("laptop", {}, {"scontrol": "#!/bin/sh\nexit 1"}, "local"),
-    "a laptop": ("laptop", {}, {}, "local"),
     "a host whose name begins alike": ("lablogin3x", {}, {}, "local"),
 }
 ON_LOGIN_NODE = r"""
@@ -60,25 +58,19 @@ exec "$@"
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """The template with one site file more, which all of its clusters know by these signs."""
+    """What decides on the site that is offered, with one site file more, which its clusters know by these signs."""
     folder = tmp_path_factory.mktemp("template")
-    for path in REPOSITORY.iterdir():
-        if path.name in {"cookiecutter.json", "hooks", "{{cookiecutter.project}}"}:
-            (folder / path.name).symlink_to(path)
-    # a copy beside the links, not a link: the package finds sites/ by its own place
-    shutil.copytree(REPOSITORY / "cluster_options", folder / "cluster_options")
-    (folder / "sites").mkdir()
-    for path in (REPOSITORY / "sites").iterdir():
-        (folder / "sites" / path.name).symlink_to(path)
+    for name in ("cluster_options", "sites"):
+        shutil.copytree(REPOSITORY / name, folder / name)
     lab = (REPOSITORY / "sites/slurm.yaml").read_text().replace("your Slurm cluster", "the lab")
     lab += '\ndetect: {cluster: [lab, lab2], host: "lablogin\\\\d+(\\\\.example\\\\.org)?"}\n'
     (folder / "sites/lab.yaml").write_text(lab)
     return folder
 
 
-# Prints the site that is offered on this host, and the seconds that took; then for each other host and ClusterName.
+# Prints the site that is offered on this host, then for each other host and ClusterName.
 OFFER = """
-import json, socket, sys, time
+import json, socket, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from cluster_options.detect import site_here
@@ -87,13 +79,12 @@ for host, conf in [("", ""), *json.loads(sys.argv[2])]:
         socket.sethostname(host)
     if conf:
         Path("/etc/slurm/slurm.conf").write_text(conf)
-    start = time.monotonic()
-    print(site_here(), time.monotonic() - start)
+    print(site_here())
 """
 
 
 def offered(template, place, host, files, commands, turns=()):
-    """Return the site that is offered on a login node, and the seconds that took; and so for each turn.
+    """Return the site that is offered on a login node, then for each turn.
 
     turns: names of the host and contents of slurm.conf that the node takes on one after the other; "" for no change.
     """
@@ -122,66 +113,30 @@ def offered(template, place, host, files, commands, turns=()):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [(site, float(seconds)) for site, seconds in map(str.split, done.stdout.splitlines())]
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize("case", LOGIN_NODES)
 def test_the_site_one_stands_on_is_offered(case, template, tmp_path):
     host, files, commands, expected = LOGIN_NODES[case]
-    ((site, seconds),) = offered(template, tmp_path, host, files, commands)
-    assert site == expected
-    assert seconds < 0.6  # 0.3 on a machine that does nothing else
+    assert offered(template, tmp_path, host, files, commands) == [expected]
 
 
-# Login nodes by the names that the sources in the site files give; compute nodes and other centres' must not match.
+# Login nodes by the names that the sources in some site files give; compute nodes and other centres' do not match.
 HOSTS = {
     "clariden-ln001": "clariden",
-    "daint-ln002.alps.cscs.ch": "daint",
-    "bristen-ln001": "bristen",
-    "alogin1": "mn5",
     "alogin2.bsc.es": "mn5",
     "login07.leonardo.local": "leonardo",
-    "jwlogin21.juwels": "juwels-booster",
-    "jpbl-s01-02": "jupiter",
-    "jean-zay3": "jean-zay",
     "jean-zay-pp1.idris.fr": "jean-zay",
     "int4.local.snellius.surf.nl": "snellius",
-    "berzelius1": "berzelius",
-    "dt-login03.delta.ncsa.illinois.edu": "delta",
     "gh-login01": "deltaai",
-    "login-1.login.server.mila.quebec": "mila",
-    "roihu-gpu-login2": "roihu",
-    "setonix-05": "setonix",
-    "narval2.narval.calcul.quebec": "narval",
-    "rorqual1": "rorqual",
-    "login3.int.fir.alliancecan.ca": "fir",
-    "l4.nibi.sharcnet": "nibi",
-    "trig-login01": "trillium",
-    "alex2.nhr.fau.de": "alex",
-    "login4.karolina.it4i.cz": "karolina",
-    "della9.princeton.edu": "della",
     "della-gpu": "della",
-    "login2.vista.tacc.utexas.edu": "vista",
-    "klogin02": "killarney",
     "torch-login-b-1": "nyu-torch",
-    "sh03-ln01": "sherlock",
-    "login07.gautschi.rcac.purdue.edu": "gautschi",
-    "login03.anvil": "anvil",
-    "holylogin04": "cannon",
     "boslogin01": "cannon",
     "login07": "local",
-    "glogin1": "local",
-    "tri-login01": "local",
-    "login3": "local",
     "gcn6.local.snellius.surf.nl": "local",
     "della-l07g2": "local",
-    "jpbo-003-02.jupiter.internal": "local",
 }
-
-
-def test_login_nodes_are_known_by_their_names(template, tmp_path):
-    _, *found = offered(template, tmp_path, "n1", {}, {}, [(host, "") for host in HOSTS])
-    assert dict(zip(HOSTS, (site for site, _ in found))) == HOSTS
 
 
 def test_every_site_is_found_by_its_own_signs(template, tmp_path):
@@ -191,11 +146,9 @@ def test_every_site_is_found_by_its_own_signs(template, tmp_path):
         facts = site_facts(site)
         assert detect_line(site) == facts["detect"], f"{site}: detect belongs on one line"
         named |= dict.fromkeys(facts["detect"].get("cluster", []), site)
-        assert "host" not in facts["detect"] or site in HOSTS.values(), f"{site}: no host name to try its pattern on"
-    turns = [("", CONF.format(name)) for name in named]
+    turns = [(host, "") for host in HOSTS] + [("", CONF.format(name)) for name in named]
     _, *found = offered(template, tmp_path, "n1", {"/etc/slurm/slurm.conf": CONF.format("unheard-of")}, {}, turns)
-    assert dict(zip(named, (site for site, _ in found))) == named
-    assert {"clariden", "lumi", "frontier", "perlmutter", "jupiter"} <= set(named)
+    assert dict(zip([*HOSTS, *named], found)) == {**HOSTS, **named}
 
 
 # ---- at a terminal ---------------------------------------------------------------------------------------------------
@@ -266,23 +219,10 @@ def test_a_wrong_answer_is_asked_again_on_the_spot(tmp_path):
     assert "all and none stand alone" in terminal.answer(r"extras \(none\)", "notebook")
     terminal.wait("(?!)")
     assert terminal.process.wait(PATIENCE) == 0, terminal.shown
-    assert "Traceback" not in terminal.shown
     header = (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
     for option in ("--nodes=4", "--gpus-per-node=4", "--time=00:22:00", "--partition=debug"):
         assert f"#SBATCH {option} " in header
     assert 'LAUNCHER="${LAUNCHER:-srun}"' in (tmp_path / "talk/env.sh").read_text()
-
-
-def test_a_missing_account_is_asked_for(tmp_path):
-    terminal = Terminal(tmp_path, "site=mn5", "project=talk")
-    for number in range(1, 7):
-        terminal.answer(rf"\[{number}/13\]")
-    assert "account is empty" in terminal.answer(r"account \(\)", "bsc98")
-    for number in range(7, 14):
-        terminal.answer(rf"\[{number}/13\]")
-    terminal.wait("(?!)")
-    assert terminal.process.wait(PATIENCE) == 0, terminal.shown
-    assert "--account=bsc98 " in (tmp_path / "talk/slurm/submit_multinode.sh").read_text()
 
 
 def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
@@ -292,26 +232,30 @@ def test_an_unconfirmed_limit_warns_at_the_terminal(tmp_path):
     terminal.answer(r"\[9/13\]", "5")
     warning = "Warning: nodes 5: partition develbooster allows at most 4 (the site file marks"
     assert warning in terminal.answer(r"\[10/13\]")
-    terminal.answer(r"\[11/13\]")
-    terminal.answer(r"\[12/13\]")
-    terminal.answer(r"\[13/13\]")
+    for number in (11, 12, 13):
+        terminal.answer(rf"\[{number}/13\]")
     terminal.wait("(?!)")
     assert terminal.process.wait(PATIENCE) == 0
     assert terminal.shown.count("Warning") == 1
 
 
-def test_answers_from_a_pipe_are_refused_together(tmp_path):
-    """Asking again would take the next answer for the missing one."""
-    answers = "\n".join(["demo", "mn5", "", "", "", "", "", "", "0", "", "", "", "", ""])
-    done = subprocess.run(
-        [sys.executable, "-m", "cookiecutter", REPOSITORY],
-        cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+def piped(folder, *words, path=os.environ["PATH"], answers=""):
+    """Run cookiecutter without a terminal, with these folders of programs."""
+    return subprocess.run(
+        [sys.executable, "-m", "cookiecutter", *words, REPOSITORY, *(["site=here"] if "--no-input" in words else [])],
+        cwd=folder,
+        env={"PATH": path, "HOME": str(folder), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
         input=answers,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_answers_from_a_pipe_are_refused_together(tmp_path):
+    """Asking again would take the next answer for the missing one."""
+    answers = "\n".join(["demo", "mn5", "", "", "", "", "", "", "0", "", "", "", "", ""])
+    done = piped(tmp_path, answers=answers)
     assert done.returncode == 1
     assert "account is empty" in done.stderr and "nodes '0'" in done.stderr
     assert not (tmp_path / "demo").exists()
@@ -337,18 +281,15 @@ def test_a_site_file_of_ones_own_as_the_default(tmp_path):
 
 
 def test_here_without_slurm_is_refused_in_one_line(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "cookiecutter", "--no-input", REPOSITORY, "site=here"],
-        cwd=tmp_path,
-        env={"PATH": "/nowhere", "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: site 'here': ")
-    assert len(done.stderr.strip().splitlines()) == 1
+    """A cluster that does not answer is asked once: each question asks for the site's facts again."""
+    for program in ("", f"#!/bin/sh\necho x >>{tmp_path}/asked\necho 'cannot contact' >&2\nexit 1\n"):
+        if program:
+            (tmp_path / "scontrol").write_text(program)
+            (tmp_path / "scontrol").chmod(0o755)
+        done = piped(tmp_path, "--no-input", path=f"{tmp_path}:/nowhere")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("Error: site 'here': scontrol") and len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "asked").read_text() == "x\n"
 
 
 @pytest.mark.parametrize("version", ["cluster", pytest.param("cluster24", marks=pytest.mark.drill)])
@@ -372,29 +313,6 @@ def test_an_unknown_cluster_is_offered_and_the_project_runs_there_unedited(versi
     job = cluster.wait(int(done.stdout.split()[-1]))
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert "all-reduce over 4 rank(s) on 2 host(s): right" in job.output
-    done = cluster.run(*command, "nodes=5", "gpus_per_node=3", cwd=tmp_path, env=environment, check=False)
-    assert done.returncode == 1
-    assert "nodes 5: partition main allows at most 4" in done.stderr
-    assert "gpus_per_node 3" in done.stderr and "has 2" in done.stderr
-    assert not (tmp_path / "demo").exists()
-
-
-def test_a_cluster_that_does_not_answer_is_asked_once(tmp_path):
-    """Each question asks for the site's facts again; ten seconds each would be minutes."""
-    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho x >>{tmp_path}/asked\necho 'cannot contact' >&2\nexit 1\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-m", "cookiecutter", "--no-input", REPOSITORY, "site=here"],
-        cwd=tmp_path,
-        env={"PATH": f"{tmp_path}:/nowhere", "HOME": str(tmp_path), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: site 'here': scontrol ping") and len(done.stderr.splitlines()) == 1
-    assert (tmp_path / "asked").read_text() == "x\n"
 
 
 def test_describe_prints_a_site_file_that_can_be_answered(cluster, tmp_path):
@@ -403,16 +321,6 @@ def test_describe_prints_a_site_file_that_can_be_answered(cluster, tmp_path):
     (tmp_path / "our-cluster.yaml").write_text(done.stdout)
     project = bake(tmp_path / "x", site=tmp_path / "our-cluster.yaml")
     assert "#SBATCH --partition=main " in (project / "slurm/submit_multinode.sh").read_text()
-    failed = subprocess.run(
-        [sys.executable, "-B", "-m", "cluster_options", "describe"],
-        cwd=REPOSITORY,
-        env={"PATH": "/nowhere"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert failed.returncode == 1 and failed.stdout == ""
-    assert failed.stderr.startswith("describe: scontrol: there is no such program on PATH")
 
 
 def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
@@ -426,35 +334,11 @@ def test_a_replay_at_a_terminal_asks_nothing(tmp_path):
     assert "again is written for this machine" in terminal.shown
 
 
-@pytest.mark.parametrize(
-    ("answers", "code", "said"),
-    [
-        ({"site": "mn5"}, 1, "Error: account is empty, but MareNostrum 5 ACC (BSC) wants one for every job"),
-        ({"site": "mn5", "account": "abc"}, 0, "demo is written for MareNostrum 5 ACC (BSC)"),
-        (
-            {"site": "clariden", "partition": "debug", "nodes": "4", "time_limit": "00:30:00"},
-            1,
-            "partition debug allows 90 node-minutes per job, so 4 nodes for at most 00:22:00",
-        ),
-        ({"site": "rcp", "account": "mlo-me"}, 0, "demo is written for RCP (EPFL)"),
-        ({"site": "rcp", "account": "mlo"}, 1, "account 'mlo': at RCP (EPFL) it looks like mlo-jdoe"),
-    ],
-)
-def test_commands_that_people_type(answers, code, said, tmp_path):
-    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, **answers)
-    assert done.returncode == code
-    assert said in done.stdout + done.stderr
-    assert (tmp_path / "demo").exists() == (code == 0)
-    assert "Traceback" not in done.stderr
-
-
 # ---- the table in docs/sites.md, and the list in README.md -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("command", "document", "row"), [("table", "docs/sites.md", "| `{}` |"), ("titles", "README.md", " `{}`")]
-)
-def test_the_documents_list_the_sites_of_the_files(command, document, row):
+@pytest.mark.parametrize(("command", "document"), [("table", "docs/sites.md"), ("titles", "README.md")])
+def test_the_documents_list_the_sites_of_the_files(command, document):
     """`make sites` writes both; adding a site adds one file."""
     done = subprocess.run(
         [sys.executable, "-B", "-m", "cluster_options", command],
@@ -465,12 +349,9 @@ def test_the_documents_list_the_sites_of_the_files(command, document, row):
     )
     between = re.search(r"<!-- make sites -->\n(.*?)<!-- end -->", (REPOSITORY / document).read_text(), re.DOTALL)
     assert between and between[1] == done.stdout
-    kinds = ("local", "runai", "slurm") if document == "README.md" else ()
-    names = {path.stem for path in (REPOSITORY / "sites").glob("*.yaml")} - set(kinds)
-    assert all(row.format(name) in done.stdout for name in names)
 
 
-@pytest.mark.parametrize("site", dict.fromkeys(answers["site"] for answers in combinations()))
+@pytest.mark.parametrize("site", site_names())
 def test_a_written_project_speaks_of_its_own_site_alone(site, written):
     project = written(site=site, account=account(site), extras="all")
     text = "\n".join(
@@ -480,8 +361,6 @@ def test_a_written_project_speaks_of_its_own_site_alone(site, written):
     text = text.replace(site_facts(site)["title"], "TITLE")  # tamIA is of Mila
     for other in site_names():
         name = other.split("-")[0]
-        if other not in (site, "local", "slurm", "here", "runai") and {site, other} != {
-            "cannon",
-            "kempner",
-        }:  # Harvard's
+        same = other in (site, "local", "slurm", "here", "runai") or {site, other} == {"cannon", "kempner"}  # Harvard's
+        if not same:
             assert not re.search(rf"\b{name}\b", text, re.IGNORECASE), f"{other} in the project for {site}"

@@ -6,28 +6,16 @@ import json
 import re
 
 import pytest
-from baking import REPOSITORY, account, bake, cookiecutter
+from baking import REPOSITORY, bake, cookiecutter
 
-from cluster_options.answers import problems, suggest, warnings
+from cluster_options.answers import problems
 from cluster_options.questions import QUESTION_NAMES
 from cluster_options.sbatch import example_nodes, resources
-from cluster_options.sites import SiteError, site_facts, site_names
+from cluster_options.sites import SiteError, site_facts
 
-GOOD = {
-    "project": "demo",
-    "site": "mn5",
-    "launcher": "torchrun",
-    "runtime": "venv",
-    "image": "",
-    "account": "abc1",
-    "partition": "acc",
-    "qos": "acc_debug",
-    "nodes": "2",
-    "gpus_per_node": "4",
-    "time_limit": "01:00:00",
-    "examples": "yes",
-    "extras": "all",
-}
+GOOD = {"project": "demo", "site": "mn5", "launcher": "torchrun", "runtime": "venv", "image": "", "account": "abc1"}
+GOOD |= {"partition": "acc", "qos": "acc_debug", "nodes": "2", "gpus_per_node": "4", "time_limit": "01:00:00"}
+GOOD |= {"examples": "yes", "extras": "all"}
 CLARIDEN = {"site": "clariden", "partition": "debug", "qos": "", "account": ""}
 LOCAL = {"site": "local", "runtime": "none", "account": "", "partition": "", "qos": "", "time_limit": ""}
 RUNAI = {**LOCAL, "site": "runai", "runtime": "pod", "image": "nvcr.io/nvidia/pytorch:26.01-py3", "account": "mlo-me"}
@@ -35,89 +23,44 @@ RUNAI = {**LOCAL, "site": "runai", "runtime": "pod", "image": "nvcr.io/nvidia/py
 # What is answered beside GOOD, and what the message must say: the value, the rule, the fix.
 REFUSED = [
     ({"project": ""}, ["project ''", "letters, digits"]),
-    ({"project": "../x"}, ["project '../x'", "beginning with a letter or digit"]),
-    ({"project": "a/b"}, ["project 'a/b'"]),
-    ({"project": "   "}, ["project '   '"]),
-    ({"project": "-rf"}, ["project '-rf'"]),
     ({"project": "a" * 65}, ["at most 64"]),
     ({"site": "mn6"}, ["site 'mn6' is not known", "did you mean mn5?", "path of a site file"]),
-    ({"site": ""}, ["site '' is not known", "choose one of"]),
     ({"site": "/no/such.yaml"}, ["site '/no/such.yaml'", "no such file"]),
-    ({"launcher": "torchrum"}, ["launcher 'torchrum'", "did you mean torchrun?"]),
-    ({"launcher": "horovod"}, ["launcher 'horovod'", "choose one of torchrun, srun"]),
     ({**CLARIDEN, "launcher": "mpirun"}, ["launcher 'mpirun' is not available for Clariden", "torchrun, srun, spawn"]),
     ({"runtime": "vnev"}, ["runtime 'vnev'", "did you mean", "venv"]),
     ({"runtime": "apptainer", "image": "x.sif"}, ["image 'x.sif' is of the wrong kind", "the absolute path of a .sif"]),
-    ({"runtime": "apptainer", "image": "nvcr.io/a/b:1"}, ["or docker://REGISTRY/NAME:TAG"]),
-    ({"runtime": "apptainer", "image": "docker://a/b"}, ["'docker://a/b' is of the wrong kind"]),
-    ({**CLARIDEN, "runtime": "edf", "image": "docker://a/b:1"}, ["of the wrong kind", "or REGISTRY#NAME:TAG"]),
     ({**CLARIDEN, "runtime": "edf", "image": "nvcr.io/nvidia/pytorch:26.06-py3"}, [": here nvcr.io#nvidia/pytorch:26"]),
-    ({**CLARIDEN, "runtime": "edf", "image": "x.sqsh"}, ["of the wrong kind", "the absolute path of a .sqsh file"]),
     (
         {"site": "slurm", "partition": "", "qos": "", "runtime": "pyxis", "image": "a#b:1", "launcher": "mpirun"},
         ["launcher 'mpirun' cannot start runtime 'pyxis', a container that only srun starts", "or launcher torchrun"],
     ),
-    ({"runtime": "pyxis", "image": "a:b"}, ["runtime 'pyxis' is not available for MareNostrum 5"]),
     ({"runtime": "apptainer"}, ["image is empty", "give the absolute path of a .sif file, or docker://"]),
-    ({"runtime": "apptainer", "image": "x.tar"}, ["image 'x.tar' is of the wrong kind", ".sif"]),
     ({"image": "x.sif"}, ["image 'x.sif' was given", "runtime 'venv' is no container", "leave the image empty"]),
     ({"account": ""}, ["account is empty", "bsc_project list"]),
     ({"qos": ""}, ["qos is empty", "bsc_queues"]),
     ({"partition": "acd"}, ["partition 'acd'", "did you mean acc?"]),
-    ({"partition": "gpu"}, ["partition 'gpu'", "choose acc"]),
-    ({"qos": "acc_debg"}, ["qos 'acc_debg'", "did you mean acc_debug"]),
     ({"nodes": "0"}, ["nodes '0'", "at least 1"]),
-    ({"nodes": "two"}, ["nodes 'two'", "whole number"]),
-    ({"nodes": "-1"}, ["nodes '-1'"]),
-    ({"nodes": "1.5"}, ["nodes '1.5'"]),
-    ({"nodes": ""}, ["nodes ''"]),
     ({"nodes": "٣"}, ["nodes '٣'"]),
     ({"nodes": "9"}, ["nodes 9: qos acc_debug allows at most 8", "if a limit has changed: copy the site's file"]),
     ({"gpus_per_node": "5"}, ["gpus_per_node 5", "has 4", "more nodes"]),
     ({"gpus_per_node": "0"}, ["gpus_per_node 0", "use 1 to 4"]),
-    ({"gpus_per_node": "four"}, ["gpus_per_node 'four'", "whole number"]),
     ({"gpus_per_node": "-1"}, ["gpus_per_node '-1' is not a whole number of at least 0"]),
     ({"account": "a" * 201}, ["account 'aaaaaaaaaaaaaaaaaaaa'… has 201 characters; it may have 200"]),
     ({"time_limit": "03:00:00"}, ["time_limit 03:00:00: qos acc_debug allows at most 02:00:00"]),
     ({"time_limit": "90"}, ["time_limit '90'", "[D-]HH:MM:SS"]),
-    ({"time_limit": "00:00:00"}, ["time_limit '00:00:00'", "above zero"]),
-    ({"time_limit": "01:70:00"}, ["time_limit '01:70:00'"]),
     ({**CLARIDEN, "nodes": "4", "time_limit": "00:30:00"}, ["90 node-minutes", "at most 00:22:00"]),
-    ({**CLARIDEN, "nodes": "5", "time_limit": "00:10:00"}, ["partition debug allows at most 4"]),
     ({"runtime": "pod", "image": "a/b:1"}, ["runtime 'pod' is for Run:ai, but MareNostrum 5 ACC (BSC) has Slurm"]),
-    ({**RUNAI, "account": ""}, ["account is empty", "runai "]),
-    ({**RUNAI, "launcher": "srun"}, ["launcher 'srun' is for Slurm, but", "has Run:ai; choose torchrun"]),
-    ({**RUNAI, "runtime": "apptainer"}, ["runtime 'apptainer' is for Slurm, but", "has Run:ai; choose pod"]),
-    ({**RUNAI, "qos": "debug"}, ["qos 'debug' means nothing where there is Run:ai; leave it empty"]),
+    ({**RUNAI, "site": "rcp", "account": "mlo"}, ["account 'mlo': at RCP (EPFL) it looks like mlo-jdoe"]),
     ({**RUNAI, "time_limit": "01:00:00"}, ["time_limit '01:00:00' means nothing where", "leave it empty"]),
     ({**RUNAI, "image": "/x.sif"}, ["image '/x.sif' is of the wrong kind for runtime 'pod'; give REGISTRY/NAME:TAG"]),
     ({**LOCAL, "partition": "debug"}, ["partition 'debug' means nothing where there is no scheduler"]),
-    ({**LOCAL, "account": "abc"}, ["account 'abc' means nothing where there is no scheduler"]),
-    ({**LOCAL, "time_limit": "01:00:00"}, ["time_limit '01:00:00' means nothing where"]),
-    ({**LOCAL, "launcher": "srun"}, ["launcher 'srun' is for Slurm, but this machine has no scheduler"]),
     ({"examples": "maybe"}, ["examples 'maybe' is neither yes nor no", "choose yes, or no for a project that exists"]),
-    ({"examples": ""}, ["examples '' is neither yes nor no"]),
     (
         {"examples": "False"},
         ["examples 'False' is neither", 'in a YAML file, which reads no as False, write "no" in quotes'],
     ),
 ]
-HOSTILE = [
-    '4"; rm -rf ~; "',
-    "$(id)",
-    "`id`",
-    "a\nb",
-    "a b",
-    "a;b",
-    "a|b",
-    "a&b",
-    "a'b",
-    "a\\b",
-    "a>b",
-    "{{ 7 * 7 }}x",
-    "a#b",
-    "é",
-]
+HOSTILE = ['4"; rm -rf ~; "', "$(id)", "`id`", "a\nb", "a b", "a;b", "a&b", "a'b", "a\\b", "{{ 7 * 7 }}x", "a#b", "é"]
 
 
 @pytest.mark.parametrize(("answers", "expected"), REFUSED, ids=lambda value: str(value)[:60])
@@ -173,17 +116,17 @@ def test_all_faults_are_told_at_once_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-def test_an_unknown_site_is_refused_in_one_line(tmp_path):
-    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="claridon")
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        ("claridon", "Error: site 'claridon' is not known (did you mean clariden?)"),
+        ("~no-such-user/a.yaml", "Error: site '~no-such-user/a.yaml': "),
+    ],
+)
+def test_an_unknown_site_is_refused_in_one_line(site, said, tmp_path):
+    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site=site)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: site 'claridon' is not known (did you mean clariden?)")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_path_of_somebody_who_does_not_exist_is_refused_in_one_line(tmp_path):
-    done = cookiecutter("--no-input", REPOSITORY, home=tmp_path, site="~no-such-user/a.yaml")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: site '~no-such-user/a.yaml': ") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(said) and len(done.stderr.splitlines()) == 1
 
 
 def test_a_site_that_is_not_known_hides_no_other_fault(tmp_path):
@@ -219,195 +162,79 @@ def test_an_unconfirmed_limit_warns_and_writes(tmp_path):
 GOOD_SITE = (REPOSITORY / "sites/slurm.yaml").read_text()
 GOOD_SITE = GOOD_SITE.replace("  cpu_only: true\n", "  cpu_only: true\n  whole: true\n", 1)
 GOOD_SITE += 'directives:\n  - {option: "--exclusive", why: "whole nodes"}\n'
-BROKEN_SITES = [
-    ("node:", "node:\n  segment: 0", ["node.segment: expected a whole number of at least 1, got 0"]),
-    ("kind: slurm", "kind: slurm\nexpedited_requeue: expedite", ["expedited_requeue: expected true or false"]),
+# What is replaced in a good file, and what the message must say: the key, the rule, the value.
+REPLACED = [
     ("--exclusive", "--segment=4", ["directives[0].option: --segment is written from node.segment; say it there"]),
+    ("--exclusive", "--container-image=x", ["directives[0].option: --container-image belongs to a plug-in of srun"]),
+    ('option: "--exclusive"', "option: exclusive", ["expected an option --NAME=VALUE without spaces", "'exclusive'"]),
     ('time_limit: "00:30:00"', "time_limit: 12:30:00", ["defaults.time_limit: expected a time", "without quotes"]),
     ('checked: "2026-11-21"', "checked: 2026-11-21", ["checked: expected a day in quotes"]),
+    ('checked: "2026-11-21"', "checked: 2026-13-41", ["not readable as YAML: month must be in 1..12"]),
     ("nodes: 2", "nodes: two", ["defaults.nodes: expected a whole number of at least 1, got 'two'"]),
-    ("  nodes: 2\n", "", ["defaults.nodes: missing"]),
-    (
-        "kind: slurm",
-        "kind: slurm\nenvironment: [{name: A B, value: x, why: y}]",
-        ["name: expected the name of a variable"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\nenvironment: [{name: A, value: 'x\"', why: y}]",
-        ["environment[0].value: expected text"],
-    ),
-    (
-        'option: "--exclusive"',
-        "option: exclusive",
-        ["directives[0].option: expected an option --NAME=VALUE without spaces", "got 'exclusive'"],
-    ),
     ("kind: slurm", "kind: runai", ["runtimes: 'apptainer' does not go with kind: runai; choose pod"]),
+    ("kind: slurm", "kind: slurm\nkind: local", [", line 5: not readable as YAML: the key kind is there twice"]),
+    ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),
+    ("kind: slurm", "kind: runai\ntorchrun: [{option: --a, why: b}]", ["torchrun: only a site with kind: slurm"]),
+    ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
+    ("runtimes: [none, venv,", "runtimes: [docker,", ["runtimes[0]: expected one of none, venv"]),
+    ("runtimes: [none, venv, apptainer, pyxis, enroot]", "runtimes: []", ["runtimes: expected at least one"]),
+    ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
+    ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
+    ("title: your", 'title: "two\\nlines" #', ["title: expected one line", "fold long text"]),
+    ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
+    ("  whole: true", "  gpus: 8\n  cores: 4", ["node.cores: 4 for 8 GPUs; each needs one at least"]),
+    ("directives:", 'directives: "--x"\nx:', ["directives: expected a list"]),
+    ("defaults:", "partitions: {cpu: {}}\ndefaults:\n  partition: gpu", ["defaults.partition: 'gpu' is not among cpu"]),
     (
-        "kind: slurm",
-        "kind: slurm\nmodules: [$(touch x)]\nhost_suffix: ;id\nsrun: [{option: '--a=`id`', why: x}]\n"
-        "containers: {apptainer: {modules: [a b], options: [-$x], entry: ['\"'], gpu_option: $x}}",
-        [
-            "modules[0]: expected the name of a module, of letters, digits and ./:@%+=-, got '$(touch x)'",
-            "host_suffix: expected the end of a host's name, of letters, digits and .-, got ';id'",
-            "srun[0].option: expected an option --NAME=VALUE of letters, digits and .,:/=@%+-, got '--a=`id`'",
-            "containers.apptainer.modules[0]: expected the name of a module",
-            "containers.apptainer.options[0]: expected an option without",
-            "containers.apptainer.entry[0]: expected a word without",
-            "containers.apptainer.gpu_option: expected an option without",
-        ],
-    ),
-    ("kind: slurm", "kind: slurm\npods: {run_as_user: true}", ["pods: only a site with kind: runai has them"]),
-    (
-        "kind: slurm",
-        "kind: runai\npods: {volumes: [{claim: 'a b', path: scratch}], extended_resources: [rdma], annotations: [x]}",
-        [
-            "pods.volumes[0].claim: expected the name of a PVC, got 'a b'",
-            "pods.volumes[0].path: expected an absolute path of letters, digits and ._-, got 'scratch'",
-            "pods.extended_resources[0]: expected RESOURCE=QUANTITY, got 'rdma'",
-            "pods.annotations[0]: expected NAME=VALUE, got 'x'",
-        ],
+        "defaults:\n  nodes: 2",
+        "x: 1\npartitions: {p: {max_nodes: 8}}\ndefaults:\n  partition: p\n  nodes: 9",
+        ["defaults: nodes 9: partition p allows at most 8", "x: unknown key"],
     ),
     (
         "kind: slurm",
         "kind: runai\npods: {volumes: [{claim: '{lab}-x', path: /scratch}]}",
         ["pods.volumes[0]: account.like has no group 'lab'"],
     ),
-    ("kind: slurm", "kind: pbs", ["kind: expected one of local, slurm, runai, got 'pbs'"]),
-    ("runtimes: [none, venv,", "runtimes: [docker,", ["runtimes[0]: expected one of none, venv"]),
-    ("runtimes: [none, venv, apptainer, pyxis, enroot]", "runtimes: []", ["runtimes: expected at least one"]),
-    (
-        "kind: slurm",
-        "kind: local",
-        ["runtimes: 'apptainer' does not go with kind: local", "launchers: 'srun' does not go with"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\nbinds: [a:b]",
-        ["binds[0]: expected a folder, such as /scratch or ${SCRATCH}, got 'a:b'"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\ncontainers: {pyxis: {image: 'docker://a/b:1'}}",
-        ["containers.pyxis.image: 'docker://a/b:1' is of the wrong kind; give the absolute path of a .sqsh file"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\nnotes: [a, {text: b, runtimes: [venv, edf]}]",
-        ["notes[1].runtimes: there is no 'edf' in runtimes; add it there"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\ntorchrun: [{option: --a, why: b}]",
-        ["torchrun: these options are for a process on each GPU of a node; say how many there are in node.gpus"],
-    ),
-    ("kind: slurm", "kind: runai\ntorchrun: [{option: --a, why: b}]", ["torchrun: only a site with kind: slurm"]),
-    (
-        "kind: slurm",
-        "kind: slurm\ncontainers: {apptainer: {entry_environment: [{name: A, value: '1', why: b}]}}",
-        ["containers.apptainer.entry_environment: without entry nothing overwrites variables; use environment"],
-    ),
-    ("kind: slurm", "kind: slurm\ncontainers: {pyxis: {flags: []}}", ["containers.pyxis.flags: unknown key"]),
-    ("kind: slurm", "kind: slurm\ncontainers: {edf: {}}", ["containers.edf: there is no such runtime in runtimes"]),
-    (
-        "kind: slurm",
-        "kind: slurm\ncontainers: {pyxis: {wheelhouse: wheels}, venv: {wheelhouse: 'ls \"$W\"'}}",
-        ["containers.venv.wheelhouse: expected a command, got"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\ncontainers: {pyxis: {wheelhouse: wheels}}",
-        ["containers.pyxis.wheelhouse: only a virtual environment is built from it; use containers.venv"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\ncontainers: {none: {torch: {version: 2.9.1, why: x}}}",
-        ["containers.none.torch: only a virtual environment has a requirements.txt; use containers.venv"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\ncontainers: {venv: {wheelhouse: wheels, torch: {version: 2.9.1, why: x}}}",
-        ["containers.venv.torch: a wheelhouse has versions of its own; leave out one of both"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\ncontainers: {enroot: {unset: [{name: A, why: x}]}}",
-        ["containers.enroot.unset: only apptainer takes over the host's variables; use module_lines"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\npartitions: {a: {unnamed: true}}",
-        ["partition a: unnamed, but not the default: no job could get it"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\npartitions: {a: {}}\nproduction: {partition: b}",
-        ["production.partition: 'b' is not among a"],
-    ),
-    ("kind: slurm", "kind: slurm\ncheck: '-p debug'", ["check: expected options of sbatch, got '-p debug'"]),
-    (
-        "kind: slurm",
-        "kind: slurm\nqos: {short: {max_time: '00:10:00', default: true}}",
-        ["defaults: time_limit 00:30:00: qos short allows at most 00:10:00"],
-    ),
-    (
-        "kind: slurm",
-        "kind: slurm\npartitions: {gpu: {default: true, tiers: [{max_nodes: 4, max_time: '00:20:00'}]}}",
-        ["defaults: time_limit 00:30:00: partition gpu allows jobs of up to 4 nodes at most 00:20:00"],
-    ),
-    ("docs:", "#docs:", ["docs: missing"]),
-    ("kind: slurm", "kind: slurm\nbase: alliances", ["base: 'alliances' is not among alliance, the files in "]),
-    ("kind: slurm", "kind: slurm\nbase: ../fir", ["base: '../fir' is not among alliance"]),
-    (
-        "kind: slurm",
-        "kind: slurm\npartitions: {a: {node: {gpus: 2, gpu_option: ''}}}",
-        ["partitions.a.node.gpu_option: empty, so a node must have one GPU, but node.gpus is 2"],
-    ),
-    ("  queues: sinfo -s\n", "", ["commands.queues: missing"]),
-    ("commands:", "comands:", ["comands: unknown key (did you mean commands"]),
-    ("title:", "#title:", ["title: missing"]),
-    ("whole: true", 'whole: "yes"', ["node.whole: expected true or false, got 'yes'"]),
-    ("  whole: true", "  memory: 0", ["node.memory: expected a value of --mem such as 450G, in quotes, got 0"]),
-    ("title: your", 'title: "two\\nlines" #', ["title: expected one line", "fold long text"]),
-    ("directives:", 'directives: "--x"\nx:', ["directives: expected a list"]),
-    ("kind: slurm", "kind: slurm\npartitions: {gpu: {max_time: 12:00:00}}", ["partitions.gpu.max_time", "number"]),
-    ("kind: slurm", "kind: slurm\nqos: {a: {max_nodes: 0}}", ["qos.a.max_nodes: expected a whole number"]),
-    ('checked: "2026-11-21"', "checked: 2026-13-41", ["not readable as YAML: month must be in 1..12"]),
-    ("kind: slurm", "kind: slurm: x", [": not readable as YAML: mapping values are not allowed"]),
-    ("kind: slurm", "kind: slurm\nkind: local", [", line 5: not readable as YAML: the key kind is there twice"]),
-    ("kind: slurm", "kind: !!python/object/apply:os.system [true]", ["not readable as YAML"]),
-    (
-        'option: "--exclusive"',
-        'option: "--cpus-per-task=99"',
-        ["directives[0].option: --cpus-per-task is written from node.cores; say it there"],
-    ),
-    (
-        'option: "--exclusive"',
-        'option: "--container-image=x"',
-        ["directives[0].option: --container-image belongs to a plug-in of srun; use containers"],
-    ),
-    ("  whole: true", "  gpus: 8\n  cores: 4", ["node.cores: 4 for 8 GPUs; each needs one at least"]),
-    (
-        "kind: slurm",
-        "kind: slurm\npartitions: {p: {node: {gpus: 8, cores: 4}}}",
-        ["partitions.p.node.cores: 4 for 8 GPUs"],
-    ),
-    ("kind: slurm", "kind: slurm\nqos: {q: {partitions: [x]}}\npartitions: {p: {}}", ["'x' is not among p"]),
-    ("kind: slurm", "kind: slurm\ndetect: {host: '('}", ["detect.host: expected a regular expression"]),
-    (
-        "kind: slurm",
-        "kind: slurm\nsrun: [{option: --cpu-bind=none, why: x, tasks: rank}]",
-        ["srun: tasks: rank is for one rank on each GPU of a node; say how many there are in node.gpus"],
-    ),
-    ("kind: slurm", "kind: slurm\nports: {first: 2000, last: 1500}", ["ports: 2000 comes after 1500"]),
-    ("kind: slurm", "kind: slurm\ninteractive: {qos: x}\nqos: {q: {}}", ["interactive.qos: 'x' is not among q"]),
-    (
-        "defaults:\n  nodes: 2",
-        "x: 1\npartitions: {p: {max_nodes: 8}}\ndefaults:\n  partition: p\n  nodes: 9",
-        ["defaults: nodes 9: partition p allows at most 8", "x: unknown key"],
-    ),
-    ("defaults:", "partitions: {cpu: {}}\ndefaults:\n  partition: gpu", ["defaults.partition: 'gpu' is not among cpu"]),
 ]
+# What is added to it.
+ADDED = [
+    ("modules: [$(touch x)]", "modules[0]: expected the name of a module, of letters, digits and ./:@%+=-, got '$("),
+    ("srun: [{option: '--a=`id`', why: x}]", "srun[0].option: expected an option --NAME=VALUE of letters, digits and"),
+    ("containers: {apptainer: {options: [-$x]}}", "containers.apptainer.options[0]: expected an option without"),
+    ("environment: [{name: A, value: 'x\"', why: y}]", "environment[0].value: expected text"),
+    ("pods: {run_as_user: true}", "pods: only a site with kind: runai has them"),
+    ("notes: [a, {text: b, runtimes: [venv, edf]}]", "notes[1].runtimes: there is no 'edf' in runtimes; add it there"),
+    ("torchrun: [{option: --a, why: b}]", "torchrun: these options are for a process on each GPU of a node; say how"),
+    ("containers: {pyxis: {image: 'docker://a/b:1'}}", "containers.pyxis.image: 'docker://a/b:1' is of the wrong kind"),
+    (
+        "containers: {apptainer: {entry_environment: [{name: A, value: '1', why: b}]}}",
+        "containers.apptainer.entry_environment: without entry nothing overwrites variables; use environment",
+    ),
+    ("containers: {pyxis: {flags: []}}", "containers.pyxis.flags: unknown key"),
+    ("containers: {edf: {}}", "containers.edf: there is no such runtime in runtimes"),
+    ("containers: {pyxis: {wheelhouse: wheels}}", "containers.pyxis.wheelhouse: only a virtual environment is built"),
+    ("containers: {none: {torch: {version: 2.9.1, why: x}}}", "containers.none.torch: only a virtual environment has"),
+    (
+        "containers: {venv: {wheelhouse: wheels, torch: {version: 2.9.1, why: x}}}",
+        "containers.venv.torch: a wheelhouse has versions of its own; leave out one of both",
+    ),
+    ("containers: {venv: {on_login_node: true}}", "containers.venv.on_login_node: pip runs there for venv, and needs"),
+    ("containers: {enroot: {unset: [{name: A, why: x}]}}", "containers.enroot.unset: only apptainer takes over the"),
+    ("partitions: {a: {unnamed: true}}", "partition a: unnamed, but not the default: no job could get it"),
+    ("partitions: {a: {}}\nproduction: {partition: b}", "production.partition: 'b' is not among a"),
+    ("partitions: {a: {node: {gpus: 2, gpu_option: ''}}}", "partitions.a.node.gpu_option: empty, so a node must have"),
+    ("partitions: {p: {node: {gpus: 8, cores: 4}}}", "partitions.p.node.cores: 4 for 8 GPUs"),
+    (
+        "partitions: {gpu: {default: true, tiers: [{max_nodes: 4, max_time: '00:20:00'}]}}",
+        "defaults: time_limit 00:30:00: partition gpu allows jobs of up to 4 nodes at most 00:20:00",
+    ),
+    ("qos: {q: {partitions: [x]}}\npartitions: {p: {}}", "'x' is not among p"),
+    ("base: ../fir", "base: '../fir' is not among alliance"),
+    ("detect: {host: '('}", "detect.host: expected a regular expression"),
+    ("srun: [{option: --cpu-bind=none, why: x, tasks: rank}]", "srun: tasks: rank is for one rank on each GPU of a"),
+    ("ports: {first: 2000, last: 1500}", "ports: 2000 comes after 1500"),
+]
+BROKEN_SITES = REPLACED + [("kind: slurm", f"kind: slurm\n{lines}", [words]) for lines, words in ADDED]
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), BROKEN_SITES, ids=lambda value: str(value)[:40])
@@ -420,13 +247,3 @@ def test_a_broken_site_file_is_told_by_file_key_and_value(old, new, expected, tm
     message = refused.value.message
     assert str(path) in message
     assert all(words in message for words in expected), message
-
-
-def test_every_site_file_is_right():
-    for site in site_names():
-        suggested = {name: suggest(site, name) for name in QUESTION_NAMES[2:]}
-        suggested["image"] = suggest(site, "image", suggested["runtime"])
-        answers = {**suggested, "project": "demo", "site": site, "account": account(site)}
-        faults = problems(answers)
-        assert faults == [], site
-        assert warnings(answers) == [], site
