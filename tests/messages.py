@@ -3,7 +3,8 @@
     python tests/messages.py [FILE …]
 
 Messages are read from the source: errors, warnings, progress, help texts, the usage at the top of scripts, the comments
-of env.sh. The author of a message reads it here as users do: alone, without the code around it.
+of env.sh. The author of a message reads it here as users do: alone, without the code around it. A test looks for
+vague words in the messages.
 
 Python: each text of three words or more, and each shorter text that a function of SPEAKERS or an argument of
 HELP_ARGUMENTS gets. A docstring counts if the program prints it. Bash: the arguments of the functions of BASH_SPEAKERS,

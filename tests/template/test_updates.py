@@ -177,6 +177,49 @@ def test_other_sources(source, template, tmp_path):
 # ---- a newer version -------------------------------------------------------------------------------------------------
 
 
+# What cluster_options.py did before version 1.2, when it was a file. `cruft update` runs this class for both versions.
+FLAT = """\
+import importlib, sys
+from pathlib import Path
+from jinja2.ext import Extension
+from earlier.extension import GLOBALS
+from earlier.provenance import VERSION
+from earlier.runtimes import LAUNCHER_ROWS
+
+def stamps():
+    folder = Path(__file__).resolve().parent
+    return {path: path.stat().st_mtime_ns for path in [*folder.glob("*.py"), *folder.glob("sites/*.yaml")]}
+
+STAMPS = stamps()
+
+class ClusterOptions(Extension):
+    def __init__(self, environment):
+        super().__init__(environment)
+        if stamps() != STAMPS:
+            importlib.reload(sys.modules[__name__])
+        environment.globals.update({function.__name__: function for function in GLOBALS})
+        environment.globals.update(LAUNCHER_ROWS=LAUNCHER_ROWS, VERSION=VERSION)
+"""
+
+
+def test_cruft_updates_from_the_version_of_one_file(template, tmp_path):
+    shell(
+        f"git clone -q {template} t.git && git -C t.git checkout -q v1 && git -C t.git mv cluster_options earlier",
+        *[tmp_path] * 2,
+    )
+    (tmp_path / "t.git/cluster_options.py").write_text(FLAT)
+    loads = tmp_path / "t.git/needs_cookiecutter_2_1_or_newer.py"
+    loads.write_text("from cluster_options import ClusterOptions\n")
+    shell("git add -A && git commit -qm v0 && git tag v0", tmp_path / "t.git", tmp_path)
+    shell(f"cruft create -y --checkout v0 t.git --extra-context '{json.dumps(ANSWERS)}'", tmp_path, tmp_path)
+    shell("git init -q && git add -A && git commit -qm first", tmp_path / "demo", tmp_path)
+    shell("git checkout -q v2", tmp_path / "t.git", tmp_path)
+    shell("cruft update -y --checkout v2", tmp_path / "demo", tmp_path)
+    readme = (tmp_path / "demo/README.md").read_text()
+    assert "\nWritten by version 9.9.9 of the template" in readme and "news of v2" in readme
+    assert "your newer cluster" in (tmp_path / "demo/slurm/submit_multinode.sh").read_text()
+
+
 def test_cruft_merges_a_newer_version_with_the_user_s_edits(template, tmp_path):
     project = tmp_path / "demo"
     shell(f"cruft create -y --checkout v1 {template} --extra-context '{json.dumps(ANSWERS)}'", tmp_path, tmp_path)
