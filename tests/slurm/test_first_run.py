@@ -108,7 +108,7 @@ class Walk:
 
     def run_job(self, checked_nodes: int = 2) -> None:
         """Step 4: a check, then a training; the ends of their outputs. Then the commands for jobs that fail."""
-        check, squeue, tail, train, _, doctor = self.commands(4)
+        check, squeue, tail, train, doctor = self.commands(4)
         assert 'one of its last lines ends with "right"' in self.steps[4]
         assert "one of the last lines has `done    loss`" in self.steps[4]
         printed = self.typed(check)

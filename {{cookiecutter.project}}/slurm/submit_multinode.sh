@@ -11,8 +11,8 @@
 #   bash slurm/submit_multinode.sh program.py --lr 1e-3          any Python program
 #? endif
 #   bash slurm/submit_multinode.sh -m package.module             a module
-#   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch end with --
-#   sbatch --nodes=4 slurm/submit_multinode.sh program.py        without the checks before the queue
+#   bash slurm/submit_multinode.sh --nodes=4 -- program.py       options of sbatch first, then --
+#   sbatch --nodes=4 slurm/submit_multinode.sh program.py        without the checks and SAVE_SECONDS
 #
 # In a terminal, this script checks what would fail after hours in the queue, then submits itself. In
 # the job, where Slurm starts it, it runs the program. To run a program in an allocation of salloc,
@@ -24,8 +24,8 @@
 # then 1, 2, …
 #
 # The job ends with the exit code of the launcher: 0 if all ranks ended well. If a rank fails, the
-# launcher ends the others, and the code may be theirs, such as 143 for SIGTERM. The job's output names
-# the rank that failed first, and its own exit code.
+# launcher ends the others with a signal, and the job's code may come from that, such as 143 from
+# SIGTERM. The job's output names the rank that failed first, and its own exit code.
 #
 # Edit the #SBATCH lines below, and env.sh in the project's folder, which has the settings:
 #   MODULES, RUNTIME, PYTHON   the software
@@ -38,21 +38,23 @@
 #   MASTER_ADDR_SUFFIX         ending of the nodes' names in the network of the ranks
 #   CONTAINER_SRUN_ARGS=( )    for a container of your own: options of srun, as pyxis has them
 #   CONTAINER_EXEC=( )         for a container of your own: a command before the launcher
-# To change a setting for one job, write it before the command: LAUNCHER=srun NPROC_PER_NODE=2 bash
-# slurm/submit_multinode.sh …, where NPROC_PER_NODE is the number of ranks on each node. The lists ( )
-# are read from env.sh alone.
+# To change a setting for one job, write it before the command. NPROC_PER_NODE is the number of ranks on
+# each node. The lists ( ) are read from env.sh alone.
+#   LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …
 #
 # Variables of the network, and of your own, go into env.sh, too: export NAME="${NAME:-value}". A
 # password or a key of an API does not: wandb login and hf auth login keep it in a file that only you
-# can read. The rule for the port is port_range in slurm/job.sh, and for jobs of one node free_port in
-# launch/torchrun.sh. For other #SBATCH lines, copy this file under any name to any folder of the
-# project. It needs bash 4.4.
+# can read. MASTER_PORT, where the ranks meet, follows from port_range in slurm/job.sh, and on one node
+# from free_port in launch/torchrun.sh.
+#
+# To keep a second set of #SBATCH lines, copy this file under any name to any folder of the project, and
+# submit the copy. Login and compute nodes need bash 4.4.
 #
 # SAVE_SECONDS before the time limit, this script asks the program to save and to end: it creates the
-# file that the variable STOP_FILE names. If the program then creates the file that REQUEUE_FILE names,
-# and ends with exit code 0, this script puts the job back into the queue, at most MAX_REQUEUES times. A
-# job that you cancel is not put back. To ask the program yourself, with the same effect:
-# scancel --signal=USR1 --batch JOBID
+# file that the variable STOP_FILE names. The program has to look for that file now and then. If it then
+# creates the file that REQUEUE_FILE names, and ends with exit code 0, this script puts the job back into
+# the queue, at most MAX_REQUEUES times. A job that you cancel is not put back. To ask the program
+# yourself, with the same effect: scancel --signal=USR1 --batch JOBID
 #
 #SBATCH {{ pad("--job-name=" ~ cookiecutter.project) }} # shown by squeue
 #SBATCH {{ pad("--nodes=" ~ cookiecutter.nodes) }} # machines
@@ -61,7 +63,7 @@
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad(plan.requeue_option) }} # the job may go back into the queue: after a preemption, a node's failure, or when the program was asked to save
-#SBATCH {{ pad("--signal=B:USR1@" ~ plan.warning) }} # time to save; bash slurm/submit_multinode.sh puts SAVE_SECONDS of env.sh in its place. Slurm may be a minute early
+#SBATCH {{ pad("--signal=B:USR1@" ~ plan.warning) }} # time to save, for who types sbatch; bash slurm/submit_multinode.sh takes SAVE_SECONDS of env.sh. Slurm may be a minute early
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
@@ -136,7 +138,7 @@ typed=("$@")
 unset_stale_variables
 identify_job             # sets job_id, requeues
 read_settings            # sets what env.sh sets
-refuse_options_in_a_job "$@"
+refuse_options_in_a_job "$@" # it is too late for options of sbatch
 read_program "$@"        # sets program, arguments
 call_extras job_start    # may change arguments and container_folders, set attempt, or exit
 load_software            # modules, Python or container of env.sh
@@ -158,5 +160,5 @@ choose_nodes             # sets hosts, MASTER_ADDR, MASTER_PORT; has the nodes c
 #? endif
 run_program              # starts LAUNCHER on each node by srun, and waits; sets code
 call_extras job_end
-requeue_or_explain
+requeue_or_explain       # back into the queue, or the reason of a failure
 exit "$code"
