@@ -324,7 +324,7 @@ def run(hosts, *arguments, errors=None, more="", fault="pass", broken_rank=-1, b
         if errors:
             environment["TORCHELASTIC_ERROR_FILE"] = str(errors / f"{rank}.json")
         started.append(([host, PROGRAM, *arguments], environment))
-    done = forked(script, started, cwd=errors)
+    done = forked(script, started, cwd=errors or ".")
     del store
     return done
 
