@@ -69,8 +69,8 @@ main() {
     check_program "$@"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
-    # torchrun would take each option that is not on its command line from PET_*. It sets RANK for
-    # each process that it starts.
+    # torchrun would take each option that is not on its command line from PET_*. A RANK that is set
+    # here is a pod's or another job's: torchrun sets it for each process.
     unset "${!PET_@}" RANK
     check_settings
     set_threads

@@ -11,7 +11,7 @@ It weighs evidence in this order:
   2. which rank failed first, as the launcher reports it, with its exit code or signal
   3. the last words of that rank: its error message, else its last lines
   4. a collective in which ranks waited in vain, and who was missing
-If one of these lines proves a known cause (slurm/doctor/causes*.py, extras/*/causes.py), the report adds the cause and
+If a line of these proves a known cause (slurm/doctor/causes*.py, extras/*/causes.py), the report adds the cause and
 the fix. Lines elsewhere in the output that sound like failures do not count, as good runs print many of them.
 
 It reads the last 20 MB of the job's output, the last 16 KB of each rank's log, and Slurm's record of the job.
@@ -131,7 +131,7 @@ def report_lines(job, diagnosis):
     if cause:
         lines += ["cause: " + cause.says, "proof: " + cause.proof, "fix: " + cause.row.fix]
     else:
-        state = "" if diagnosis.failure else f" ({job.state})"
+        state = f" ({job.state})" if job.state and not diagnosis.failure else ""
         words = "the last words are below" if diagnosis.words else "it said nothing of its own"
         lines.append(f"no cause known{state}: {words}")
     if diagnosis.places:

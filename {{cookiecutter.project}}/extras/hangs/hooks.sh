@@ -92,7 +92,7 @@ hangs_answer_timeout() {
 
 # Prints at which line each rank is, as stacks.sh does, and below an empty line their whole stacks.
 #? if kind == "slurm"
-# Fails if a node does not answer, or a rank that runs or sleeps.
+# Fails if a node gives no answer, or a rank that runs or sleeps gives none.
 #? endif
 hangs_where_ranks_are() {
     #? if kind == "slurm"
