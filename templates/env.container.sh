@@ -17,7 +17,7 @@ IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 # The image file, some gigabytes; slurm/build_container.sh makes it.
 IMAGE="${IMAGE:-$PROJECT_DIR/container/{{ cookiecutter.project ~ "." ~ suffix }}}"
 #? else
-# The image file.
+# The image file. To add packages: slurm/docs/container.md.
 IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 #? endif
 #? if runtime == "edf"
@@ -36,8 +36,8 @@ IMAGE="${IMAGE:-{{ cookiecutter.image }}}"
 # rebuilt IMAGE needs a new name. Remove the old one on the nodes: enroot remove --force pyxis_NAME
 KEEP_CONTAINER="${KEEP_CONTAINER:-}"
 #? endif
-# Folders that programs in the container see, under the same names as outside. They also see the
-# project, the folder of submission and the program's folder.
+# Folders that programs in the container see, under the same names as outside, a line each. They also
+# see the project, the folder of submission and the program's folder.
 BINDS=(
     #? for folder in site.binds or ["$HOME"]
     "{{ folder }}"

@@ -6,8 +6,8 @@
 #? set venv = "venv" in site.runtimes
 # The settings of this project: software, launcher, network. The #SBATCH lines of
 # slurm/submit_multinode.sh set nodes, GPUs, walltime, account and queue. The scripts of slurm/ read
-# this file when you submit a job and again when it starts, so a job that waits in the queue sees
-# your edits.
+# this file when you submit a job and again when it starts, so an edit reaches jobs that wait in the
+# queue, too.
 #
 # To change a setting of the form NAME="${NAME:-value}" for one job, write it before the command:
 # NAME=value bash slurm/submit_multinode.sh … The header of launch/torchrun.sh lists more that you
@@ -37,7 +37,7 @@ RUNTIME="${RUNTIME:-{{ runtime }}}"
 # site's default modules, then load MODULES in this order.
 #? else
 # Environment modules, as in MODULES=("gcc" "cuda"). Each job and slurm/build_*.sh unload all others,
-# then load MODULES in this order. Without any, the modules of your shell stay.
+# then load MODULES in this order. With MODULES=(), the modules of your shell stay.
 #? endif
 #? if site.module_lines.before or site.module_lines.after
 # load_modules of launch/software.sh has the lines that this site needs around module load.
@@ -92,28 +92,33 @@ DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-check/ranks.py}"
 # The extra mpi adds {{ by_extra | join(" and ") }}.
 #? endif
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
-# Further options of torchrun, separated by spaces. LAUNCHER=spawn ignores them.
+# Further options of torchrun, separated by spaces. Launchers without torchrun ignore them.
 #? for option in site.torchrun
 # {{ option.option }}: {{ option.why }}
 #? endfor
 export TORCHRUN_OPTIONS="${TORCHRUN_OPTIONS-{{ site.torchrun | map(attribute="option") | join(" ") }}}"
 # A command before the launcher on each node; with LAUNCHER=srun before each rank. It runs in the
-# container, if there is one. As in RANK_PREFIX=(numactl --interleave=all), or for a profile of each
-# node in the folder of logs RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p)
+# container, if there is one. As in RANK_PREFIX=(numactl --interleave=all)
+#? if plan.node_facts.gpu_vendor == "nvidia"
+# or, for profiles in the folder of logs, RANK_PREFIX=(nsys profile --output=%q{RUN_DIR}/%h-%p). nsys
+# replaces the words with %.
+#? endif
 RANK_PREFIX=()
 # 1: check every node before launch, in about a second (slurm/preflight.sh); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
 # How many seconds before the time limit the program is asked to save. If saving takes longer, raise
-# it. A job that you submit with sbatch itself takes the number of --signal in the #SBATCH lines.
+# it. If you type sbatch yourself, the number of --signal in the #SBATCH lines counts in its place.
 SAVE_SECONDS="${SAVE_SECONDS:-{{ plan.warning }}}"
-# How often a job goes back into the queue whose program has saved because the time limit was near.
-# 0: never.
+# How often a job may go back into the queue, after its program has saved near the time limit. 0:
+# never.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
-# A signal that asks each rank to save, such as USR1, for programs that wait for one. STOP_FILE asks in
-# any case (slurm/docs/longer-than-the-walltime.md). Empty: no signal.
+# A signal that asks each rank to save, such as USR1, for programs that wait for one. Empty: no signal.
+# The file STOP_FILE asks in any case (slurm/docs/longer-than-the-walltime.md).
 STOP_SIGNAL="${STOP_SIGNAL:-}"
 
 # ---- network and libraries -----------------------------------------------------------------------
+# Variables of your own go here, as in export NCCL_DEBUG=INFO. All ranks get them.
+
 #? if not (site.partitions or site.qos)
 # If the ranks time out while connecting, remove the next # and name the interface of the
 # network that all nodes share. It is in the first column of: srun --nodes=1 ip -br address

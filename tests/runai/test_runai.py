@@ -202,7 +202,7 @@ def test_the_first_run_of_the_readme(tmp_path):
         edits = r'`((?:RUN_AS_UID|RUN_AS_GID|POD_PROJECT_DIR)="\$\{\w+:-)(\S+)\}"`'
         for name, shown in re.findall(edits, readme):
             assert f'{name}}}"' in settings
-            value = shown.replace("NUMBER", UID if "UID" in name else GID)
+            value = shown.replace("THIRD", UID).replace("FOURTH", GID)
             settings = settings.replace(f'{name}}}"', f'{name}{value}}}"')
         (laptop / "env.sh").write_text(settings)
         assert settings.count(f":-{there[2]}{there[3]}}}") == settings.count(f":-{UID}}}") == 1

@@ -129,8 +129,7 @@ class Walk:
     def run_own_program(self) -> None:
         """The lines that join the ranks, as a program, submitted with the first command of that section."""
         section = self.found(r"(?ms)^## Your own program, environment and data\n(.*?)^## ", self.readme)
-        lines = self.found(r"(?ms)^```python\n(.*?)^```", section).splitlines()
-        program = "\n".join(line for line in lines if not line.endswith("# leave out on CPUs")) + "\n"
+        program = self.found(r"(?ms)^```python\n(.*?)^```", section)
         own = 'print("rank", torch.distributed.get_rank(), __import__("sys").argv[1:])'
         assert program.count("\n...") == 1
         (self.project / "program.py").write_text(program.replace("\n...", f"\n{own}"))

@@ -90,7 +90,7 @@ SPECIFIC = [
     ("frontier", "venv", "module reset\n"),
     ("frontier", "venv", ' || exit\nexport LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH" # the libraries'),
     ("roihu", "none", "source /etc/profile.d/zz-csc-env.sh # defines the command module\nmodule purge\n"),
-    ("isambard-ai", "apptainer", ' "$IMAGE" # the folders that it sees\n    "/host/adapt.sh"\n    env # sets'),
+    ("isambard-ai", "apptainer", ' "$IMAGE" # folders that it sees\n    "/host/adapt.sh"\n    env # sets'),
     ("isambard-ai", "apptainer", '    "NCCL_CROSS_NIC=$NCCL_CROSS_NIC"\n    "FI_HMEM_CUDA_'),
     ("isambard-ai", "apptainer", 'export "NCCL_CROSS_NIC=1" # faster'),
     ("isambard-ai", "podman-hpc", "    --gpu --openmpi-pmi2 \\\n"),

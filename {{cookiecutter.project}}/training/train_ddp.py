@@ -1,14 +1,16 @@
-"""Train a small language model with DistributedDataParallel: same losses for 1, 2 or 100 ranks.
+"""Train a small language model with DistributedDataParallel: the same losses on any number of ranks.
 
     python training/train_ddp.py                         one process, on the GPU if there is one
-    torchrun --nproc-per-node 2 training/train_ddp.py    two, as any launcher starts them
+    torchrun --nproc-per-node 2 training/train_ddp.py    two processes on this machine
 
-The batch of a step is fixed for the whole job (--global-batch) and divided among the ranks. So the number of ranks
-changes the speed, and not the result.
+On several nodes, the project's submit script starts it. The batch of a step is fixed for the whole job
+(--global-batch), and the ranks share it equally. So the number of ranks changes the speed. The losses stay the same up
+to rounding, but for a model with dropout.
 
-To train something of your own, replace the data (lm/data.py) and the model with its loss (lm/model.py). A run writes
-into --out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
-evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
+To train something of your own, replace two files, which say at their top what they have to define: lm/data.py with
+the data, lm/model.py with the model and its loss. The flags are in lm/arguments.py. A run writes into --out:
+checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per evaluation.
+Exit code 2: something that you asked for cannot be done, and the message says what to change.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHONSAFEPATH=1 leaves it out
 
 from lm import setup
 from lm.arguments import fixed_settings, read_arguments
@@ -48,14 +50,15 @@ def train_step(
 ) -> torch.Tensor:
     """Update the weights once; return the mean loss of this rank's part of the batch.
 
-    The gradients of the micro batches add up. All micro batches have the same size, so the mean of their means is the
-    batch's mean. DDP averages the gradients over the ranks, during the backward pass of the last micro batch alone.
+    The gradients of the micro batches add up. read_arguments() sees to it that they have the same size. So the mean of
+    their means is the batch's mean. DDP averages the gradients over the ranks, during the backward pass of the last
+    micro batch alone.
     """
     optimizer.zero_grad()
     mean_loss = 0.0
     micro_batches = list(zip(*(tensor.to(device, non_blocking=True).split(args.micro_batch) for tensor in batch)))
     for number, micro_batch in enumerate(micro_batches, start=1):
-        model.require_backward_grad_sync = number == len(micro_batches)
+        model.require_backward_grad_sync = number == len(micro_batches)  # what DDP.no_sync() sets
         with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
             loss = model(*micro_batch) / len(micro_batches)
         loss.backward()
@@ -70,14 +73,14 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     data, validation, data_name = load_data(args)
     args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
-    model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))
+    model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))  # bfloat16: float32, and autocast
     if args.compile:
         model.compile()
     optimizer = make_optimizer(model, args.learning_rate)
 
     stop = Stop()
     checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args, data_name), rank)
-    state = checkpoints.start(model, optimizer, args.resume)
+    state = checkpoints.start(model, optimizer, args.resume)  # the last step and its losses
     first_step = state["step"]
     metrics = Metrics(args, state, device, rank, world_size)
     metrics.print_plan(model, len(data), len(validation), data_name)
@@ -90,29 +93,29 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         num_workers=args.workers,
         worker_init_fn=ignore_signals,
         generator=worker_generator(args.seed, first_step, rank),
-        multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
+        multiprocessing_context="fork" if args.workers else None,  # they share the file that data.py maps
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
-    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):  # the sampler ends at args.steps
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(ddp, optimizer, batch, args, device)
         metrics.add(loss)  # stays on the device
 
-        stopping = stop.requested()
+        stopping = stop.requested()  # by a file, a signal or the clock; all ranks agree
         evaluating = due(step, args.eval_every, args.steps)
         saving = stopping or due(step, args.save_every, args.steps)
         if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
-            metrics.log(step)  # reads the losses since the last line
+            metrics.log(step)  # reads the losses since the last line, and updates state
         if evaluating:
             metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))
         if saving:
-            checkpoints.save(metrics.state, model, optimizer)
+            checkpoints.save(state, model, optimizer)
             metrics.restart_clock()
         if stopping:
             break
-    if metrics.state["step"] < args.steps:
-        stop.requeue()
+    if state["step"] < args.steps:
+        stop.requeue()  # asks the submit script to put the job back into the queue
     metrics.finish()
 
 
@@ -120,7 +123,8 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
 def main() -> None:
     """Join the other ranks, and train."""
     args = read_arguments(__doc__, setup.launched_ranks())
-    train(args, *setup.join(args.timeout))
+    rank, world_size, device = setup.join(args.timeout)
+    train(args, rank, world_size, device)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@
 Weights, gradients and optimizer are divided among the ranks. A layer's weights are whole only while it is computed.
 Same flags, losses and checkpoints as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer.
 
-To train something of your own, replace the data (lm/data.py) and the model with its loss (lm/model.py). A run writes
-into --out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
-evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
+To train something of your own, replace two files, which say at their top what they have to define: lm/data.py with
+the data, lm/model.py with the model and its loss. The flags are in lm/arguments.py. A run writes into --out:
+checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per evaluation.
+Exit code 2: something that you asked for cannot be done, and the message says what to change.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHONSAFEPATH=1 leaves it out
 
 from lm import setup
 from lm.arguments import fixed_settings, read_arguments
@@ -55,9 +56,9 @@ def train_step(
 ) -> torch.Tensor:
     """Update the weights once; return the mean loss of this rank's part of the batch.
 
-    The gradients of the micro batches add up. All micro batches have the same size, so the mean of their means is the
-    batch's mean. FSDP averages the gradients over the ranks, during the backward pass of the last micro batch alone,
-    and leaves each rank its part. Until then a rank adds up whole gradients.
+    The gradients of the micro batches add up. read_arguments() sees to it that they have the same size. So the mean of
+    their means is the batch's mean. FSDP averages the gradients over the ranks, during the backward pass of the last
+    micro batch alone, and leaves each rank its part. Until then a rank adds up whole gradients.
     """
     optimizer.zero_grad()
     mean_loss = 0.0
@@ -113,7 +114,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
 
     stop = Stop()
     checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args, data_name), rank)
-    state = checkpoints.start(model, optimizer, args.resume)
+    state = checkpoints.start(model, optimizer, args.resume)  # the last step and its losses
     first_step = state["step"]
     metrics = Metrics(args, state, device, rank, world_size)
     metrics.print_plan(model, len(data), len(validation), data_name)
@@ -125,29 +126,29 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
         num_workers=args.workers,
         worker_init_fn=ignore_signals,
         generator=worker_generator(args.seed, first_step, rank),
-        multiprocessing_context="fork" if args.workers else None,  # forked workers inherit the mapped file
+        multiprocessing_context="fork" if args.workers else None,  # they share the file that data.py maps
         pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
     )
-    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):  # the sampler ends at args.steps
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
         loss = train_step(model, optimizer, batch, args, device)
         metrics.add(loss)  # stays on the device
 
-        stopping = stop.requested()
+        stopping = stop.requested()  # by a file, a signal or the clock; all ranks agree
         evaluating = due(step, args.eval_every, args.steps)
         saving = stopping or due(step, args.save_every, args.steps)
         if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
-            metrics.log(step)  # reads the losses since the last line
+            metrics.log(step)  # reads the losses since the last line, and updates state
         if evaluating:
             metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))
         if saving:
-            checkpoints.save(metrics.state, model, optimizer)
+            checkpoints.save(state, model, optimizer)
             metrics.restart_clock()
         if stopping:
             break
-    if metrics.state["step"] < args.steps:
-        stop.requeue()
+    if state["step"] < args.steps:
+        stop.requeue()  # asks the submit script to put the job back into the queue
     metrics.finish()
 
 
@@ -155,7 +156,8 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
 def main() -> None:
     """Join the other ranks, and train."""
     args = read_arguments(__doc__, setup.launched_ranks())
-    train(args, *setup.join(args.timeout))
+    rank, world_size, device = setup.join(args.timeout)
+    train(args, rank, world_size, device)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 #? set kind = site_facts(cookiecutter.site).kind
 #? if kind == "slurm"
 # Has each rank tell where it is: when stacks.sh asks, when a collective times out, and when the job is
-# stuck. launch/extras.sh calls the functions hangs_MOMENT.
+# stuck. launch/extras.sh calls the functions hangs_MOMENT at the moments of a job that it lists. They read
+# what slurm/job.sh lists: hosts, on_hosts, ranks, stop, in_batch_job. They change code and outcome.
 #? elif kind == "local"
 # Has each rank tell where it is: when stacks.sh asks, and when a collective times out.
-# launch/extras.sh calls the functions hangs_MOMENT.
+# launch/extras.sh calls the functions hangs_MOMENT at the moments of a run that it lists. They read code,
+# the exit code of the ranks.
 #? else
 # Has each rank tell where it is when stacks.sh asks, and leave a record when a collective times out.
-# launch/extras.sh calls the functions hangs_MOMENT.
+# launch/extras.sh calls the functions hangs_MOMENT at the moments of a job that it lists. They read code,
+# the exit code of the ranks, and pod, the number of this pod.
 #? endif
 #
 # Files in RUN_DIR:
@@ -32,7 +35,7 @@ hangs_check_settings() {
         die "STALL_ACTION='$STALL_ACTION': expected end or requeue"
     #? else
     [[ ${STALL_TIMEOUT:-0} == 0 ]] ||
-        die "STALL_TIMEOUT='$STALL_TIMEOUT': only a job on Slurm ends when it is stuck; unset it"
+        die "STALL_TIMEOUT='$STALL_TIMEOUT': only on Slurm a job that is stuck is ended; unset it"
     #? endif
 }
 
@@ -77,8 +80,7 @@ hangs_after_launch() {
 
 # If a collective of a rank has timed out, asks all ranks where they are, before the launcher ends
 # them. With gloo that rank creates the file timeout, and waits (python/rank_collectives.py). With
-# NCCL torch writes nccl-rank-R, and the ranks live on for a minute (torch 2.13,
-# ProcessGroupNCCL.cpp).
+# NCCL torch writes nccl-rank-R, and ends the ranks a minute later (torch 2.13, ProcessGroupNCCL.cpp).
 hangs_answer_timeout() {
     local places
     [[ ! -e $RUN_DIR/stacks.txt ]] || return 0
@@ -124,8 +126,8 @@ hangs_group() {
 
 # ---- a job that is stuck -------------------------------------------------------------------------
 
-# Whether to look if the job is stuck: in a batch job, until the program is asked to save or to end,
-# a collective has timed out, or the job was found to be stuck.
+# Whether to look if the job is stuck. It looks in a batch job alone, until one of these has happened: the
+# program is asked to save or to end, a collective has timed out, the job was found to be stuck.
 hangs_watches_for_stall() {
     [[ $STALL_TIMEOUT != 0 && $in_batch_job == 1 && ! -e $STOP_FILE ]] &&
         [[ ! -e $RUN_DIR/timeout && ! -e $RUN_DIR/stacks.txt ]]
