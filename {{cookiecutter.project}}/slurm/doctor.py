@@ -149,7 +149,8 @@ def failure_lines(diagnosis):
         names = [f"{speaker.name} ({speaker.log})" for speaker in failure.silent]
         lines.append("printed no error: " + ", ".join(names[:4]) + (" and others" if names[4:] else ""))
     role = ROLES.get(diagnosis.way, "a rank that noticed it" if cause and cause.row.waiting else "first failure")
-    who = failure.speaker.name or (f"on {failure.host}" if failure.host else "")
+    process = "a process" + (f" on {failure.host}" if failure.host else "")
+    who = failure.speaker.name or (process if failure.host or failure.code is not None else "")
     line = failure.message.error if failure.message else failure.report.line
     place = f"({failure.speaker.log or line.place})"
     words = "; its last words:" if diagnosis.words else ""
