@@ -87,7 +87,7 @@ def test_each_rank_is_found(cluster, project, tmp_path, launcher):
 def test_each_rank_is_found_in_apptainer(containers, sif, tmp_path, tmp_path_factory, launcher):
     """The stacks are read from outside of the container."""
     needs_namespaces(containers)
-    project = apptainer_project(tmp_path_factory, sif, "hangs")
+    project = apptainer_project(tmp_path_factory, sif, "hangs,mpi" if "mpi" in launcher else "hangs")
     assert_each_rank_is_found(containers, project, tmp_path, LAUNCHER=launcher)
 
 
