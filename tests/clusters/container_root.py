@@ -22,6 +22,7 @@ import re
 import sys
 import sysconfig
 import tarfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -223,3 +224,13 @@ def _write_archive(target: Path, layer: Path, name: str, environment: Sequence[s
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
         tar.add(layer, "layer.tar")
+
+
+def write_wheel(folder: Path) -> None:
+    """The smallest wheel, `answer`, whose module has the constant ANSWER."""
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "answer-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("answer.py", "ANSWER = 42\n")
+        wheel.writestr("answer-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: answer\nVersion: 1.0\n")
+        wheel.writestr("answer-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("answer-1.0.dist-info/RECORD", "")

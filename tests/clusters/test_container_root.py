@@ -1,11 +1,10 @@
 """Apptainer and podman of the test cluster: are they the real ones, and do they work as on a cluster?"""
 
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
-from container_root import offer_image, python_folders, write_storage_conf
+from container_root import offer_image, python_folders, write_storage_conf, write_wheel
 
 pytestmark = pytest.mark.drill
 
@@ -37,16 +36,6 @@ def storage(containers, archive, tmp_path):
     """The environment of a user whose images are in the node's memory."""
     offer_image(containers, archive, "localhost/base:1", VENDOR)
     return {"CONTAINERS_STORAGE_CONF": str(write_storage_conf(tmp_path / "storage.conf", "/dev/shm/root"))}
-
-
-def write_wheel(folder: Path) -> None:
-    """The smallest wheel, `answer`, whose module has the constant ANSWER."""
-    folder.mkdir()
-    with zipfile.ZipFile(folder / "answer-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("answer.py", "ANSWER = 42\n")
-        wheel.writestr("answer-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: answer\nVersion: 1.0\n")
-        wheel.writestr("answer-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("answer-1.0.dist-info/RECORD", "")
 
 
 def build(cluster, context, env, *options, image="demo"):

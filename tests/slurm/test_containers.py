@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from baking import bake, page
+from container_root import write_wheel
 from launching import (
     OWN_PROGRAM,
     RUNTIMES,
@@ -31,6 +32,7 @@ from launching import (
 )
 from needs import needs_namespaces
 from slurm_cluster import PATH
+from submitting import apptainer_project
 from two_nodes import ENVIRONMENT
 from users import NEIGHBOUR, ONE, as_user, folder_of_all, needs_two_users
 from waiting import wait_for
@@ -413,6 +415,27 @@ def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surro
     typed = 'echo "in $STAND_IN_RUNTIME on $(hostname), which sees $(ls env.sh)"\nexit\n'
     done = cluster.run("script", "-qec", line, "/dev/null", cwd=project, env=environment, stdin=typed)
     assert re.search(rf"in {runtime} on node\d, which sees env.sh", done.stdout), done.stdout
+
+
+@pytest.mark.drill
+def test_packages_on_top_of_an_image(containers, sif, tmp_path_factory):
+    """The commands of the page, with this machine's Python in place of the image's, which has none."""
+    project = apptainer_project(tmp_path_factory, sif, "none")
+    write_wheel(project / "wheels")
+    section = page(project, "container").partition("## More packages")[2]
+    enter, make, leave = re.search(r"```bash\n(.*?)\n```", section, re.S)[1].splitlines()
+    make = make.replace("python3", sys.executable).replace("einops", "--no-index --find-links wheels answer")
+    command = ["script", "-qec", f"{enter} --time=00:02:00", "/dev/null"]
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHON"}
+    done = containers.run(*command, cwd=project, env={**environment, "TERM": "dumb"}, stdin=f"{make}\n{leave}\n")
+    assert "Successfully installed answer-1.0" in done.stdout, done.stdout
+    line = re.search(r"`(export PYTHON=.*?)`", section)[1]
+    settings = (project / "env.sh").read_text()
+    (project / "env.sh").write_text(re.sub("^export PYTHON=.*", lambda _: line, settings, flags=re.M))
+    (project / "own.py").write_text("import answer, os, sys; print(os.environ['RANK'], answer.ANSWER, sys.prefix)\n")
+    job = containers.submit("slurm/submit_multinode.sh", "own.py", cwd=project, env={**environment, "LAUNCHER": "srun"})
+    assert job.state == "COMPLETED", job.output
+    assert all(f": {rank} 42 {project}/packages\n" in job.output for rank in range(4)), job.output
 
 
 def test_two_jobs_at_once_unpack_the_image_once_per_node(cluster, everywhere, surroundings, tmp_path):
