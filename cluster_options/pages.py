@@ -43,8 +43,12 @@ def nodes_of(limits) -> str:
 
 
 def project_folder(answers):
-    """Return the file system on which a written project belongs, as its row in the site file; None: unknown."""
-    return next((row for row in site_facts(answers["site"])["file_systems"] if row.get("project")), None)
+    """Return the file system on which a written project belongs, as its row in the site file; None: unknown.
+
+    Where several users share it, the path is that of a folder of the user's own in it.
+    """
+    row = next((row for row in site_facts(answers["site"])["file_systems"] if row.get("project")), None)
+    return {**row, "path": f"{row['path']}/$USER"} if row and row.get("shared") else row
 
 
 def ssh_command(answers) -> str:

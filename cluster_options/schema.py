@@ -238,6 +238,7 @@ SCHEMA = Record(
                 {
                     "limits": Text(),
                     "project": Flag("do written projects belong here? of one file system at most"),
+                    "shared": Flag("do several users have this folder? projects then lie in a folder of each user"),
                     "local": Flag("is it the disk of each node that STAGE_DIR should name? of one file system at most"),
                 },
             )

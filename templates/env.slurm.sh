@@ -92,7 +92,7 @@ DEFAULT_PROGRAM="${DEFAULT_PROGRAM:-check/ranks.py}"
 # The extra mpi adds {{ by_extra | join(" and ") }}.
 #? endif
 export LAUNCHER="${LAUNCHER:-{{ cookiecutter.launcher }}}"
-# Further options of torchrun, separated by spaces. Launchers without torchrun ignore them.
+# Further options of torchrun, or none (empty). Launchers without torchrun ignore them.
 #? for option in site.torchrun
 # {{ option.option }}: {{ option.why }}
 #? endfor

@@ -184,7 +184,7 @@ SHARED = {"qos": "shared", "nodes": "1", "gpus_per_node": "1"}
 ENTERED = 'CONTAINER_EXEC+=("/host/adapt.sh")\n    CONTAINER_EXEC+=(env)'
 LIBRARIES = 'export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH" # the '
 DEFINED = "    source /etc/profile.d/zz-csc-env.sh # defines the command module\n    module purge"
-TRANSFER = "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/demo/container/"
+TRANSFER = "rsync -P container/demo.tar USER@transfer1.bsc.es:/gpfs/projects/GROUP/USER/demo/container/"
 WHEELS = "#   pip download --extra-index-url=https://download.pytorch.org/whl/cu126 -r req"
 PULL = "\nsrun --account=ABC_1 --partition=lrd_all_serial --time=04:00:00 --mem=16G --gres=tmpfs:100G singularity pull "
 # What a site's file says, and where it has to arrive: one row for each key that does something.
