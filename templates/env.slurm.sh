@@ -109,8 +109,8 @@ PREFLIGHT="${PREFLIGHT:-1}"
 # How many seconds before the time limit the program is asked to save. If saving takes longer, raise
 # it. If you type sbatch yourself, the number of --signal in the #SBATCH lines counts in its place.
 SAVE_SECONDS="${SAVE_SECONDS:-{{ plan.warning }}}"
-# How often a job may go back into the queue, after its program has saved near the time limit. 0:
-# never.
+# How often a job may go back into the queue, after its program has saved near the time limit. With 0
+# it never does.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
 # A signal that asks each rank to save, such as USR1, for programs that wait for one. Empty: no signal.
 # The file STOP_FILE asks in any case (slurm/docs/longer-than-the-walltime.md).

@@ -2,10 +2,10 @@
 
     python training/train_single.py                      on the GPU if there is one
 
-To train something of your own, replace two files, which say at their top what they have to define: training/lm/data.py
-with the data, training/lm/model.py with the model and its loss. The flags are in training/lm/arguments.py. A run writes
-into --out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
-evaluation. Exit code 2: something that you asked for cannot be done, and the message says what to change.
+To train a model of your own, replace training/lm/data.py, with the data, and training/lm/model.py, with the model and
+its loss. The top of each says what it has to define. The flags are in training/lm/arguments.py. A run writes into
+--out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
+evaluation. Exit code 2: the arguments, the data or --out do not fit, and the message says what to change.
 """
 
 import argparse
