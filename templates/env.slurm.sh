@@ -43,6 +43,7 @@ RUNTIME="${RUNTIME:-{{ runtime }}}"
 # load_modules of launch/software.sh has the lines that this site needs around module load.
 #? endif
 #? if "" not in modules
+# The first line is for each RUNTIME that has no line of its own below.
 #? if site.modules
 MODULES=("{{ site.modules | join('" "') }}")
 #? else

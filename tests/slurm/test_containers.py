@@ -423,15 +423,15 @@ def test_packages_on_top_of_an_image(containers, sif, tmp_path_factory):
     project = apptainer_project(tmp_path_factory, sif, "none")
     write_wheel(project / "wheels")
     section = page(project, "container").partition("## More packages")[2]
-    enter, make, leave = re.search(r"```bash\n(.*?)\n```", section, re.S)[1].splitlines()
+    enter = re.search(r"`(bash slurm/interactive\.sh)`", section)[1]
+    make, line = re.findall(r"```bash\n(.*)\n```", section)
     make = make.replace("python3", sys.executable).replace("einops", "--no-index --find-links wheels answer")
     command = ["script", "-qec", f"{enter} --time=00:02:00", "/dev/null"]
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHON"}
-    done = containers.run(*command, cwd=project, env={**environment, "TERM": "dumb"}, stdin=f"{make}\n{leave}\n")
+    done = containers.run(*command, cwd=project, env={**environment, "TERM": "dumb"}, stdin=f"{make}\nexit\n")
     assert "Successfully installed answer-1.0" in done.stdout, done.stdout
-    line = re.search(r"`(export PYTHON=.*?)`", section)[1]
-    settings = (project / "env.sh").read_text()
-    (project / "env.sh").write_text(re.sub("^export PYTHON=.*", lambda _: line, settings, flags=re.M))
+    before, python, after = re.split("(?m)^(export PYTHON=.*)$", (project / "env.sh").read_text())
+    (project / "env.sh").write_text(f"{before}{python}\n{line}{after}")
     (project / "own.py").write_text("import answer, os, sys; print(os.environ['RANK'], answer.ANSWER, sys.prefix)\n")
     job = containers.submit("slurm/submit_multinode.sh", "own.py", cwd=project, env={**environment, "LAUNCHER": "srun"})
     assert job.state == "COMPLETED", job.output

@@ -213,7 +213,7 @@ SPECIFIC = [
     ("jean-zay", {}, "env.sh", '"none" ]] || MODULES=("arch/h100" "pytorch-gpu/'),
     ("mn5", {}, "extras/scaling/README.md", "| 128 | 512 | 633.6 | 317.4 |"),
     ("mn5", OF_DOCKER, "README.md", TRANSFER),
-    ("mn5", {}, "slurm/docs/container.md", "packages/bin/pip install --no-index --find-links wheels einops\n"),
+    ("mn5", {}, "slurm/docs/container.md", "packages/bin/pip install --no-index --find-links image-wheels einops\n"),
     ("lumi", {}, "slurm/docs/container.md", "packages/bin/pip install einops\n"),
     ("lumi", {}, "README.md", ":/scratch/PROJECT/USER/\nssh USER@lumi.csc.fi\ncd /scratch/PROJECT/$USER/demo\n"),
     ("leonardo", {}, "README.md", "\nmkdir -p $WORK/$USER && mv ~/demo $WORK/$USER/\n"),

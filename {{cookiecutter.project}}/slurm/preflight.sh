@@ -75,7 +75,7 @@ main() {
 # Runs the checks on all hosts. Sets answers: lines of slurm/preflight_node.sh, which have three
 # fields with tabs between them (NODE, KIND, TEXT), and messages of srun, which have none.
 ask_nodes() {
-    local scripts step
+    local scripts step limit=${PREFLIGHT_TIMEOUT:-30}
     step=(--nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 --export=ALL --input=none)
     # The step of the ranks follows at once. Slurm frees the cores of this step a moment late, and
     # without --overlap that step would wait for them.
@@ -88,9 +88,12 @@ ask_nodes() {
     fi
     # srun hands over the text of both files: a node may not see the project's folder.
     scripts="$(<"$project/launch/count_gpus.sh")"$'\n'"$(<"$project/slurm/preflight_node.sh")"
-    # --foreground: Ctrl-C reaches srun. --kill-after: srun may ignore the first signal.
-    answers=$(timeout --foreground --kill-after=5 "${PREFLIGHT_TIMEOUT:-30}" \
-        srun "${step[@]}" bash -c "$scripts" preflight_node.sh "$@" 2>&1)
+    # On each node timeout kills the checks themselves, and then what hangs in them: so none of them
+    # goes on, and the last one that a node names is the one that hangs. The outer timeout is for an srun
+    # that does not end. --foreground: Ctrl-C reaches it. --kill-after: it may ignore the first signal.
+    answers=$(timeout --foreground --kill-after=5 $((limit + 5)) \
+        srun "${step[@]}" timeout --signal=KILL "$limit" \
+        bash -c "$scripts" preflight_node.sh "$@" 2>&1)
     srun_message=$(grep -m 1 -v $'\t' <<<"$answers")
 }
 

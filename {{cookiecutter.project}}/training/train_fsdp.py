@@ -81,7 +81,8 @@ def build_sharded_model(args: argparse.Namespace, world_size: int, device: torch
         model = GPT(args.config).to(setup.weights_dtype(args.dtype))
     if one_by_one and list(model.buffers()):
         setup.fail(
-            "GPT in model.py has init_weight() and buffers, which have no values here: compute them in forward()"
+            "GPT in model.py has init_weight() and buffers, which have no values here: "
+            "compute the buffers in forward(), or leave init_weight() out"
         )
 
     # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
