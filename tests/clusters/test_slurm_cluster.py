@@ -118,6 +118,7 @@ def test_what_can_never_run_is_refused(either, tmp_path, option):
         either.sbatch(option, "job.sh", cwd=tmp_path)
 
 
+@pytest.mark.drill
 def test_what_takes_too_long_is_ended(either, tmp_path):
     seconds, said = 0.5, ""
     while "before" not in said:  # how long srun takes to start four tasks is up to the machine
@@ -154,6 +155,7 @@ def test_kinds_of_nodes_and_partitions(anybody, namespaces):
         assert cluster.run("srun", "-pgpu", "--gres=gpu:a100:1", "bash", "-c", show).stdout == "0 1\n"
 
 
+@pytest.mark.drill
 @pytest.mark.skipif(bool(accounting.missing()) and not os.environ.get("CI"), reason=accounting.missing())
 @pytest.mark.parametrize("user", [None, "nobody"])
 def test_accounts_and_qos_are_enforced(anybody, user):
@@ -173,6 +175,7 @@ def test_accounts_and_qos_are_enforced(anybody, user):
     assert not cluster.processes()
 
 
+@pytest.mark.drill
 def test_accounts_that_cannot_be_had(anybody):
     with pytest.raises(ClusterError, match="accounts take namespaces: switched off"):
         Cluster(anybody / "c", namespaces=False, accounts="add qos x")
@@ -183,6 +186,7 @@ def test_accounts_that_cannot_be_had(anybody):
         assert not cluster.processes()
 
 
+@pytest.mark.drill
 @pytest.mark.skipif(os.geteuid() != 0, reason="all other tests here are an ordinary user's already")
 @pytest.mark.parametrize("slurm", ["this machine's", "debian13"])
 def test_an_ordinary_user(anybody, slurm, request):
@@ -198,6 +202,7 @@ def test_an_ordinary_user(anybody, slurm, request):
     assert not cluster.processes()
 
 
+@pytest.mark.drill
 def test_without_namespaces(anybody):
     with Cluster(anybody / "c", nodes=3, namespaces=False) as cluster:
         job = cluster.submit("-N2", "--gpus-per-node=2", write(anybody / "job.sh", "srun env"), cwd=anybody)
@@ -208,6 +213,7 @@ def test_without_namespaces(anybody):
     assert not cluster.processes()
 
 
+@pytest.mark.drill
 def test_nothing_stays_behind(tmp_path):
     before = os.listdir("/sys/class/net"), os.uname().nodename
     with Cluster(tmp_path / "c", nodes=2) as cluster:
@@ -220,6 +226,7 @@ def test_nothing_stays_behind(tmp_path):
     assert before == (os.listdir("/sys/class/net"), os.uname().nodename)
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("mode", ["namespaces", "loopback"])
 def test_nothing_stays_behind_when_the_tests_are_killed(anybody, how, mode):
@@ -252,6 +259,7 @@ def test_crash_and_boot(tmp_path):
         assert cluster.run("srun", "-N2", "echo", "back").stdout == "back\n" * 2
 
 
+@pytest.mark.drill
 def test_processes_cables_and_a_small_disk(anybody):
     """What drills break: a daemon alone, the network of a node, a disk that is full."""
     if Cluster(anybody / "c").no_namespaces:
@@ -292,6 +300,7 @@ def by_hand(*words):
     return subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.drill
 def test_a_cluster_by_hand_ends_with_its_command():
     done = by_hand("--nodes=3", "--", "bash", "-c", "srun --nodes=3 --gpus-per-node=2 hostname; echo in $PWD; exit 7")
     assert done.returncode == 7, done.stderr

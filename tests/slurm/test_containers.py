@@ -229,7 +229,10 @@ def test_the_image_s_path_and_each_rank_s_threads(cluster, everywhere, runtime, 
 NAMES = ["costs $5", 'a "b"', "`id`"]
 
 
-@pytest.mark.parametrize(("runtime", "names"), [("pyxis", NAMES), ("edf", [*NAMES, "a b", "a;b", "back\\slash"])])
+@pytest.mark.parametrize(
+    ("runtime", "names"),
+    [pytest.param("pyxis", NAMES, marks=pytest.mark.drill), ("edf", [*NAMES, "a b", "a;b", "back\\slash"])],
+)
 def test_names_that_a_container_engine_breaks(cluster, everywhere, runtime, names, surroundings, tmp_path):
     """Each is refused when the job is submitted, and in the job; other names work."""
     project = bake(tmp_path, site=everywhere, runtime=runtime, nodes="2", gpus_per_node="2")
@@ -257,7 +260,7 @@ def test_names_that_a_container_engine_breaks(cluster, everywhere, runtime, name
 
 def pairs_of_sites():
     """Each Slurm site with each runtime: in every run those whose variables differ most, the others as drills."""
-    quick = {("lumi", "apptainer"), ("daint", "edf"), ("perlmutter", "podman-hpc"), ("jupiter", "none")}
+    quick = {("daint", "edf"), ("perlmutter", "podman-hpc"), ("jupiter", "none")}
     for site in site_names():
         facts = site_facts(site)
         for runtime in facts["runtimes"] if facts["kind"] == "slurm" and facts["environment"] else ():
@@ -373,7 +376,7 @@ def test_enroot_speaks_only_where_it_fails(cluster, everywhere, surroundings, tm
     assert job.state == "FAILED" and "[ERROR] Invalid image format: " in job.output, job.output
 
 
-@pytest.mark.parametrize("runtime", ["shifter", "podman-hpc"])
+@pytest.mark.parametrize("runtime", [pytest.param("shifter", marks=pytest.mark.drill), "podman-hpc"])
 def test_perlmutter_s_own_flags(cluster, runtime, surroundings, tmp_path):
     """With the image and the flags that its site file names; podman's folders there are variables."""
     project = bake(tmp_path / "a b", site="perlmutter", runtime=runtime)
@@ -438,6 +441,7 @@ def test_packages_on_top_of_an_image(containers, sif, tmp_path_factory):
     assert all(f": {rank} 42 {project}/packages\n" in job.output for rank in range(4)), job.output
 
 
+@pytest.mark.drill
 def test_two_jobs_at_once_unpack_the_image_once_per_node(cluster, everywhere, surroundings, tmp_path):
     """enroot create is neither atomic nor locked: a second job on the node must wait for the first one's."""
     answers = {"project": "at-once", "nodes": "2", "gpus_per_node": "2"}

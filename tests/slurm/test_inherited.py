@@ -368,6 +368,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.drill
 @needs_safe_path
 def test_programs_find_their_siblings(tmp_path):
     own = bake(tmp_path / "own", **ANSWERS, extras="all")

@@ -73,7 +73,8 @@ def test_the_same_programs_give_the_same_results_under_every_launcher(each_slurm
         assert all(abs(a - b) < 1e-5 for loss in losses for a, b in zip(loss, losses[0])), losses
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "mpirun-ranks"])  # test_ends.py and test_doctor_jobs.py have the others
+# test_ends.py and test_doctor_jobs.py have the other launchers.
+@pytest.mark.parametrize("launcher", [pytest.param("mpirun", marks=pytest.mark.drill), "mpirun-ranks"])
 def test_a_rank_that_fails_ends_the_job(cluster, project, tmp_path, launcher):
     """The others sleep for hours; the job fails, and says why."""
     (tmp_path / "fails.py").write_text(

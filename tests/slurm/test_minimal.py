@@ -200,6 +200,7 @@ sys.stdout.write(f"{rank} of {world}, sum {total}, {sys.argv[1:]} threads {os.en
 """
 
 
+@pytest.mark.drill
 def test_two_jobs_at_once_alone_in_a_folder(cluster, alone, without_torch):
     """On the same two nodes, one on a GPU of each, one on their cores; from a shell full of stale variables."""
     (alone.folder / "own.py").write_text(TOGETHER)

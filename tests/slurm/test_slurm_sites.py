@@ -175,6 +175,7 @@ def test_build_venv(cluster, offline):
     assert again.returncode == 2 and "exists already; remove it first" in again.stderr
 
 
+@pytest.mark.drill
 def test_build_venv_on_the_login_node(cluster, tmp_path):
     """Where login nodes have internet and the processor of the compute nodes: no job, and no wait for one."""
     site = (REPOSITORY / "sites/slurm.yaml").read_text() + "login_internet: true\ninternet: false\n"

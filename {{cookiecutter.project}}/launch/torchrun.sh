@@ -8,7 +8,11 @@
 #   launch/torchrun.sh program.py [arguments]
 #   launch/torchrun.sh -m package.module [arguments]
 #
+#? if kind == "slurm"
+# The first row whose variables are set decides.
+#? else
 # The first row whose variables are set decides. torchrun's own variables begin with PET_.
+#? endif
 #
 #   started by                  nodes, rank of this one              rendezvous endpoint
 #? if kind == "slurm"
@@ -16,11 +20,10 @@
 #? endif
 #? if kind == "local"
 #   local/submit.sh             PET_NNODES, PET_NODE_RANK            PET_MASTER_ADDR, PET_MASTER_PORT
-#? else
-#   an operator of Kubernetes   PET_NNODES, PET_NODE_RANK            PET_MASTER_ADDR, PET_MASTER_PORT,
-#                                                                    else MASTER_ADDR, MASTER_PORT
 #? endif
 #? if kind == "runai"
+#   an operator of Kubernetes   PET_NNODES, PET_NODE_RANK            PET_MASTER_ADDR, PET_MASTER_PORT,
+#                                                                    else MASTER_ADDR, MASTER_PORT
 #   PyTorchJob before 1.7       WORLD_SIZE, RANK: they count pods    MASTER_ADDR, MASTER_PORT
 #? endif
 #   anything else               one node                             127.0.0.1, a free port
@@ -122,21 +125,26 @@ find_this_node() {
     fi
 }
 
+#? if kind == "slurm"
+# Sets nodes and node_rank from the variables of the program that has started this script.
+#? else
 # Sets nodes and node_rank, and with PET_* address and port, from the variables of the program that
 # has started this script.
+#? endif
 read_launcher() {
     #? if kind == "slurm"
     if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
         read_srun
         return
     fi
-    #? endif
+    #? else
     if [[ -n ${PET_NNODES:-} ]]; then
         read_pet
-        #? if kind != "local"
+        #? if kind == "runai"
         return
         #? endif
     fi
+    #? endif
     #? if kind == "runai"
     if [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
         nodes=$WORLD_SIZE node_rank=$RANK
@@ -161,7 +169,7 @@ read_srun() {
     node_rank=$SLURM_NODEID
 }
 
-#? endif
+#? else
 # Reads torchrun's own variables.
 read_pet() {
     nodes=$PET_NNODES
@@ -173,6 +181,7 @@ read_pet() {
     port=${PET_MASTER_PORT:-$port}
 }
 
+#? endif
 # Prints a port of this machine that is free. Argument: the port to try first, MASTER_PORT. The
 # others to try lie below 32768, where the kernel begins with the ports of outgoing connections.
 free_port() {
@@ -198,14 +207,16 @@ choose_processes() {
 check_settings() {
     #? if kind == "runai"
     local fix="submit without --min-replicas and --max-replicas"
-    #? else
+    #? elif kind == "local"
     local fix="set PET_NNODES to the number of nodes"
     #? endif
+    #? if kind != "slurm"
     [[ $nodes =~ ^[1-9][0-9]*$ ]] ||
         die "number of nodes '$nodes': expected a whole number; a range is an elastic job's: $fix"
     if [[ ! $node_rank =~ ^(0|[1-9][0-9]*)$ ]] || ((node_rank >= nodes)); then
         die "node rank '$node_rank': expected a whole number from 0 to $((nodes - 1))"
     fi
+    #? endif
     [[ $processes =~ ^[1-9][0-9]*$ ]] ||
         die "processes per node '$processes': expected a whole number of at least 1;" \
             "set NPROC_PER_NODE"

@@ -1,18 +1,25 @@
 #!/usr/bin/env bash
+#? set container = plan_of(cookiecutter).in_container
 # Checks every node of a job before the ranks start, in about a second. For each node on which the
 # ranks would fail it prints one line: what is wrong, and what to do.
 #
-#   salloc --nodes=2 bash slurm/preflight.sh [NAME|PATH …] [--mounts FOLDER …]
+#   salloc --nodes=2 bash slurm/preflight.sh [NAME|PATH …]{{ " [--mounts FOLDER …]" if container }}
 #
+#? if container
 # Each NAME has to be a command on every node, and each PATH readable there. Each FOLDER is one that
 # the container mounts. slurm/submit_multinode.sh calls this script before each start of the ranks,
-# unless PREFLIGHT=0, with the program, Python or the container's image, RANK_PREFIX and the folders,
-# after the modules are loaded.
+# unless PREFLIGHT=0, with the program, the container's image and folders, after the modules are
+# loaded.
+#? else
+# Each NAME has to be a command on every node, and each PATH readable there.
+# slurm/submit_multinode.sh calls this script before each start of the ranks, unless PREFLIGHT=0, with
+# the program, Python and RANK_PREFIX, after the modules are loaded.
+#? endif
 #
 # What it looks for:
 #   - a full disk, a used-up quota, a missing folder        /tmp, /dev/shm, the folder of logs
 #   - names and network: the node's own name, the way to the master, whether its port is free
-#   - programs and files that the node does not see, folders that the container cannot mount
+#   - programs and files that the node does not see{{ ", folders that the container cannot mount" if container }}
 #   - one core for all ranks
 #   - fewer GPUs, fewer active RDMA ports, an older GPU driver than on other nodes; a wrong clock
 #   - a node, or a driver, that does not answer
@@ -28,7 +35,9 @@
 #   RUN_DIR                    folder of the ranks' logs                        (the current folder)
 #   PREFLIGHT_TIMEOUT          seconds for all checks; nodes without an answer hang             (30)
 #   PREFLIGHT_NODES            the nodes to check, with commas between them         (all of the job)
+#? if container
 #   MOUNTS_SETTING             words for messages: where folders are named         (BINDS in env.sh)
+#? endif
 #   UNFIT_FILE                 a file for the unfit nodes, a line each: NODE, a tab, its faults
 set -u          # not -e: a check that fails is what this script is for
 export LC_ALL=C # messages of other programs are compared, so they must be in English

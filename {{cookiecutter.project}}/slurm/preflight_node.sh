@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
+#? set container = plan_of(cookiecutter).in_container
 # Checks the node on which it runs. slurm/preflight.sh has srun run it once on every node of a job,
 # with the text of launch/count_gpus.sh before its own. It does not run alone.
 #
-#   preflight_node.sh [NAME|PATH …] [--mounts FOLDER …]
+#   preflight_node.sh [NAME|PATH …]{{ " [--mounts FOLDER …]" if container }}
 #
 # The functions below are the checks, in the order of main. The comment of each names a public
 # report of what happens without it.
@@ -16,8 +17,8 @@
 #   clock, driver, ports,  what slurm/preflight.sh compares: the time [s since 1970], the version
 #   gpus                   of the GPU driver, the numbers of active RDMA ports and of GPUs
 #
-# It reads the variables of a Slurm step, NPROC_PER_NODE, GLOO_SOCKET_IFNAME, and RUN_DIR,
-# MASTER_ADDR, MASTER_PORT and MOUNTS_SETTING, which slurm/preflight.sh describes.
+# It reads the variables of a Slurm step, NPROC_PER_NODE, GLOO_SOCKET_IFNAME, and what
+# slurm/preflight.sh describes.
 set -u
 if ! declare -F count_gpus >/dev/null; then
     echo "slurm/preflight_node.sh: call bash slurm/preflight.sh, which runs it on each node" >&2
@@ -32,7 +33,7 @@ main() {
     check_writable "$RUN_DIR" "put it on a file system that all nodes share"
     check_own_name
     check_master
-    check_software_and_mounts "$@"
+    check_software "$@"
     check_cores
     tell_rdma_ports
     check_gpus
@@ -126,38 +127,36 @@ check_master() {
     fi
 }
 
-# ---- software and folders of the container -------------------------------------------------------
+# ---- software ------------------------------------------------------------------------------------
 
-# Looks for each NAME and PATH, and for the container's folders after --mounts. The Python of an
-# environment may be on the login node alone
-# (https://github.com/ansys/pymapdl/pull/2966, 2024-04-05). A folder that a node lacks keeps the
-# container from starting (https://github.com/apptainer/singularity/issues/5887, 2021-03-23).
-check_software_and_mounts() {
-    local needed
-    local fault="cannot read" fix="or name its module in MODULES of env.sh"
+# Looks for each NAME and PATH. The Python of an environment may be on the login node alone
+# (https://github.com/ansys/pymapdl/pull/2966, 2024-04-05).
+#? if container
+# After --mounts, looks for the container's folders. One that a node lacks keeps the container from
+# starting (https://github.com/apptainer/singularity/issues/5887, 2021-03-23).
+#? endif
+check_software() {
+    local needed file fault="cannot read" fix="or name its module in MODULES of env.sh"
     for needed in "$@"; do
+        #? if container
         if [[ $needed == --mounts ]]; then
             fault="the container cannot mount"
             fix="or take it out of ${MOUNTS_SETTING:-BINDS in env.sh}"
-        else
-            check_readable "$needed" "$fault" "$fix"
+            continue
+        fi
+        #? endif
+        tell at "$needed"
+        file=$needed
+        if [[ $needed != */* ]]; then
+            file=$(type -P "$needed")
+        fi
+        if [[ -L $file ]]; then # the Python of an environment is a link
+            needed+=" -> $(readlink -m "$file")"
+        fi
+        if [[ ! -r $file ]]; then
+            tell fault "$fault $needed: put it where all nodes see it, $fix"
         fi
     done
-}
-
-# Arguments: a name or path, and how the fault and its fix begin and end.
-check_readable() {
-    local needed=$1 fault=$2 fix=$3 file=$1
-    tell at "$needed"
-    if [[ $needed != */* ]]; then
-        file=$(type -P "$needed")
-    fi
-    if [[ -L $file ]]; then # the Python of an environment is a link
-        needed+=" -> $(readlink -m "$file")"
-    fi
-    if [[ ! -r $file ]]; then
-        tell fault "$fault $needed: put it where all nodes see it, $fix"
-    fi
 }
 
 # ---- hardware ------------------------------------------------------------------------------------

@@ -63,7 +63,6 @@ unset_stale_variables
 if [[ -n ${SLURM_JOB_ID:-} ]]; then identify_job; fi
 require_allocation
 read_settings
-refuse_options_in_a_job "$@"
 read_program "$@"
 call_extras job_start
 load_software

@@ -34,13 +34,6 @@ read_command_line() {
     typed=("${@:2}")
 }
 
-# Refuses options of sbatch where they have no effect, in a job. Argument: the first word as typed.
-refuse_options_in_a_job() {
-    if [[ ${1:-} == -* && $1 != -m ]]; then
-        die "'$1': inside a job, options of sbatch have no effect: leave them out, and name a program"
-    fi
-}
-
 #? include "program.sh"
 # ---- settings ------------------------------------------------------------------------------------
 

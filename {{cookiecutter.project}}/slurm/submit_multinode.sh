@@ -138,7 +138,6 @@ typed=("$@")
 unset_stale_variables
 identify_job             # sets job_id, requeues
 read_settings            # sets what env.sh sets
-refuse_options_in_a_job "$@" # it is too late for options of sbatch
 read_program "$@"        # sets program, arguments
 call_extras job_start    # may change arguments and container_folders, set attempt, or exit
 load_software            # modules, Python or container of env.sh

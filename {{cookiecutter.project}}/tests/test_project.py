@@ -30,9 +30,10 @@ def test_pi_on_two_nodes_of_two_processes(tmp_path):
     """The same wrapper as on the cluster, four ranks on this machine."""
     pi = ["bash", PROJECT / "launch/torchrun.sh", PROJECT / "pi/pi.py"]
     pi += ["--intervals", "1e6", "--json", tmp_path / "pi.json"]
-    where = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(15000 + os.getpid() % 10000)}
-    where |= {"PET_NNODES": "2", "NPROC_PER_NODE": "2"}
-    agents = [start(*pi, **where, PET_NODE_RANK=str(node)) for node in range(2)]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(15000 + os.getpid() % 10000), "NPROC_PER_NODE": "2"}
+    # Where a node stands in the run: as srun tells it, and as torchrun reads it.
+    where |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "PET_NNODES": "2"}
+    agents = [start(*pi, **where, SLURM_NODEID=str(node), PET_NODE_RANK=str(node)) for node in range(2)]
     assert [agent.wait(PATIENCE) for agent in agents] == [0, 0]
     result = json.loads((tmp_path / "pi.json").read_text())
     assert result["world_size"] == 4
