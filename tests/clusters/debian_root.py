@@ -15,8 +15,8 @@ from waiting import INSTALLATION
 
 # Slurm, what the scripts under test call, and the libraries that a Python of another distribution may need.
 SLURM_PACKAGES = (
-    "slurm-wlm,munge,openmpi-bin,iproute2,procps,hostname,libbz2-1.0,libexpat1,libffi8,libgomp1,liblzma5,libncursesw6"
-    ",libreadline8t64,libsqlite3-0,libssl3t64,libuuid1,zlib1g"
+    "slurm-wlm,munge,openmpi-bin,python3,iproute2,procps,hostname,libbz2-1.0,libexpat1,libffi8,libgomp1,liblzma5"
+    ",libncursesw6,libreadline8t64,libsqlite3-0,libssl3t64,libuuid1,zlib1g"
 )
 
 

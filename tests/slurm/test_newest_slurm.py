@@ -78,7 +78,7 @@ def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("a b")
     text = (REPOSITORY / "sites/slurm.yaml").read_text()
     (folder / "site.yaml").write_text(f"{text}expedited_requeue: true\n")
-    return bake(folder / "newest", **{**ANSWERS, "site": folder / "site.yaml"})
+    return bake(folder / "newest", **{**ANSWERS, "site": folder / "site.yaml", "extras": "mpi"})
 
 
 @pytest.fixture

@@ -59,6 +59,9 @@ build() {
 
 # Sets project, wheels and work, which is removed when this script ends.
 find_folders() {
+    if (($# > 1)) || [[ ${1:-} == -* ]]; then
+        die "'$*': expected one folder for the wheel, or nothing: see the top of this script"
+    fi
     project=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
     command -v "${PYTHON:=python3}" >/dev/null || die "$PYTHON: not found; set PYTHON"
     mkdir -p "${1:-$project/wheels}"
