@@ -160,7 +160,7 @@ def test_all_programs_run_in_all_pods(generation, operator, pods, program, tmp_p
 
 
 @pytest.mark.drill
-def test_without_a_program_the_check_and_then_the_training(tmp_path):
+def test_without_a_program_the_training_runs(tmp_path):
     with Site(tmp_path) as site:
         arguments = site.project / "training/lm/arguments.py"  # enough steps to see that it runs
         assert arguments.read_text().count("default=200,") == 1
@@ -169,12 +169,7 @@ def test_without_a_program_the_check_and_then_the_training(tmp_path):
         job = site.run(NPROC_PER_NODE="2")
         succeeded(job)
         output = job.outputs[next(iter(job.outputs))]
-        table = re.findall(r"^.*?(\d) +(\S+-(?:master|worker)-\d) +(\d) +(\d) +CPU", output, re.MULTILINE)
-        name = site.name()
-        hosts = [f"{name}-master-0"] * 2 + [f"{name}-worker-0"] * 2
-        assert table == [(str(n), host, str(n // 2), str(n % 2)) for n, host in enumerate(hosts)]
-        assert "all-reduce over 4 rank(s) on 2 host(s): right" in output
-        assert output.index("all-reduce over") < output.index("done    loss")
+        assert "ranks   4 (cpu" in output and "step 10/10" in output and "done    loss" in output
 
 
 @pytest.mark.drill

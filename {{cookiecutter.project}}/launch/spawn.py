@@ -37,6 +37,9 @@ LOGS = {"stdout.log": sys.stdout, "stderr.log": sys.stderr}  # of each rank, and
 def main() -> None:
     """Start the ranks of this node, show what they print, and exit with the exit code of the first failure."""
     args = parse_args(None)
+    if not args.rdzv_endpoint:
+        print("launch/spawn.py: call launch/torchrun.sh with LAUNCHER=spawn, which calls this script", file=sys.stderr)
+        sys.exit(2)
     # As torchrun does: each run has a folder of its own.
     args.log_dir = tempfile.mkdtemp(prefix=f"{args.rdzv_id}_", dir=args.log_dir)
     ranks = int(args.nproc_per_node)
