@@ -118,8 +118,8 @@ def test_a_launcher_that_does_not_end_before_the_time_limit(short):
 
 def test_one_job_of_an_array_is_requeued(short, cluster):
     """The array's other job goes on."""
-    begins = "stop = Stop(0)\nopen('runs', 'w').close()\n"
-    tells = TELLS.replace("stop = Stop(0)\n", begins)
+    begins = "stop = Stop()\nopen('runs', 'w').close()\n"
+    tells = TELLS.replace("stop = Stop()\n", begins)
     assert begins in tells
     (short.folder / "own.py").write_text(f"import os, sys\nos.chdir(os.environ['SLURM_ARRAY_TASK_ID'])\n{tells}")
     for index in "12":
