@@ -148,7 +148,7 @@ def test_in_an_allocation_with_stray_variables(request, version, project, enviro
     slurm = request.getfixturevalue(version)
     needs_mpirun("mpirun")
     command = ["salloc", "--nodes=2", "--gpus-per-node=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
-    command += ["bash", project / "slurm/submit_multinode.sh", SCRIPTS / f"{name}_script.py"]
+    command += ["bash", project / "slurm/run_here.sh", SCRIPTS / f"{name}_script.py"]
     for launcher in LAUNCHERS:
         mine = {**environment, **STRAY, "LAUNCHER": launcher}
 

@@ -89,6 +89,7 @@ launch() {
     on_hosts=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")")
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=() outcome='' explained=''
     call_extras before_launch
+    tell_of_idle_gpus
     "build_step_of_${LAUNCHER//-/_}"
     command=("${step[@]}")
     if [[ ${step[0]} == srun ]]; then command+=("${srun_options[@]}" "${CONTAINER_SRUN_ARGS[@]}"); fi
@@ -161,6 +162,13 @@ set_ranks_per_node() {
         die "Slurm does not tell how many GPUs the nodes of this job have: set NPROC_PER_NODE"
     if [[ ${number:-0} == 0 ]]; then number=${CPU_RANKS_PER_NODE:-1}; fi
     NPROC_PER_NODE=$number
+}
+
+# Says so if the user asked for fewer ranks than a node has GPUs: NPROC_PER_NODE may come from the shell.
+tell_of_idle_gpus() {
+    if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
+        say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs: the others stay idle"
+    fi
 }
 
 # Starts a command in the background, because bash handles no signal while it waits for one in the
