@@ -10,9 +10,10 @@
 # queue, too.
 #
 # To change a setting of the form NAME="${NAME:-value}" for one job, write it before the command:
-# NAME=value bash slurm/submit_multinode.sh … The header of launch/torchrun.sh lists more that you
-# may set in this way, such as NPROC_PER_NODE and RDZV_TIMEOUT. Passwords and keys of an API do not
-# belong here: wandb login and hf auth login keep them in files that only you can read.
+#   NAME=value bash slurm/submit_multinode.sh …
+# The header of launch/torchrun.sh lists more that you may set in this way, such as NPROC_PER_NODE
+# and RDZV_TIMEOUT. Passwords and keys of an API do not belong here: wandb login and hf auth login
+# keep them in files that only you can read.
 # shellcheck disable=SC2034  # the scripts that read this file use its variables
 
 #? if plan.node_facts.cpu_only

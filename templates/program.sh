@@ -13,8 +13,14 @@ read_program() {
             return
             ;;
         -*)
+            #? if site_facts(cookiecutter.site).kind == "slurm"
+            die "no program '$program': name the program before its arguments, as in" \
+                "program.py --lr 1e-3. In a job, options of sbatch have no effect. If a file has this" \
+                "name, write ./$program"
+            #? else
             die "no program '$program': name the program before its arguments, as in" \
                 "program.py --lr 1e-3; if a file has this name, write ./$program"
+            #? endif
             ;;
     esac
     refuse_launch_command "$program"

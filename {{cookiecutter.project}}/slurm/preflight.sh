@@ -8,12 +8,12 @@
 #? if container
 # Each NAME has to be a command on every node, and each PATH readable there. Each FOLDER is one that
 # the container mounts. slurm/submit_multinode.sh calls this script before each start of the ranks,
-# unless PREFLIGHT=0, with the program, the container's image and folders, after the modules are
-# loaded.
+# unless PREFLIGHT=0, after the modules are loaded: with the program, the container's image and
+# folders, and outside of a container with Python and RANK_PREFIX of env.sh.
 #? else
 # Each NAME has to be a command on every node, and each PATH readable there.
 # slurm/submit_multinode.sh calls this script before each start of the ranks, unless PREFLIGHT=0, with
-# the program, Python and RANK_PREFIX, after the modules are loaded.
+# the program, Python and RANK_PREFIX of env.sh, after the modules are loaded.
 #? endif
 #
 # What it looks for:
@@ -74,7 +74,7 @@ main() {
     find_unlike_others gpus "GPUs"
     find_wrong_clocks
     find_unfinished_nodes
-    find_unreached_master # last: it asks whether the master itself has a fault
+    find_unreached_master # after the faults: it asks whether the master itself has one
     name_loopback_nodes
     report
 }
@@ -97,9 +97,9 @@ ask_nodes() {
     fi
     # srun hands over the text of both files: a node may not see the project's folder.
     scripts="$(<"$project/launch/count_gpus.sh")"$'\n'"$(<"$project/slurm/preflight_node.sh")"
-    # On each node timeout kills the checks themselves, and then what hangs in them: so none of them
-    # goes on, and the last one that a node names is the one that hangs. The outer timeout is for an srun
-    # that does not end. --foreground: Ctrl-C reaches it. --kill-after: it may ignore the first signal.
+    # The outer timeout is for an srun that does not end. --foreground: Ctrl-C reaches it.
+    # --kill-after: it may ignore the first signal. The inner one kills the checks of a node before
+    # what hangs in them. So no check goes on, and the last one that a node names is the one that hangs.
     answers=$(timeout --foreground --kill-after=5 $((limit + 5)) \
         srun "${step[@]}" timeout --signal=KILL "$limit" \
         bash -c "$scripts" preflight_node.sh "$@" 2>&1)
@@ -187,8 +187,8 @@ find_wrong_clocks() {
 
 # Finds the nodes that have not come to the end of their checks. A driver that hangs is one reason
 # (https://github.com/sgl-project/sglang/pull/31229, 2026-07-14). If srun cannot start a task on some
-# nodes, it may end the checks of the others. Then these nodes alone have a fault (seen with Slurm
-# 22.05.8 and nodes that had lost their power, 2026-11-24).
+# nodes, it may end the checks of the others. Then only the nodes without a task have a fault (seen
+# with Slurm 22.05.8 and nodes that had lost their power, 2026-11-24).
 find_unfinished_nodes() {
     local host text lost
     local -A last_check=()
@@ -247,7 +247,7 @@ report() {
         for host in "${hosts[@]}"; do
             if [[ -n ${faults[$host]:-} ]]; then
                 advice=". Without it: sbatch --exclude=$host"
-                if [[ -n ${UNFIT_FILE:-} ]]; then # the reader of this file decides
+                if [[ -n ${UNFIT_FILE:-} ]]; then # whoever reads it decides
                     advice=''
                 fi
                 echo "preflight: $host: ${faults[$host]}$advice"

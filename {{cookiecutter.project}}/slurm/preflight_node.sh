@@ -6,7 +6,8 @@
 #   preflight_node.sh [NAME|PATH …]{{ " [--mounts FOLDER …]" if container }}
 #
 # The functions below are the checks, in the order of main. The comment of each names a public
-# report of what happens without it.
+# report of what happens without it. To add one, write a function and call it in main, before "end".
+# It says "tell at NAME" when it begins, and "tell fault TEXT" if the node is unfit.
 #
 # It prints lines of three fields, with tabs between them: the node, a kind and a text.
 #   at                     the check that begins now, and "end" after the last one. So a check that
@@ -136,12 +137,14 @@ check_master() {
 # starting (https://github.com/apptainer/singularity/issues/5887, 2021-03-23).
 #? endif
 check_software() {
-    local needed file fault="cannot read" fix="or name its module in MODULES of env.sh"
+    local needed file
+    #? if container
+    local is_mount='' # 1 after --mounts
+    #? endif
     for needed in "$@"; do
         #? if container
         if [[ $needed == --mounts ]]; then
-            fault="the container cannot mount"
-            fix="or take it out of ${MOUNTS_SETTING:-BINDS in env.sh}"
+            is_mount=1
             continue
         fi
         #? endif
@@ -153,9 +156,18 @@ check_software() {
         if [[ -L $file ]]; then # the Python of an environment is a link
             needed+=" -> $(readlink -m "$file")"
         fi
-        if [[ ! -r $file ]]; then
-            tell fault "$fault $needed: put it where all nodes see it, $fix"
+        if [[ -r $file ]]; then
+            continue
         fi
+        #? if container
+        if [[ -n $is_mount ]]; then
+            tell fault "the container cannot mount $needed: put it where all nodes see it," \
+                "or take it out of ${MOUNTS_SETTING:-BINDS in env.sh}"
+            continue
+        fi
+        #? endif
+        tell fault "cannot read $needed: put it where all nodes see it," \
+            "or name its module in MODULES of env.sh"
     done
 }
 

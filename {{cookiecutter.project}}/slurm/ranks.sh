@@ -164,7 +164,7 @@ set_ranks_per_node() {
     NPROC_PER_NODE=$number
 }
 
-# Says so if the user asked for fewer ranks than a node has GPUs: NPROC_PER_NODE may come from the shell.
+# Says so if there are fewer ranks than GPUs on a node: NPROC_PER_NODE may have come from the shell.
 tell_of_idle_gpus() {
     if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
         say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs: the others stay idle"

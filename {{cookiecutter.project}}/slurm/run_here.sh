@@ -29,8 +29,8 @@ require_allocation() {
     fi
 }
 
-# Takes the first folder logs/JOBID.N that does not exist, and sets attempt and first_attempt to N: the
-# program starts anew, whatever else has run in this allocation, or runs there now.
+# Makes the first folder logs/JOBID.N that does not exist, and sets attempt and first_attempt to N. So
+# the program starts anew, also beside another one in this allocation.
 take_run_folder() {
     attempt=0
     until mkdir "$PROJECT_DIR/logs/$SLURM_JOB_ID.$attempt" 2>/dev/null; do
