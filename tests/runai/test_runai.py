@@ -605,6 +605,8 @@ def test_the_moments_of_each_pod(tmp_path):
             "before_launch": 'rank_prefix+=(sh -c \'SEEN="$SEEN $0" exec "$@"\' "$ONE_WORD")',
             "beside_launch": "while sleep 1000; do :; done",
             "after_launch": "return 3",
+            # The job ends with its master, and these ranks do not wait for each other.
+            "job_end": "[[ $HOSTNAME == *-worker-* ]] && touch ended || until [[ -e ended ]]; do sleep 0.1; done",
         }
         lines = [f"one_{moment}() {{ echo CALL {moment}; {does.get(moment, ':')}; }}\n" for moment in MOMENTS]
         (folder / "hooks.sh").write_text("".join(lines))
