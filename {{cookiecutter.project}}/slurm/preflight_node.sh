@@ -7,7 +7,8 @@
 #
 # The functions below are the checks, in the order of main. The comment of each names a public
 # report of what happens without it. To add one, write a function and call it in main, before "end".
-# It says "tell at NAME" when it begins, and "tell fault TEXT" if the node is unfit.
+# It says "tell at NAME" when it begins, and "tell fault TEXT" if the node is unfit: then
+# slurm/preflight.sh needs no change.
 #
 # It prints lines of three fields, with tabs between them: the node, a kind and a text.
 #   at                     the check that begins now, and "end" after the last one. So a check that
@@ -18,8 +19,8 @@
 #   clock, driver, ports,  what slurm/preflight.sh compares: the time [s since 1970], the version
 #   gpus                   of the GPU driver, the numbers of active RDMA ports and of GPUs
 #
-# It reads the variables of a Slurm step, NPROC_PER_NODE, GLOO_SOCKET_IFNAME, and what
-# slurm/preflight.sh describes.
+# It reads the variables of a Slurm step, NPROC_PER_NODE, CUDA_VISIBLE_DEVICES, GLOO_SOCKET_IFNAME, and
+# RUN_DIR, MASTER_ADDR and MASTER_PORT, which slurm/preflight.sh describes.
 set -u
 if ! declare -F count_gpus >/dev/null; then
     echo "slurm/preflight_node.sh: call bash slurm/preflight.sh, which runs it on each node" >&2
@@ -59,7 +60,7 @@ check_writable() {
 }
 
 # Writes a file of 16 KiB and removes it. Argument: the folder, in which other users may write, too.
-# mktemp takes a name that they cannot guess, and nofollow no link that they put in its place. Some
+# mktemp takes a name that they cannot guess, and nofollow refuses a link in its place. Some
 # file systems report a used-up quota only when the data leave the node, which fsync waits for.
 write_file_in() {
     local file code=0
