@@ -31,7 +31,12 @@ mpi_check_settings() {
     #? endif
 }
 
-build_step_of_mpirun() { mpi_build_step 1; }
+# The number of ranks is the job's: Open MPI 6 starts its daemons by srun --external-launcher, which
+# shows them all GPUs of a node (6.0.0rc2 with Slurm 26.05, one GPU of two asked for, 2026-11-29).
+build_step_of_mpirun() {
+    if [[ $gpus != unknown ]]; then set_ranks_per_node; fi
+    mpi_build_step 1
+}
 
 build_step_of_mpirun_ranks() {
     set_ranks_per_node
