@@ -15,7 +15,7 @@ def sleeps():
     time.sleep(100_000)
 
 
-def reads_from_a_pipe_that_nobody_fills():
+def reads_from_a_pipe_that_stays_empty():
     os.read(os.pipe()[0], 1)
 
 
@@ -66,7 +66,7 @@ def waits_for_the_others():
 WAYS = [
     waits_for_the_others,
     sleeps,
-    reads_from_a_pipe_that_nobody_fills,
+    reads_from_a_pipe_that_stays_empty,
     is_stopped,
     spins_in_c,
     waits_for_a_data_loader,

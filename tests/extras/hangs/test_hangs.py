@@ -40,10 +40,10 @@ class Way:
 
 WAYS = {
     "sleeps": Way("sleeps", LATE, r"stuck.py:(\d+) in sleeps\(\)", "time.sleep("),
-    "reads_from_a_pipe_that_nobody_fills": Way(
-        "reads from a pipe that nobody fills",
+    "reads_from_a_pipe_that_stays_empty": Way(
+        "reads from a pipe that stays empty",
         LATE,
-        r"stuck.py:(\d+) in reads_from_a_pipe_that_nobody_fills\(\)",
+        r"stuck.py:(\d+) in reads_from_a_pipe_that_stays_empty\(\)",
         "os.read(",
     ),
     "is_stopped": Way("is stopped (`kill -STOP`)", MUTE, r"no answer: stopped by a signal \(state T.*\)"),

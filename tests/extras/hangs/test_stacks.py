@@ -26,7 +26,7 @@ SETTINGS = {**ENVIRONMENT, "NPROC_PER_NODE": "4", "OMP_NUM_THREADS": "1"}
 # What is said of the eight ranks of stuck.py; (\d+) is the line of a function.
 SAID = r"""ranks 0,7 on 2 nodes: accept\(\), called from stuck.py:(\d+) in waits_for_the_others\(\)
 rank 1 on node1: stuck.py:(\d+) in sleeps\(\)
-rank 2 on node1: stuck.py:(\d+) in reads_from_a_pipe_that_nobody_fills\(\)
+rank 2 on node1: stuck.py:(\d+) in reads_from_a_pipe_that_stays_empty\(\)
 rank 3 on node1: no answer: stopped by a signal \(state T.*\)
 rank 4 on node2: stuck.py:(\d+) in spins_in_c\(\)
 rank 5 on node2: __next__\(\) in \w+\(\), called from stuck.py:(\d+) in waits_for_a_data_loader\(\)

@@ -370,7 +370,7 @@ def test_the_node_that_took_over_dies_too(drill, cluster):
     old = [drill.rank(2), drill.rank(4)]
     drill.start_clock()
     cluster.crash("node4")
-    name = "the first node dies, then the one that took over"
+    name = "the first node dies, then its spare"
     wait_for(lambda: len(starts(drill.output)) == 3, "the third start")
     assert not any(Path(f"/proc/{number}").exists() for number in old), "the old ranks run beside the new ones"
     taken_over = re.findall("(node.), on which this job's script ran, has died: (node.) takes over", drill.output)
