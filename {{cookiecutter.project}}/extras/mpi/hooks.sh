@@ -31,8 +31,9 @@ mpi_check_settings() {
     #? endif
 }
 
-# The number of ranks is the job's: Open MPI 6 starts its daemons by srun --external-launcher, which
-# shows them all GPUs of a node (6.0.0rc2 with Slurm 26.05, one GPU of two asked for, 2026-11-29).
+# Has torchrun start as many ranks as the job has GPUs on a node. torchrun cannot count them itself:
+# Open MPI 6 starts its daemons by srun --external-launcher, which shows all GPUs of the node
+# (6.0.0rc2 with Slurm 26.05, 2026-11-29). On nodes that differ, "unknown", it has to count.
 build_step_of_mpirun() {
     if [[ $gpus != unknown ]]; then set_ranks_per_node; fi
     mpi_build_step 1
