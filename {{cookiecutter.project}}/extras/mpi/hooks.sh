@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 #? set runtime = cookiecutter.runtime
-# The launchers mpirun and mpirun-ranks: Open MPI starts launch/torchrun.sh on each node, or each rank.
-# launch/extras.sh calls the functions mpi_MOMENT, and slurm/ranks.sh calls build_step_of_LAUNCHER.
+# Two launchers of Open MPI. mpirun starts one launch/torchrun.sh on each node, mpirun-ranks one
+# launch/rank.sh for each rank. launch/extras.sh calls the functions mpi_MOMENT, in the order in which
+# they stand here; before the launch, slurm/ranks.sh calls build_step_of_ and the launcher's name.
 # shellcheck disable=SC2034,SC2154 # the scripts of slurm/ share their variables
 
-# Unsets what another mpirun, or a step of another job, has left. In a step, mpirun would take itself
-# for one of the step's tasks. PMIX_MCA_* are settings.
+# Unsets what another mpirun, or a step of another job, has left in the environment: mpirun would take
+# itself for a task of that step. PMIX_MCA_* are the user's settings, and stay.
 mpi_job_start() {
     local left
     mapfile -t left < <(compgen -e PMIX_ | grep -v ^PMIX_MCA_)
@@ -59,8 +60,8 @@ mpi_build_step() {
         mpirun -np $((${#hosts[@]} * per_node)) --map-by "ppr:$per_node:node" --bind-to none)
 }
 
-# Has the ranks meet on the node on which mpirun runs, if ranks run there: mpirun gives it the first
-# ones. Notes the sizes of the job's output and error file [bytes], for mpi_has_lost_a_node.
+# Has the ranks meet on the node on which mpirun runs, if ranks run there: mpirun puts rank 0 on it.
+# Notes the sizes of the job's output and error file [bytes], for mpi_has_lost_a_node.
 mpi_before_launch() {
     [[ $LAUNCHER == mpirun* ]] || return 0
     if [[ " ${hosts[*]} " == *" ${SLURMD_NODENAME:-} "* ]]; then
