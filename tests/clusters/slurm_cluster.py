@@ -493,7 +493,7 @@ class Cluster:
         return int(self.run("sbatch", "--parsable", *args, **options).stdout.split(";")[0])
 
     def wait(self, job: int, timeout: float = PATIENCE) -> Job:
-        """Wait for the end of a job. After `timeout` seconds it is cancelled and TimeoutError raised."""
+        """Wait for the end of a job. After `timeout` seconds it is cancelled, and TimeoutError shows its processes."""
         end = time.monotonic() + timeout
         state, pause = "", 0.05
         while state not in FINISHED and time.monotonic() < end:
@@ -507,8 +507,9 @@ class Cluster:
         path = Path(facts.get("StdOut", ""))
         output = path.read_text(errors="replace") if path.is_file() else ""
         if state not in FINISHED:
+            processes = self.run("ps", "-eww", "--forest", "-o", "pid,stat,etime,wchan:20,args", check=False).stdout
             self.run("scancel", str(job))
-            raise TimeoutError(f"job {job} is {state} after {timeout} s\n{shown}\n{output}")
+            raise TimeoutError(f"job {job} is {state} after {timeout} s\n{shown}\n{output}\n{processes}")
         code, number = map(int, facts["ExitCode"].split(":"))
         nodes = facts.get("NodeList", "")
         names = [] if nodes in ("", "(null)") else self.run("scontrol", "show", "hostnames", nodes).stdout.split()

@@ -237,10 +237,13 @@ class Controller:
         end = time.monotonic() + PATIENCE
         while not (self.folder / "ready").exists():
             if self._process.poll() is not None or time.monotonic() > end:
-                logs = [*self.folder.glob("*.log"), *self.folder.parent.glob("*.log")]
-                said = [f"--- {path}\n{path.read_text(errors='replace')[-2000:]}" for path in logs]
-                raise RuntimeError("\n".join(["the controller did not start", *said]))
+                raise RuntimeError(f"the controller did not start\n{self._logs()}")
             time.sleep(0.02)
+
+    def _logs(self) -> str:
+        """Return the ends of the daemons' logs."""
+        paths = [*self.folder.glob("*.log"), *self.folder.parent.glob("*.log")]
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)
 
     def test_only(self, *words: str | Path) -> str:
         """Return '' if sbatch with these options (and script) could run here, else what Slurm says against it."""
@@ -261,6 +264,8 @@ class Controller:
         )
         if done.returncode == 0 and not re.search(r"Job \d+ to start at", done.stderr):
             raise RuntimeError(f"neither accepted nor refused: {done.stderr}")
+        if re.search(r"Unable to contact|Zero Bytes were transmitted", done.stderr):
+            raise RuntimeError(f"the controller does not answer: {done.stderr}\n{self._logs()}")
         return done.stderr if done.returncode else ""
 
 
