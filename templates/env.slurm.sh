@@ -7,7 +7,7 @@
 # The settings of this project: software, launcher, network. The #SBATCH lines of
 # slurm/submit_multinode.sh set nodes, GPUs, walltime, account and queue. The scripts of slurm/ read
 # this file when you submit a job and again when it starts, so an edit reaches jobs that wait in the
-# queue, too.
+# queue, too. Only their SAVE_SECONDS stays: Slurm has it since the submission.
 #
 # To change a setting of the form NAME="${NAME:-value}" for one job, write it before the command:
 #   NAME=value bash slurm/submit_multinode.sh …
@@ -109,10 +109,10 @@ RANK_PREFIX=()
 # 1: check every node before launch, in about a second (slurm/preflight.sh); 0: skip.
 PREFLIGHT="${PREFLIGHT:-1}"
 # How many seconds before the time limit the program is asked to save. If saving takes longer, raise
-# it. If you type sbatch yourself, the number of --signal in the #SBATCH lines counts in its place.
+# it. If you type sbatch yourself, set the number of --signal in the #SBATCH lines to the same.
 SAVE_SECONDS="${SAVE_SECONDS:-{{ plan.warning }}}"
-# How often a job may go back into the queue, after its program has saved near the time limit. With 0
-# it never does.
+# How often a job may go back into the queue, after its program has saved near the time limit. Requeues
+# by Slurm itself, as after a node's failure, count too. With 0 the scripts never requeue.
 MAX_REQUEUES="${MAX_REQUEUES:-20}"
 # A signal that asks each rank to save, such as USR1, for programs that wait for one. Empty: no signal.
 # The file STOP_FILE asks in any case (slurm/docs/longer-than-the-walltime.md).

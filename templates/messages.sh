@@ -32,7 +32,7 @@ die() {
 say() { printf '%(%F %T)T %s\n' -1 "$*" || true; }
 
 # Prints the usage of a script: the comment at its top. Argument: the script.
-print_usage() { sed -n '1d; /^#SBATCH/q; /^#/!q; s/^# \{0,1\}//p' "$1"; }
+print_usage() { sed -n '1d; /^# shellcheck/d; /^#SBATCH/q; /^#/!q; s/^# \{0,1\}//p' "$1"; }
 
 # Refuses a file of the project whose lines end as on Windows: bash would take the invisible character
 # at the end of each line for a part of the last word.

@@ -20,7 +20,7 @@
 #   beside_launch    a process beside the ranks, on the first node; it is ended with them
 #   after_launch     after each end of the ranks; may change code, and set outcome if that is empty:
 #                    restart the ranks, requeue the job, or end it
-#   job_end          once at the end, before a requeue, or the explanation of a failure
+#   job_end          once when the ranks have ended, before a requeue or the explanation of a failure
 #
 # hooks.sh may also define choose_nodes anew, and build_step_of_NAME, a LAUNCHER of its own
 # (slurm/ranks.sh). A "-" in the launcher's name is a "_" in the function's.
@@ -229,7 +229,7 @@ refuse_unknown_launcher() {
 
 #? endif
 # Whether env.sh sets a variable. Argument: its name.
-is_in_env() { grep -qE "^[[:space:]]*(export[[:space:]]+)?$1=" "$PROJECT_DIR/env.sh"; }
+is_in_env() { grep -qE "^[[:space:]]*(export[[:space:]]+)?\"?$1=" "$PROJECT_DIR/env.sh"; }
 
 # Refuses a RANK_PREFIX that is one word with spaces: it would be taken for the name of a program.
 check_rank_prefix() {

@@ -80,9 +80,16 @@ set_up_software() {
     require_python
 }
 
+#? if slurm and not container
+# Refuses a PYTHON that is no command, unless a container has it.
+#? else
 # Refuses a PYTHON that is no command.
+#? endif
 require_python() {
     local fix="set PYTHON, or RUNTIME=venv"
+    #? if slurm and not container
+    if ((${#CONTAINER_SRUN_ARGS[@]} + ${#CONTAINER_EXEC[@]})); then return; fi
+    #? endif
     if [[ $RUNTIME == venv ]]; then
         fix="set PYTHON, or VENV"
     fi

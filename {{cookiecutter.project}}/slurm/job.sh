@@ -29,7 +29,10 @@
 #   ranks               process of the step, while it runs                           start_ranks
 #   code                exit code of the ranks                                       wait_for_ranks
 #   outcome             '', or what an extra wants: restart, requeue, end            after_launch
+#   explained           1: explain_failure has run for this start of the ranks       explain_failure
+#? if container
 #   container_folders   further folders for the container, from extras               job_start
+#? endif
 #
 # Three counters are easily confused. A job that Slurm has requeued once, and whose ranks an extra has started again
 # before, has requeues=1 (as Slurm counts, for MAX_REQUEUES), attempt=2 (logs/JOBID.2, and the port) and
@@ -82,7 +85,10 @@ read_allocation() {
     gpus=unknown
     if [[ -n $record ]]; then read_gpus; fi
     # A job without GPUs inherits these from a shell that has some.
-    if [[ -z $gpus ]]; then unset SLURM_GPUS_ON_NODE CUDA_VISIBLE_DEVICES; fi
+    if [[ -z $gpus ]]; then
+        unset SLURM_GPUS_ON_NODE
+        is_in_env CUDA_VISIBLE_DEVICES || unset CUDA_VISIBLE_DEVICES
+    fi
 }
 
 # Prints the smallest number of a list as Slurm writes it: 64(x2),32

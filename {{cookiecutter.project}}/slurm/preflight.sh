@@ -172,7 +172,8 @@ is_less() { [[ $(printf '%s\n' "$@" | sort --version-sort | sed -n 1p) == "$1" ]
 # Finds the nodes whose clock is off. torch's rendezvous may time out between them
 # (https://github.com/awslabs/awsome-distributed-ai/issues/180, 2024-03-06), and ranks would save
 # too late before the time limit. The right time is the median of all nodes and of this machine, whose
-# clock decides between two nodes. The nodes read their clocks while this script runs.
+# clock decides between two nodes: in a batch job it is the first node, and the second one is blamed.
+# The nodes read their clocks while this script runs.
 find_wrong_clocks() {
     local host clock clocks right off
     mapfile -t clocks < <({ said clock | cut -f 2 && date +%s; } | sort --numeric-sort)

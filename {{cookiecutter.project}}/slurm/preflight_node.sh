@@ -78,16 +78,17 @@ addresses_of() { getent ahosts "$1" | sed 's/ .*//' | sort -u; }
 # gloo takes the address of the node's own name. Without one it takes 127.0.0.1, and ranks of other
 # nodes cannot connect (https://github.com/vllm-project/vllm/issues/7074, 2024-08-02). Nor can they
 # if the name leads to 127.0.1.1, as in Debian's /etc/hosts
-# (https://github.com/aws-samples/aws-do-eks/pull/69, 2026-08-15). NCCL does not ask for the name.
+# (https://github.com/aws-samples/aws-do-eks/pull/69, 2026-08-15). NCCL does not ask for the name, and
+# neither do the ranks of one node, nor gloo if it is told the network.
 check_own_name() {
     local name addresses
+    if [[ -n ${GLOO_SOCKET_IFNAME:-} || ${SLURM_STEP_NUM_NODES:-1} == 1 ]]; then return; fi
     tell at "its own name"
     name=$(uname -n) # $HOSTNAME may come from the machine on which the job was submitted
     addresses=$(addresses_of "$name")
     if [[ -z $addresses ]]; then
         tell fault "its own name $name does not resolve: tell your site"
-    elif [[ -z ${GLOO_SOCKET_IFNAME:-} && ${SLURM_STEP_NUM_NODES:-1} != 1 ]] &&
-        are_loopback "$addresses" && ! are_loopback "$SLURMD_NODENAME"; then
+    elif are_loopback "$addresses" && ! are_loopback "$SLURMD_NODENAME"; then
         tell loopback "${addresses%%$'\n'*}"
     fi
 }

@@ -20,7 +20,7 @@ source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Unsets variables of the submitting shell, which the launchers and srun would take for this run's.
 unset_stale_variables() {
-    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE
     unset "${!PET_@}" "${!PMI_@}"
     unset_options_of_srun
 }
@@ -56,8 +56,12 @@ read_settings() {
     refuse_misplaced_settings
 }
 
+#? if plan_of(cookiecutter).in_container
 # Loads MODULES of env.sh, and its environment or container. Reads program and container_folders: the
 # container mounts their folders.
+#? else
+# Loads MODULES of env.sh, and its environment.
+#? endif
 load_software() {
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"

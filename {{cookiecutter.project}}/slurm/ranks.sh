@@ -179,8 +179,8 @@ start_ranks() {
 }
 
 # Sets code to the exit code of the ranks. A signal for this script ends bash's wait early, and its trap
-# sets interrupted: then wait again. Else the ranks have ended, and bash may have forgotten their code
-# (in its POSIX mode), so there is no second wait.
+# sets interrupted: then wait again. Else the ranks have ended, and bash may have forgotten their code,
+# so there is no second wait.
 wait_for_ranks() {
     interrupted=1
     while [[ -n $interrupted ]]; do

@@ -57,7 +57,7 @@ case ${1:-} in
         ;;
 esac
 
-in_batch_job=0 stop='' typed=("$@")
+in_batch_job=0 stop='' record='' typed=("$@")
 trap stop_here INT TERM HUP
 unset_stale_variables
 if [[ -n ${SLURM_JOB_ID:-} ]]; then identify_job; fi

@@ -13,22 +13,25 @@
 set -uo pipefail
 
 main() {
-    local path pid rank parent
+    local path pid
     [[ $# == 2 ]] || {
         echo "slurm/signal_ranks.sh: '$*': expected a job and a signal, as 4711 USR1" >&2
         exit 2
     }
     while read -r path; do
         pid=${path#/proc/} pid=${pid%/environ}
-        if is_spawner "$pid"; then
-            kill -"$2" "$pid"
-            continue
+        if is_spawner "$pid" || is_rank "$pid"; then
+            kill -"$2" "$pid" || true # it may have ended by now
         fi
-        rank=$(rank_of "$pid")
-        parent=$(parent_of "$pid")
-        [[ -z $rank || $rank == "$(rank_of "$parent")" ]] || is_of_spawn "$parent" || kill -"$2" "$pid"
         # The files that have exactly this variable among those that end with a byte 0.
     done < <(grep -lzxF "SLURM_JOB_ID=$1" /proc/[0-9]*/environ 2>/dev/null)
+}
+
+# Whether a process is a rank, and not one that launch/spawn.py has forked.
+is_rank() {
+    local rank parent
+    rank=$(rank_of "$1") parent=$(parent_of "$1")
+    [[ -n $rank && $rank != "$(rank_of "$parent")" ]] && ! is_of_spawn "$parent"
 }
 
 # Prints RANK=N of the environment with which a process was started; nothing if it has none.

@@ -171,7 +171,7 @@ refuse_other_spelling() {
             --gpus | --gpus=* | -G* | --gpus-per-[ts]* | --ntasks-per-gpu*)
                 die "$word: ask for the GPUs of each node, ${of_header:---gpus-per-node=N}"
                 ;;
-            --gpus-per-node* | --gres*)
+            --gpus-per-node* | --gres | --gres=*)
                 if [[ -n $of_header && ${word%%=*} != "${of_header%%=*}" && "$word $value" == *gpu* ]]; then
                     die "$word: the #SBATCH lines ask for GPUs with $of_header; use that"
                 elif [[ $of_header == --gres* && "$word $value" != *gpu* ]]; then
@@ -195,7 +195,7 @@ refuse_other_spelling() {
 # its long name, its letter ('' if it has none), the script with these lines.
 option_of_job() {
     local long=$1 letter=${2:-no letter} value='' header
-    mapfile -t header < <(sed -n 's/^#SBATCH \(.*\)/\1/p' "$3" | sed 's/ #.*//' | xargs -n 1 printf '%s\n')
+    mapfile -t header < <(sed -n 's/ #.*//; s/^#SBATCH //p' "$3" | xargs printf '%s\n')
     set -- "${header[@]}" "${sbatch_options[@]}"
     while (($#)); do
         case $1 in

@@ -35,6 +35,7 @@
 #   PREFLIGHT                  0: start the ranks without a check of the nodes
 #   SAVE_SECONDS               time to save before the time limit
 #   MAX_REQUEUES               how often a job goes back into the queue
+#   STOP_SIGNAL                a signal that asks each rank to save
 #   MASTER_ADDR_SUFFIX         ending of the nodes' names in the network of the ranks
 #   CONTAINER_SRUN_ARGS=( )    for a container of your own: options of srun, as pyxis has them
 #   CONTAINER_EXEC=( )         for a container of your own: a command before the launcher
@@ -45,7 +46,7 @@
 # Variables of the network, and of your own, go into env.sh, too: export NAME="${NAME:-value}". A
 # password or a key of an API does not: wandb login and hf auth login keep it in a file that only you
 # can read. MASTER_PORT, where the ranks meet, follows from port_range in slurm/job.sh, and on one node
-# from free_port in launch/torchrun.sh.
+# with torchrun from free_port in launch/torchrun.sh.
 #
 # To keep a second set of #SBATCH lines, copy this file under any name to any folder of the project, and
 # submit the copy. Login and compute nodes need bash 4.4.
@@ -114,7 +115,7 @@ export PROJECT_DIR
 
 # These files define the steps below. Extras come last: they may define some steps anew.
 # shellcheck source=/dev/null
-source "$PROJECT_DIR/slurm/project.sh" slurm/submit_multinode.sh
+source "$PROJECT_DIR/slurm/project.sh" slurm/submit_multinode.sh || exit
 for file in slurm/submit.sh slurm/job.sh slurm/ranks.sh; do
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/$file" || exit
@@ -154,7 +155,7 @@ choose_nodes             # sets hosts, MASTER_ADDR, MASTER_PORT; has the nodes c
 
 #? else
 # A step of your own goes here. It runs once, on the node of this script. If it fails, the job ends. To
-# run one on each node: srun --ntasks-per-node=1 COMMAND
+# run one on each node: srun --export=ALL --ntasks-per-node=1 COMMAND
 
 #? endif
 run_program              # starts LAUNCHER on each node by srun, and waits; sets code
