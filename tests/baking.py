@@ -7,13 +7,14 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from functools import cache
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, NoReturn
 
 from cookiecutter import config, generate, hooks
@@ -35,6 +36,8 @@ from cluster_options.sbatch import node_facts  # noqa: E402
 from cluster_options.sites import site_facts, site_names  # noqa: E402
 
 TEMPLATE = REPOSITORY / "{{cookiecutter.project}}"
+FIRST_BAKES = tempfile.TemporaryDirectory()
+BAKED = {}  # projects there, by their answers and the text of a site's file
 COMPILED = {}  # templates by their text and name: compiling them anew for each project takes most of the time
 
 
@@ -74,12 +77,12 @@ def cookiecutter(
     It runs in a fork of this process, which has imported all that it needs and compiled the templates.
     """
     if not COMPILED:
-        with TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             bake(Path(folder), site="slurm")
     words = [*map(str, arguments), *(f"{name}={answer}" for name, answer in answers.items())]
     environment = {"PATH": f"{home}/bin:{os.environ['PATH']}", "HOME": str(home), "LANG": "C.UTF-8"}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = os.fork()
         if not process:
             become_cookiecutter(words, cwd or home, environment, out, err)
@@ -130,19 +133,26 @@ def typed(line: str, cwd: Path, home: Path) -> subprocess.CompletedProcess:
 def bake(folder: Path, *arguments: object, **answers: object) -> Path:
     """Write a project into `folder` and return its path; fails with cookiecutter's message if it is refused.
 
-    In this process, unless there are `arguments` for the command: hundreds of projects are written.
+    In this process, unless there are `arguments` for the command: hundreds of projects are written. Those of the same
+    answers are copies of the first.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    answers = {"project": "demo", **answers}
+    answers = {"project": "demo", **{name: str(answer) for name, answer in answers.items()}}
+    project = folder / answers["project"]
     if arguments:
         done = cookiecutter("--no-input", "-o", folder, *arguments, REPOSITORY, home=folder, **answers)
         assert done.returncode == 0, done.stdout + done.stderr
-    else:
-        config = folder / ".cookiecutterrc"
-        config.write_text(f"replay_dir: {json.dumps(str(folder / '.cookiecutter_replay'))}\n")
-        given = {name: str(answer) for name, answer in answers.items()}
-        write(str(REPOSITORY), no_input=True, extra_context=given, output_dir=str(folder), config_file=str(config))
-    return folder / answers["project"]
+        return project
+    site = Path(answers.get("site", ""))
+    key = (*sorted(answers.items()), site.read_text() if site.is_file() else "")
+    if key not in BAKED:
+        first = Path(tempfile.mkdtemp(dir=FIRST_BAKES.name))
+        (first / "config").write_text(f"replay_dir: {json.dumps(str(first / 'replay'))}\n")
+        options = {"no_input": True, "output_dir": str(first), "config_file": str(first / "config")}
+        write(str(REPOSITORY), extra_context=answers, **options)
+        BAKED[key] = first / answers["project"]
+    shutil.copytree(BAKED[key], project, symlinks=True)
+    return project
 
 
 def given(answers: dict[str, object]) -> dict[str, str]:

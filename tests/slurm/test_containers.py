@@ -48,18 +48,20 @@ def cells():
     """Rows of the matrix. In every run: without a container all launchers, else srun and those that are refused.
 
     torchrun starts containers once per node: with Apptainer here, with the others in test_minimal_with_every_runtime.
+    The drills have the rest, and the real torchrun.
     """
     for runtime in RUNTIMES:
         refused = [name for name in LAUNCHERS if runtime in IN_SRUN and "mpi" in name]
         quick = {"none": LAUNCHERS, "apptainer": ["torchrun", "srun"]}.get(runtime, ["srun", *refused])
-        yield pytest.param(runtime, quick, id=runtime)
-        if rest := [name for name in LAUNCHERS if name not in quick]:
-            yield pytest.param(runtime, rest, id=f"{runtime}-rest", marks=pytest.mark.drill)
+        yield pytest.param("short", runtime, quick, id=runtime)
+        rest = [name for name in LAUNCHERS if name in ("torchrun", "mpirun") or name not in quick]
+        if rest := [name for name in rest if name not in refused]:
+            yield pytest.param("real", runtime, rest, id=f"{runtime}-rest", marks=pytest.mark.drill)
 
 
-@pytest.mark.parametrize(("runtime", "launchers"), cells())
+@pytest.mark.parametrize(("torchrun", "runtime", "launchers"), cells())
 def test_every_launcher_with_every_runtime(
-    container_cluster, runtime, launchers, everywhere, surroundings, tmp_path, matrix
+    container_cluster, torchrun, runtime, launchers, everywhere, surroundings, tmp_path, matrix
 ):
     """Each cell of the matrix runs on two nodes of two ranks, or is refused with its reason.
 
@@ -76,6 +78,8 @@ def test_every_launcher_with_every_runtime(
     here.mkdir()
     there.mkdir()
     (there / "own.py").write_text(OWN_PROGRAM)
+    if torchrun == "short":
+        write_short_torchrun(here)
     stand_before_launchers(project, there / "prefix.sh")
     command = ["bash", project / "slurm/run_here.sh", there / "own.py", *ARGUMENTS]
     for launcher in launchers:

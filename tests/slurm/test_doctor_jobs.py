@@ -73,17 +73,15 @@ def fail(slurm, launched, folder, program, *arguments, launcher="srun", per_node
     return job, report, json.loads(answer)
 
 
-@pytest.mark.parametrize(
-    "launcher", ["torchrun", "srun", pytest.param("spawn", marks=pytest.mark.drill), "mpirun-ranks"]
-)
+OTHERS = [pytest.param(name, marks=pytest.mark.drill) for name in ("torchrun", "spawn")]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun-ranks", *OTHERS])
 def test_a_rank_that_raises(slurm, launched, tmp_path, launcher):
     job, report, answer = fail(slurm, launched, tmp_path, FAILS, "raise", launcher=launcher)
     assert (*told(answer), answer["host"]) == ("error", 3, "", "node2"), answer
     for text in (report, job.output):  # the job ends with it, too
         assert '    raise ValueError("bad sample 17")\n    ValueError: bad sample 17\n' in text, text
-
-
-OTHERS = [pytest.param(name, marks=pytest.mark.drill) for name in ("torchrun", "spawn")]
 
 
 @pytest.mark.parametrize("launcher", ["srun", *OTHERS])  # under torchrun: test_ends.py
@@ -122,7 +120,7 @@ def test_a_rank_that_leaves_its_process_group_running(slurm, launched, tmp_path)
     assert "look at the program" in answer["causes"][0]["fix"] and "rank 1 on node2" in report, report
 
 
-@pytest.mark.parametrize("launcher", ["srun", "spawn", pytest.param("torchrun", marks=pytest.mark.drill)])
+@pytest.mark.parametrize("launcher", ["srun", *OTHERS])
 def test_a_rank_that_exits_with_a_message(slurm, launched, tmp_path, launcher):
     """Of the job, and of its output alone. Under torchrun: exits_with_a_text of test_doctor_failures.py."""
     program = "import os, sys, time\nif os.environ['RANK'] == '2':\n    sys.exit('config error: no key lr')\n"

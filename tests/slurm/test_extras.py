@@ -16,6 +16,7 @@ from pathlib import Path
 import accounting
 import pytest
 from baking import REPOSITORY, bake
+from launching import write_short_torchrun
 from slurm_cluster import Cluster
 from submitting import cluster, python_environment
 from two_nodes import ANSWERS, MPIRUN_AS_ROOT
@@ -285,6 +286,7 @@ def test_rank_prefix_with_every_launcher(cluster, tmp_path):
     own = """RANK_PREFIX=("$PROJECT_DIR/user's" "a b")"""
     settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", lambda _: own, settings.read_text()))
     add(project, "one", """one_before_launch() { rank_prefix+=("$PROJECT_DIR/extra's" one); }\n""")
+    write_short_torchrun(project)
     lines = []
     for launcher in PER_NODE:
         log = f"PREFIXES='{project}/{launcher}' LAUNCHER={launcher}"

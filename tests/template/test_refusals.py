@@ -138,7 +138,7 @@ def test_a_site_that_is_not_known_hides_no_other_fault(tmp_path):
 
 def test_a_replay_is_refused_too(tmp_path):
     """A replay asks nothing, so the last question's check does not run: the hook does."""
-    bake(tmp_path, site="slurm")
+    bake(tmp_path, "--config-file", "/dev/null", site="slurm")
     replay = next((tmp_path / ".cookiecutter_replay").glob("*.json"))
     context = json.loads(replay.read_text())
     context["cookiecutter"] |= {"project": "again", "nodes": '0"; touch hacked; "'}

@@ -202,6 +202,7 @@ class ClusterOptions(Extension):
 """
 
 
+@pytest.mark.drill
 def test_cruft_updates_from_the_version_of_one_file(template, tmp_path):
     shell(
         f"git clone -q {template} t.git && git -C t.git checkout -q v1 && git -C t.git mv cluster_options earlier",

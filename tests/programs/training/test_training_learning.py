@@ -73,7 +73,10 @@ def test_it_learns(solo):
 
 @pytest.mark.parametrize(
     ("program", "ranks"),
-    [("train_single", 1), ("train_ddp", 2), pytest.param("train_fsdp", 2, marks=pytest.mark.drill)],
+    [
+        ("train_ddp", 2),
+        *(pytest.param(*row, marks=pytest.mark.drill) for row in [("train_single", 1), ("train_fsdp", 2)]),
+    ],
 )
 def test_a_model_and_data_of_ones_own(program, ranks, tmp_path):
     """The two files that README.md shows, an image classifier with dropout; nothing else is touched."""
@@ -119,7 +122,9 @@ def test_bfloat16_learns_too(train, tmp_path):
     assert not any(name.startswith("module.") for name in saved)
 
 
-@pytest.mark.parametrize("program", ["train_single", "train_ddp", "train_fsdp"])
+@pytest.mark.parametrize(
+    "program", ["train_fsdp", *(pytest.param(name, marks=pytest.mark.drill) for name in ("train_single", "train_ddp"))]
+)
 def test_plain_python_from_anywhere_without_numpy(program, tmp_path):
     """Copied into an empty folder; beside it are packages of the user that have the names of our modules."""
     folder = shutil.copytree(TRAINING, tmp_path / "copy", ignore=shutil.ignore_patterns("__pycache__"))

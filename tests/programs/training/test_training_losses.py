@@ -37,10 +37,10 @@ def test_the_readme_shows_the_difference_and_a_reason_for_each_part():
     ("program", "ranks", "words"),
     [
         ("train_single", 1, ("--micro-batch", 4)),
-        ("train_ddp", 1, ()),
+        pytest.param("train_ddp", 1, (), marks=pytest.mark.drill),
         ("train_ddp", 2, ("--micro-batch", 2)),
         ("train_ddp", 4, ()),
-        ("train_fsdp", 2, ("--micro-batch", 4)),
+        pytest.param("train_fsdp", 2, ("--micro-batch", 4), marks=pytest.mark.drill),
         ("train_fsdp", 4, ()),
     ],
 )

@@ -6,11 +6,10 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
-from training_runs import ENVIRONMENT, TINY, TRAINING, Launch, checkpoints, damage
+from training_runs import TINY, TRAINING, Launch, checkpoints, damage
 from waiting import FOREVER, wait_for
 
 torch = pytest.importorskip("torch")
@@ -60,12 +59,11 @@ def test_fields_of_a_model_are_flags(modules, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("program", ["train_single", "train_ddp", "train_fsdp", "compare", "sample"])
-def test_help(program):
+def test_help(program, server, tmp_path):
     """Which @record would take for the good end of a run."""
-    line = [sys.executable, TRAINING / f"{program}.py", "--help"]
-    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: {program}.py")
+    done = Launch(tmp_path / "log", 1, TRAINING / f"{program}.py", "--help").wait()
+    assert (done.codes, done.err) == ([0], "")
+    assert done.out.startswith(f"usage: {program}.py")
 
 
 @pytest.mark.parametrize(

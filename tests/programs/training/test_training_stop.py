@@ -112,7 +112,10 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.drill) for one in (signal.SIGUSR1, signal.SIGUSR2))],
+)
 def test_a_copy_of_the_file_serves_a_program_of_ones_own(number, tmp_path):
     """A signal to the whole group of processes, the data workers among them, as a scheduler sends it."""
     shutil.copy(TRAINING / "lm/stop.py", tmp_path)
