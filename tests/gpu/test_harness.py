@@ -292,24 +292,21 @@ def test_parts_of_a_split_gpu_are_listed_by_their_uuid(tmp_path, monkeypatch):
     assert steps.listed_uuids() == ["MIG-2"]
 
 
+@pytest.mark.drill
 @pytest.mark.parametrize(
     ("program", "expected", "cause"),
     [
         ("import no_such_module", "module", "module"),
-        pytest.param(
-            "import no_such_module", "GPU memory", "doctor.py names module, not GPU memory", marks=pytest.mark.drill
-        ),
-        pytest.param(
+        ("import no_such_module", "GPU memory", "doctor.py names module, not GPU memory"),
+        (
             "raise RuntimeError('Expected all tensors to be on the same device, but')",
             "",
             "no cause, the error is quoted",
-            marks=pytest.mark.drill,
         ),
-        pytest.param(
+        (
             "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')",
             "",
             "exit code 0, not 1, of ",
-            marks=pytest.mark.drill,
         ),
         ("pass", "module", "nothing failed"),
     ],

@@ -124,9 +124,8 @@ import os, sys
 sys.stdout.write(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n")
 """
 MATRIX = list(product(("v1", "v2"), OPERATORS, (2, 3), PROGRAMS))
-# Both generations and both numbers of pods, with ranks without torch. The waiting pods of every run have torch, and the
-# drill runs every combination with it.
-WITHOUT_TORCH = [("v1", "1.6", 2, "ranks"), ("v2", "trainjob", 3, "ranks")]
+# With ranks without torch. The waiting pods of every run have torch, and the drill runs every combination with it.
+WITHOUT_TORCH = [("v1", "1.6", 2, "ranks"), pytest.param("v2", "trainjob", 3, "ranks", marks=pytest.mark.drill)]
 
 
 def run_of_the_matrix(generation, operator, pods, program, tmp_path):

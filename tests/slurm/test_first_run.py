@@ -111,7 +111,9 @@ class Walk:
         check, squeue, tail, train, doctor = self.commands(4)
         assert 'one of its last lines ends with "right"' in self.steps[4]
         assert "one of the last lines has `done    loss`" in self.steps[4]
+        self.environment["LAUNCHER"] = "srun"  # imports torch once less on each node; the training has torchrun
         printed = self.typed(check)
+        del self.environment["LAUNCHER"]
         self.typed(squeue)  # the job may have ended already
         job = self.followed(printed, tail)
         assert len(job.nodes) == checked_nodes

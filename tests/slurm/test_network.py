@@ -79,7 +79,7 @@ def test_one_node_reads_no_pickle(start, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.drill)])
 def test_two_nodes(start, tmp_path, backend):
     """With the static backend nothing of a neighbour runs; with c10d it does, so the attack is one."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 training/train_fsdp.py   two, as any launcher starts them
 
 Weights, gradients and optimizer are divided among the ranks. A layer's weights are whole only while it is computed.
-Same flags, losses and checkpoints as train_ddp.py, which is faster for a model that fits. Needs torch 2.6 or newer.
+Same flags and checkpoints as train_ddp.py, which is faster for a model that fits, and the same losses, in bfloat16 but
+for rounding. Needs torch 2.6 or newer, on CPUs a newer one: README.md, Packages.
 
 To train a model of your own, replace training/lm/data.py, with the data, and training/lm/model.py, with the model and
 its loss. The top of each says what it has to define. The flags are in training/lm/arguments.py. A run writes into

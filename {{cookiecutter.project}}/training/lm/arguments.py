@@ -160,6 +160,6 @@ def choose_global_batch(args: argparse.Namespace, world_size: int) -> int:
 
 
 def fixed_settings(args: argparse.Namespace, data_name: str) -> dict[str, Any]:
-    """Return the settings that a checkpoint and the run that resumes from it have to agree in."""
+    """Return the settings that a checkpoint keeps. A run that resumes has to agree in all but CHANGEABLE."""
     names = ("seed", "global_batch", "learning_rate", "decay_steps")
     return {**vars(args.config), **{name: getattr(args, name) for name in names}, "data": data_name}

@@ -52,7 +52,7 @@ class Checkpoints:
     """The checkpoints in a folder. All ranks load and save; rank 0 writes."""
 
     def __init__(self, folder: str, keep: int, settings: dict[str, Any], rank: int = 0) -> None:
-        """Keep the newest `keep`. `settings`: numbers and strings that must be equal for a run to go on from one."""
+        """Keep the newest `keep`. `settings`: those that must be equal for a run to go on from one, and CHANGEABLE."""
         self.folder, self.keep, self.settings, self.rank = Path(folder), keep, settings, rank
         self.torn: list[Path] = []  # what load() has passed over
         # Ranks that wait for a checkpoint may have to wait for a slow disk, longer than for each other.

@@ -104,5 +104,6 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss [nats per token]; both arguments are int64 [batch, time]."""
-        # The loss is part of the model so that torch.compile sees it: over a large vocabulary it is a large part.
+        # The loss is part of the model so that train_single.py and train_ddp.py compile it, too: with a large
+        # vocabulary it is much of the work.
         return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())
