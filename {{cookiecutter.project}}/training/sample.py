@@ -24,7 +24,7 @@ from lm.checkpoints import existing, is_of_torn_file
 from lm.model import GPT, Config
 from lm.setup import fail
 
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last: bytes that are no UTF-8
 
 
 def main() -> None:
