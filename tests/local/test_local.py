@@ -91,8 +91,7 @@ def gpus(folder, count):
 def test_two_nodes_of_two_ranks(run, tmp_path):
     stray = {"RANK": "5", "WORLD_SIZE": "9", "PET_NNODES": "7", "SLURM_STEP_NUM_NODES": "3", "SLURM_GPUS_ON_NODE": "8"}
     stray |= {"MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "1", "OMPI_COMM_WORLD_SIZE": "4", "PMI_RANK": "1"}
-    stray |= {"CUDA_VISIBLE_DEVICES": "", "LAUNCHER": "spawn"}  # of torchrun see make demo
-    done = run("check/ranks.py", "--json", tmp_path / "a b.json", **stray)
+    done = run("check/ranks.py", "--json", tmp_path / "a b.json", CUDA_VISIBLE_DEVICES="", **stray)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all-reduce over 4 rank(s) on 1 host(s): right" in done.stdout
     rows = json.loads((tmp_path / "a b.json").read_text())["rows"]
