@@ -445,6 +445,7 @@ def test_what_is_submitted_from_macos_needs_no_more_than_bash_3(project):
     files = (
         "env.sh",
         "launch/extras.sh",
+        "launch/moments.sh",
         "runai/project.sh",
         "runai/submit.sh",
         "runai/command.sh",

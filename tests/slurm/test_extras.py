@@ -243,12 +243,13 @@ def test_without_extras_and_after_their_deletion(submit, project, cluster):
 
 
 def test_a_project_without_extras_starts_no_program_for_them(project):
-    """launch/extras.sh uses builtins alone: its functions work with an empty PATH."""
+    """launch/extras.sh uses builtins alone: its functions work with an empty PATH. It does not read moments.sh."""
+    (project / "launch/moments.sh").unlink()
     code = f"""PROJECT_DIR='{project}' PATH='' script=x
     source "$PROJECT_DIR/launch/extras.sh"
     read_extras; refuse_misplaced_settings
     for moment in check_settings before_submit job_start before_launch; do call_extras "$moment"; done
-    start_beside; end_beside; call_extras after_launch; call_extras job_end; leave_extras"""
+    start_beside; end_beside; call_extras after_launch; call_extras job_end"""
     done = subprocess.run(["/bin/bash", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
 

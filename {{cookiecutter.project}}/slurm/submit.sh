@@ -13,7 +13,7 @@
 #   wrapper              what each task of LAUNCHER runs                        ranks.sh, or an extra
 #
 # At submission read_program, load_software and check_settings run in a shell of their own: then only
-# program and save_seconds are known. launch/extras.sh says which variables an extra may change.
+# program and save_seconds are known. launch/moments.sh says which variables an extra may change.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts of slurm/ share variables
 
 sbatch_options=() typed=() wrapper=()

@@ -2,15 +2,15 @@
 #? set kind = site_facts(cookiecutter.site).kind
 #? if kind == "slurm"
 # Has each rank tell where it is: when stacks.sh asks, when a collective times out, and when the job is
-# stuck. launch/extras.sh calls the functions hangs_MOMENT at the moments of a job that it lists. They read
+# stuck. launch/moments.sh calls the functions hangs_MOMENT at the moments of a job that it lists. They read
 # what slurm/job.sh lists: hosts, on_hosts, ranks, stop, in_batch_job. They change code and outcome.
 #? elif kind == "local"
 # Has each rank tell where it is: when stacks.sh asks, and when a collective times out.
-# launch/extras.sh calls the functions hangs_MOMENT at the moments of a run that it lists. They read code,
+# launch/moments.sh calls the functions hangs_MOMENT at the moments of a run that it lists. They read code,
 # the exit code of the ranks.
 #? else
 # Has each rank tell where it is when stacks.sh asks, and leave a record when a collective times out.
-# launch/extras.sh calls the functions hangs_MOMENT at the moments of a job that it lists. They read code,
+# launch/moments.sh calls the functions hangs_MOMENT at the moments of a job that it lists. They read code,
 # the exit code of the ranks, and pod, the number of this pod.
 #? endif
 #

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set runtime = cookiecutter.runtime
 # Two launchers of Open MPI. mpirun starts one launch/torchrun.sh on each node, mpirun-ranks one
-# launch/rank.sh for each rank. launch/extras.sh calls the functions mpi_MOMENT, in the order in which
+# launch/rank.sh for each rank. launch/moments.sh calls the functions mpi_MOMENT, in the order in which
 # they stand here; before the launch, slurm/ranks.sh calls build_step_of_ and the launcher's name.
 # shellcheck disable=SC2034,SC2154 # the scripts of slurm/ share their variables
 

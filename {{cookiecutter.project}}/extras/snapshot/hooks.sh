@@ -3,7 +3,7 @@
 #? set runtime = cookiecutter.runtime
 #? set container = plan_of(cookiecutter).in_container
 # Copies the sources when a job is submitted, has the job run the copy, and records the run in
-# RUN_DIR/run.json. launch/extras.sh calls the functions snapshot_MOMENT.
+# RUN_DIR/run.json. launch/moments.sh calls the functions snapshot_MOMENT.
 #
 # A job runs a copy if its scripts lie in one: PROJECT_DIR is logs/snapshots/HASH/NAME. No variable
 # says so, as a job that this one submits would inherit it.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Chooses the nodes on which the ranks run, replaces those that fail, and remembers them.
-# launch/extras.sh calls the functions spares_MOMENT, and slurm/submit_multinode.sh calls
+# launch/moments.sh calls the functions spares_MOMENT, and slurm/submit_multinode.sh calls
 # choose_nodes.
 #
 # A node is unfit for this job if slurm/preflight.sh or slurm/doctor.py finds a fault on it. It is

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Copies the environment and data to the nodes' own disks, with STAGE=1 and STAGE_DATA.
-# launch/extras.sh calls the functions stage_MOMENT.
+# launch/moments.sh calls the functions stage_MOMENT.
 #
 # pack.py packs the files when a job is submitted. STAGE_PACKS is what it prints: a line for each
 # pack. A requeued job uses them again. enter.py stands before the launcher on each node: it makes the

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gives each job of a sweep the words of its line, and notes how it ended. launch/extras.sh calls
+# Gives each job of a sweep the words of its line, and notes how it ended. launch/moments.sh calls
 # sweep_job_start and sweep_job_end in the job's script, which sets arguments and code.
 #
 # extras/sweep/sweep.sh exports SWEEP_FOLDER, which has a file of words for each index of its array.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Samples the nodes of a job beside its ranks. When the ranks have ended well, it prints the use of GPUs
-# and cores. launch/extras.sh calls these functions. It runs watch_beside_launch in a process of its own,
+# and cores. launch/moments.sh calls these functions. It runs watch_beside_launch in a process of its own,
 # and ends that after the ranks, before it calls watch_after_launch.
 # shellcheck disable=SC2154 # the submit script sets hosts and code
 
