@@ -7,7 +7,7 @@
 # The settings of this project: software, launcher, network. The #SBATCH lines of
 # slurm/submit_multinode.sh set nodes, GPUs, walltime, account and queue. The scripts of slurm/ read
 # this file when you submit a job and again when it starts, so an edit reaches jobs that wait in the
-# queue, too. Only their SAVE_SECONDS stays: Slurm has it since the submission.
+# queue, too. Only the time of the request to save stays: Slurm has it since the submission.
 #
 # To change a setting of the form NAME="${NAME:-value}" for one job, write it before the command:
 #   NAME=value bash slurm/submit_multinode.sh …
@@ -59,7 +59,7 @@ MODULES=("{{ modules[''] | join('" "') }}")
 MODULES=()
 #? endif
 #? if venv
-# The environment for RUNTIME=venv, made by venv, uv or conda. slurm/build_venv.sh makes .venv.
+# The environment for RUNTIME=venv, made by venv, uv or conda. slurm/build_venv.sh makes it.
 #? else
 # The virtual environment for RUNTIME=venv.
 #? endif
@@ -122,8 +122,8 @@ STOP_SIGNAL="${STOP_SIGNAL:-}"
 # Variables of your own go here, as in export NCCL_DEBUG=INFO. All ranks get them.
 
 #? if not (site.partitions or site.qos)
-# If the ranks time out while connecting, remove the next # and name the interface of the
-# network that all nodes share. It is in the first column of: srun --nodes=1 ip -br address
+# If the ranks time out while connecting, remove the # before this export, and name the interface of
+# the network that all nodes share. It is in the first column of: srun --nodes=1 ip -br address
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
 # If the compute nodes reach the internet through a proxy only:

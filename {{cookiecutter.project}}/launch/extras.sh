@@ -7,7 +7,7 @@
 #   bash launch/extras.sh   prints which of the template's extras are here, with commas, or "none"
 #
 # An extra with hooks.sh takes part in jobs. launch/moments.sh says how, and is read only if there is one.
-# A script sets PROJECT_DIR, and reads project.sh of its kind, which reads this file.
+# A script sets PROJECT_DIR, and reads {{ kind }}/project.sh, which reads this file.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts that read this file share its variables
 
 RANK_PREFIX=()       # a setting of env.sh, which an older one lacks
@@ -31,8 +31,8 @@ end_beside() { :; }
 leave_extras() { :; }
 #? endif
 
-# Refuses settings of extras that have no effect: in env.sh, or of an extra that is not here. A
-# value that switches such an extra off is let through. Called when env.sh has been read.
+# Refuses settings of extras that have no effect: in env.sh, or of an extra that is not here. If it
+# is not here, a value that switches it off is let through. Called when env.sh has been read.
 refuse_misplaced_settings() {
     local setting name extra
     # SETTING=EXTRA for each setting of the template's extras.
@@ -62,7 +62,8 @@ adding() {
 }
 
 #? if kind == "slurm"
-# Refuses a LAUNCHER that no extra of this project has, and names the extra of the template that has it.
+# Refuses a LAUNCHER that neither slurm/ranks.sh nor an extra of this project has, and names the extra
+# of the template that has it.
 refuse_unknown_launcher() {
     ! declare -F "build_step_of_${LAUNCHER//-/_}" >/dev/null || return 0
     #? for extra, launchers in plan.extra_launchers.items()

@@ -8,20 +8,21 @@
 # beside_launch has a process of its own.
 #
 #? if kind == "slurm"
-#   check_settings   after env.sh, on the login node and in the job; refuses what cannot work
+#   check_settings   on the login node after env.sh, and in the job after job_start; refuses what
+#                    cannot work
 #   before_submit    on the login node; may change sbatch_options, job_script, typed, and export
 #                    variables
 #   job_start        early in the job, after env.sh and before its software; may change arguments,
-#                    container_folders, attempt, or end the job by exit
+#                    container_folders, in a batch job attempt, or end the job by exit
 #   before_launch    before each start of the ranks; may add to rank_prefix and srun_options, and
 #                    export variables
-#   beside_launch    a process beside the ranks, on the first node; it is ended with them
+#   beside_launch    a process beside the ranks, where the submit script runs; it is ended with them
 #   after_launch     after each end of the ranks; may change code, and set outcome if that is empty:
 #                    restart the ranks, requeue the job, or end it
 #   job_end          once when the ranks have ended, before a requeue or the explanation of a failure
 #
-# hooks.sh may also define choose_nodes anew, and build_step_of_NAME, a LAUNCHER of its own
-# (slurm/ranks.sh). A "-" in the launcher's name is a "_" in the function's.
+# hooks.sh may also define choose_nodes anew (slurm/job.sh), and build_step_of_LAUNCHER for a launcher
+# of its own (slurm/ranks.sh). A "-" in the launcher's name is a "_" in the function's.
 #? elif kind == "runai"
 #   check_settings   after env.sh, where you submit and in each pod; refuses what cannot work
 #   before_submit    where you submit; may change program, pod_variables, RUNAI_OPTIONS, job_script

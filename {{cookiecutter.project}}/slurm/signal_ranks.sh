@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Sends a signal to the ranks of a job on this node, and to no other process: not to the launcher,
-# nor to what a rank has started, such as the workers of a DataLoader.
+# Sends a signal to the ranks of a job on this node, and to no other process: not to torchrun, nor to
+# what a rank has started, such as the workers of a DataLoader.
 #
 #   slurm/signal_ranks.sh JOBID SIGNAL        as in: slurm/signal_ranks.sh 4711 USR1
 #
 # slurm/submit_multinode.sh calls this on each node, in a step outside of the ranks' container, when
-# STOP_SIGNAL (env.sh) is set and the walltime is nearly over.
+# STOP_SIGNAL (env.sh) is set and the program is asked to save.
 #
 # A rank is a process that was started with the variable RANK, and whose parent has another RANK or
 # none: what a rank starts has its RANK, too. launch/spawn.py is another matter: /proc shows no RANK of
@@ -23,7 +23,7 @@ main() {
         if is_spawner "$pid" || is_rank "$pid"; then
             kill -"$2" "$pid" || true # it may have ended by now
         fi
-        # The files that have exactly this variable among those that end with a byte 0.
+        # The processes of the job: a file environ has the variables, and a byte 0 after each.
     done < <(grep -lzxF "SLURM_JOB_ID=$1" /proc/[0-9]*/environ 2>/dev/null)
 }
 
