@@ -113,7 +113,7 @@ def through_submit(folder: Path) -> list[float]:
     timed += " pi/pi.py >/dev/null; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./})); done"
     with Cluster(folder / "cluster", nodes=2) as cluster:
         alone = {"PYTHON": sys.executable, "PREFLIGHT": "0"}  # which would be an srun by itself
-        done = cluster.run("salloc", "--nodes=2", "bash", "-c", timed, cwd=project, env=alone)
+        done = cluster.run("salloc", "--nodes=2", "--time=10", "bash", "-c", timed, cwd=project, env=alone)
     return [int(line) / 1e6 for line in done.stdout.split()]
 
 

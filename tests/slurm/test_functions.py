@@ -47,7 +47,7 @@ def bash(code, **environment):
         ("--gpus-per-node=4", "-n 8", "NPROC_PER_NODE=N bash slurm/submit_multinode.sh"),
         ("--gpus-per-node=4", "--signal=B:USR1@60", "SAVE_SECONDS=600 bash slurm/submit_multinode.sh"),
         ("--gpus-per-node=4", "--gpus-per-node=2 --nodes=2 -N 3 --gres=nvme:1 --no-requeue", ""),
-        ("--gres=gpu:4", "--gres gpu:2 --gpu-freq=low", ""),
+        ("--gres=gpu:4", "--gres gpu:2 --gpu-freq=low --gres-flags=enforce-binding", ""),
         ("--nodes=2  # not --gpus-per-node", "--gres=gpu:2", ""),
         ("--gres=nvme:1", "--gpus-per-node=2", ""),
     ],
@@ -270,6 +270,18 @@ def test_what_the_allocation_has(steps):
     assert steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20").stdout == "20 cores, gpus=4, 4\n"
     assert steps(code, record="JobState=RUNNING Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
     assert steps(code, **given).stdout == "80 cores, gpus=unknown, 4\n"
+
+
+def test_gpus_that_env_sh_chooses_in_a_job_without_gpus(steps, tmp_path):
+    """Where Slurm does not count them. What another shell has left is unset."""
+    (tmp_path / "env.sh").write_text("")
+    given = {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_CPUS_PER_NODE": "72,80(x2)", "CUDA_VISIBLE_DEVICES": "2"}
+    given |= {"FOLDER": str(tmp_path), "record": "JobState=RUNNING Nodes=n1 GRES="}
+    code = 'record=$RECORD PROJECT_DIR=$FOLDER; read_allocation; echo "$cores cores, ${CUDA_VISIBLE_DEVICES:-none}"'
+    assert steps(code, **given).stdout == "72 cores, none\n"
+    for line in ("export CUDA_VISIBLE_DEVICES=2", '  export "CUDA_VISIBLE_DEVICES=0,1"', "CUDA_VISIBLE_DEVICES=2"):
+        (tmp_path / "env.sh").write_text(f"{line}\n")
+        assert steps(code, **given).stdout == "72 cores, 2\n"
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ read_allocation() {
     #? if cores
     # salloc may have been called without --cpus-per-task.
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
-        cores=$((SLURM_CPUS_PER_TASK * $(smallest <<<"${SLURM_TASKS_PER_NODE:-1}")))
+        cores=$((SLURM_CPUS_PER_TASK * $(smallest "${SLURM_TASKS_PER_NODE:-1}")))
     else
-        cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")
+        cores=$(smallest "$SLURM_JOB_CPUS_PER_NODE")
     fi
     #? else
-    cores=$(smallest <<<"$SLURM_JOB_CPUS_PER_NODE")
+    cores=$(smallest "$SLURM_JOB_CPUS_PER_NODE")
     #? endif
     gpus=unknown
     if [[ -n $record ]]; then read_gpus; fi
@@ -91,8 +91,15 @@ read_allocation() {
     fi
 }
 
-# Prints the smallest number of a list as Slurm writes it: 64(x2),32
-smallest() { tr , '\n' | sed 's/(.*//; s/.*://' | sort -n | sed -n 1p; }
+# Prints the smallest number of a list as Slurm writes it. Argument: the list, as 64(x2),32
+smallest() {
+    local number least=''
+    for number in ${1//,/ }; do
+        number=${number%(*}
+        if [[ -z $least ]] || ((number < least)); then least=$number; fi
+    done
+    echo "$least"
+}
 
 # Sets gpus, the fewest of a node. Refuses a job that asked for GPUs as a whole, if its nodes have
 # different numbers. Reads record, which has such a line for each group of nodes, and says what was
