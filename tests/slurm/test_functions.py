@@ -200,6 +200,8 @@ def test_a_conda_environment_does_as_well(submit, tmp_path):
     for runtime, fix in ("venv", "VENV"), ("none", "RUNTIME=venv"):
         done = bash(set_up, **{**environment, "PYTHON": "pythonn", "RUNTIME": runtime})
         assert (done.returncode, done.stderr) == (2, f"env.sh: pythonn was not found; set PYTHON, or {fix}\n")
+    in_a_container = set_up.replace(" && source", " && CONTAINER_EXEC=(apptainer exec own.sif) && source")
+    assert bash(in_a_container, **{**environment, "PYTHON": "/in/the/image/python", "RUNTIME": "none"}).returncode == 0
 
 
 def test_no_gpus_are_no_failure(tmp_path):
@@ -270,6 +272,12 @@ def test_what_the_allocation_has(steps):
     assert steps(code, record=record, **given, SLURM_CPUS_PER_TASK="20").stdout == "20 cores, gpus=4, 4\n"
     assert steps(code, record="JobState=RUNNING Nodes=n1 GRES=", **given).stdout == "80 cores, gpus=, unset\n"
     assert steps(code, **given).stdout == "80 cores, gpus=unknown, 4\n"
+
+
+def test_what_a_rank_of_torchrun_leaves_to_a_job_that_it_submits(steps):
+    """Each rank would take itself for a client of a store that torchrun has not opened."""
+    code = 'unset_stale_variables; echo "${RANK:-gone} ${TORCHELASTIC_USE_AGENT_STORE:-gone}"'
+    assert steps(code, RANK="3", TORCHELASTIC_USE_AGENT_STORE="True").stdout == "gone gone\n"
 
 
 def test_gpus_that_env_sh_chooses_in_a_job_without_gpus(steps, tmp_path):

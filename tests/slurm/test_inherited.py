@@ -183,6 +183,7 @@ def test_a_shell_whose_job_has_ended(cluster, project, program):
     """A terminal that was opened in a shell of salloc outlives the job, and keeps its number."""
     number = re.search(r"\d+", cluster.run("salloc", "--nodes=1", "true").stderr)[0]
     variables = {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_CPUS_PER_NODE": "8"}
+    variables["record"] = "JobState=RUNNING"  # of the user's own, and no record of Slurm
     for left in (number, "999999"):
         environment = python_environment(**{**variables, "SLURM_JOB_ID": left})
         done = cluster.run("bash", "slurm/run_here.sh", program, cwd=project, env=environment, check=False)

@@ -142,6 +142,7 @@ def test_names(usual_slurm, run_dir, tmp_path):
     with hosts(usual_slurm, "node2", tmp_path, " node2\n", " node9\n"):
         line = fault_of_node2(preflight(usual_slurm, run_dir))
         assert line == "its own name node2 does not resolve: tell your site"
+        assert preflight(usual_slurm, run_dir, GLOO_SOCKET_IFNAME="eth0") == FIT  # then gloo does not ask for it
 
 
 def test_a_master_with_an_address_that_has_no_route(usual_slurm, run_dir, tmp_path):

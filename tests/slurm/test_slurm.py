@@ -581,6 +581,9 @@ def test_help_is_the_head_of_the_file(cluster, project):
     done = cluster.run("bash", "slurm/submit_multinode.sh", "--help", cwd=project)
     assert done.stdout.startswith("Runs a PyTorch program on all nodes") and "SAVE_SECONDS  " in done.stdout
     assert "#SBATCH --" not in done.stdout and "find_project" not in done.stdout
+    done = cluster.run("bash", "slurm/run_here.sh", "--help", cwd=project)
+    assert done.stdout.startswith("Runs a PyTorch program on all nodes of the allocation")
+    assert "shellcheck" not in done.stdout  # a line for another program, at the end of the head
 
 
 def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 #? set plan = plan_of(cookiecutter)
 #? set kind = site_facts(cookiecutter.site).kind
-# What the scripts know of extras, the folders extras/NAME of this project: they read those that take
-# part in jobs, and refuse settings of those that are not here.
+# Extras are the folders extras/NAME of this project. This file reads those that take part in jobs, and
+# refuses settings of those that are not here.
 #
 #   bash launch/extras.sh   prints which of the template's extras are here, with commas, or "none"
 #
@@ -16,7 +16,7 @@ rank_prefix=()       # what stands before the launcher: RANK_PREFIX, then the wo
 # Reads the extras that take part in jobs.
 read_extras() {
     local hooks=("$PROJECT_DIR"/extras/*/hooks.sh)
-    if [[ -f ${hooks[0]} ]]; then
+    if [[ ${hooks[0]} != "$PROJECT_DIR/extras/*/hooks.sh" ]]; then # without a file the pattern stays
         # shellcheck source=/dev/null
         source "$PROJECT_DIR/launch/moments.sh"
         read_hooks

@@ -7,9 +7,9 @@
 # slurm/submit_multinode.sh calls this on each node, in a step outside of the ranks' container, when
 # STOP_SIGNAL (env.sh) is set and the program is asked to save.
 #
-# A rank is a process that was started with the variable RANK, and whose parent has another RANK or
-# none: what a rank starts has its RANK, too. launch/spawn.py is another matter: /proc shows no RANK of
-# the ranks that it forks. It gets the signal itself, and passes it on to them.
+# A rank is a process that was started with the variable RANK. What a rank starts has the same RANK. So
+# the parent of a rank has another RANK, or none. launch/spawn.py gets the signal itself, and passes it
+# on to the ranks that it forks: /proc shows no RANK of these.
 set -uo pipefail
 
 main() {

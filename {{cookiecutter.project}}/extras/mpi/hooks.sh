@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 #? set runtime = cookiecutter.runtime
-# Two launchers of Open MPI. mpirun starts one launch/torchrun.sh on each node, mpirun-ranks one
-# launch/rank.sh for each rank. launch/moments.sh calls the functions mpi_MOMENT, in the order in which
-# they stand here; before the launch, slurm/ranks.sh calls build_step_of_ and the launcher's name.
+# Two launchers of Open MPI. mpirun starts launch/torchrun.sh once on each node, and mpirun-ranks starts
+# launch/rank.sh once for each rank. launch/moments.sh calls the functions mpi_MOMENT, which stand here
+# in the order of the calls. For the launch, slurm/ranks.sh calls build_step_of_LAUNCHER.
 # shellcheck disable=SC2034,SC2154 # the scripts of slurm/ share their variables
 
 # Unsets what another mpirun, or a step of another job, has left in the environment: mpirun would take
