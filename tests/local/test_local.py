@@ -128,15 +128,18 @@ def test_a_failing_rank_ends_the_run(run, tmp_path):
     assert re.search(r"rank +: 1 .*\n.*exitcode +: 3", done.stderr)
 
 
-def test_an_interrupt_leaves_nothing_behind(run, tmp_path):
-    (tmp_path / "sleeps.py").write_text(f"import os, time\nprint(f'pid {{os.getpid()}}')\ntime.sleep({FOREVER})\n")
-    process = run("sleeps.py", wait=False, NPROC_PER_NODE="1")
+@pytest.mark.parametrize(("name", "short"), [("SIGTERM", False), ("SIGHUP", True)])
+def test_an_interrupt_leaves_nothing_behind(run, tmp_path, launcher, name, short):
+    """SIGHUP comes if the terminal is closed: the nodes have process groups of their own, which it would not reach."""
+    source = f"import os, time\nprint(f'pid {{os.getpid()}}', flush=True)\ntime.sleep({FOREVER})\n"
+    (tmp_path / "sleeps.py").write_text(source)
+    process = run("sleeps.py", wait=False, **(launcher if short else {"NPROC_PER_NODE": "1"}))
     pids = []
     while len(pids) < 2:
         line = process.stdout.readline()
         assert line, process.communicate()
         pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(getattr(signal, name))
     ended(process)
     assert process.returncode == 143
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

@@ -94,31 +94,53 @@ make_run_folder() {
 # ---- launch -------------------------------------------------------------------------------------
 
 # Runs the program on all nodes. The first node that fails ends the others. Sets code to its exit code,
-# or to what an extra makes of it. RANK_PREFIX stands before what extras put
-# there: what they set for the ranks is not for a program of the user's.
+# or to what an extra makes of it. RANK_PREFIX stands before what extras put there: what they set for
+# the ranks is not for a program of the user's.
 launch() {
-    local node port agents=() words=("$program" "${arguments[@]}")
+    local node port ended nodes=() words=("$program" "${arguments[@]}")
     code=0
     port=$(free_port) || exit
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
     say "${words[*]} as $NNODES node(s) x $NPROC_PER_NODE process(es)"
-    trap 'kill "${agents[@]}" 2>/dev/null; wait; exit 143' INT TERM
+    trap 'end_nodes; exit 143' HUP INT TERM
     start_beside
+    # A pipe, into which each node writes its exit code. Of two nodes that end at once, wait -n of bash
+    # 5.2.15 misses one now and then, and waits for ever if an extra's process runs beside them.
+    exec {ended}<> <(:)
+    set -m # a process group for each node
     for ((node = 0; node < NNODES; node++)); do
-        CUDA_VISIBLE_DEVICES=$(gpus_of_node "$node") \
-            PET_NNODES=$NNODES PET_NODE_RANK=$node PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$port \
-            "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "${words[@]}" &
-        agents+=($!)
+        run_node "$node" "$port" "${words[@]}" </dev/null &
+        nodes+=($!)
     done
+    set +m
     for ((node = 0; node < NNODES && code == 0; node++)); do
-        wait -n || code=$?
+        read -r code <&"$ended"
     done
-    ((code == 0)) || kill "${agents[@]}" 2>/dev/null || true
-    wait
+    end_nodes
     end_beside
-    trap - INT TERM
+    trap - HUP INT TERM
     call_extras after_launch
+}
+
+# Runs torchrun, and writes its exit code to ended. Arguments: the node, the port, the program, its
+# arguments.
+run_node() {
+    local result=0
+    trap : TERM # ends torchrun, which has it too; this shell waits for that
+    CUDA_VISIBLE_DEVICES=$(gpus_of_node "$1") \
+        PET_NNODES=$NNODES PET_NODE_RANK=$1 PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$2 \
+        "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "${@:3}" || result=$?
+    echo "$result" >&"$ended"
+}
+
+# Ends the nodes that still run, and waits for them.
+end_nodes() {
+    local group
+    for group in "${nodes[@]}"; do
+        kill -TERM -- "-$group" 2>/dev/null || true
+    done
+    wait "${nodes[@]}" || true
 }
 
 # Prints a node's part of gpus, separated by commas. Argument: the node, from 0.
