@@ -92,9 +92,9 @@ starts_its_own_ranks() {
 has_own_endpoint() {
     local calls addresses
     [[ -f $1 ]] || return
+    addresses=$(grep -cE "^[^#]*init_method *= *[fr]?[\"']tcp://" "$1") || return # there is none
     if grep -qE 'TORCHELASTIC_USE_AGENT_STORE|MASTER_ADDR' "$1"; then return 1; fi
     calls=$(grep -cE '^[^#]*init_process_group\(' "$1")
-    addresses=$(grep -cE "^[^#]*init_method *= *[fr]?[\"']tcp://" "$1")
-    ((calls > 0 && calls == addresses))
+    ((calls == addresses))
 }
 
