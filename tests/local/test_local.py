@@ -83,7 +83,8 @@ def launcher(tmp_path):
 def gpus(folder, count):
     """Put a stand-in for nvidia-smi that tells of `count` GPUs into `folder`; returns a PATH that finds it first."""
     tool = folder / "nvidia-smi"
-    tool.write_text(f"#!/bin/bash\n[[ $* == '--query-gpu=index --format=csv,noheader' ]] && seq 0 {count - 1}\n")
+    listed = f"seq 0 {count - 1}" if count else "echo No devices were found && exit 6"
+    tool.write_text(f"#!/bin/bash\n[[ $* == '--query-gpu=index --format=csv,noheader' ]] && {listed}\n")
     tool.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 
@@ -119,6 +120,13 @@ def test_too_few_gpus_are_left_alone(run, launcher, tmp_path):
     assert len(re.findall(r"WORLD_SIZE=2 CUDA_VISIBLE_DEVICES= ", done.stdout)) == 2
 
 
+def test_a_driver_without_gpus(run, launcher, tmp_path):
+    (tmp_path / "show.py").write_text(SHOW)
+    done = run("show.py", PATH=gpus(tmp_path, 0), **launcher)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"WORLD_SIZE=2 CUDA_VISIBLE_DEVICES= ", done.stdout)) == 2, done.stdout
+
+
 def test_a_failing_rank_ends_the_run(run, tmp_path):
     (tmp_path / "fails.py").write_text(
         f"import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep({FOREVER})\n"
@@ -128,8 +136,10 @@ def test_a_failing_rank_ends_the_run(run, tmp_path):
     assert re.search(r"rank +: 1 .*\n.*exitcode +: 3", done.stderr)
 
 
-@pytest.mark.parametrize(("name", "short"), [("SIGTERM", False), ("SIGHUP", True)])
-def test_an_interrupt_leaves_nothing_behind(run, tmp_path, launcher, name, short):
+@pytest.mark.parametrize(
+    ("name", "short", "code"), [("SIGTERM", False, 143), ("SIGHUP", True, 143), ("SIGINT", True, -signal.SIGINT)]
+)
+def test_an_interrupt_leaves_nothing_behind(run, tmp_path, launcher, name, short, code):
     """SIGHUP comes if the terminal is closed: the nodes have process groups of their own, which it would not reach."""
     source = f"import os, time\nprint(f'pid {{os.getpid()}}', flush=True)\ntime.sleep({FOREVER})\n"
     (tmp_path / "sleeps.py").write_text(source)
@@ -141,7 +151,7 @@ def test_an_interrupt_leaves_nothing_behind(run, tmp_path, launcher, name, short
         pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
     process.send_signal(getattr(signal, name))
     ended(process)
-    assert process.returncode == 143
+    assert process.returncode == code
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
@@ -158,6 +168,7 @@ def test_help_is_the_head_of_the_file(run):
         (["nosuch.py"], {}, "no program 'nosuch.py' in"),
         (["pi/pi.py"], {"NNODES": "two"}, "NNODES='two': expected a whole number of at least 1"),
         (["pi/pi.py"], {"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE='0': expected a whole number"),
+        (["pi/pi.py"], {"CPU_RANKS_PER_NODE": "0"}, "CPU_RANKS_PER_NODE='0': expected a whole number"),
         (["pi/pi.py"], {"RUNTIME": "venv"}, "no virtual environment at"),
         (["pi/pi.py"], {"RUNTIME": "conda"}, "RUNTIME='conda' is not known; use venv or none"),
     ],

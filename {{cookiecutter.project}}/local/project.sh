@@ -24,6 +24,8 @@ check_settings() {
     [[ $NNODES =~ ^[1-9][0-9]*$ ]] || die "NNODES='$NNODES': expected a whole number of at least 1"
     [[ ${NPROC_PER_NODE:-1} =~ ^[1-9][0-9]*$ ]] ||
         die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of at least 1"
+    [[ $CPU_RANKS_PER_NODE =~ ^[1-9][0-9]*$ ]] ||
+        die "CPU_RANKS_PER_NODE='$CPU_RANKS_PER_NODE': expected a whole number of at least 1"
     check_rank_prefix
     call_extras check_settings
 }
@@ -62,9 +64,9 @@ share_gpus() {
 # Prints the GPUs that the run may use, one per line.
 visible_gpus() {
     if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
-        tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep '^[^-[:space:]]' # -1 means: no GPU
+        tr ',' '\n' <<<"${CUDA_VISIBLE_DEVICES// /}" | grep '^[^-]' # -1 means: no GPU
     elif command -v nvidia-smi >/dev/null; then
-        nvidia-smi --query-gpu=index --format=csv,noheader
+        nvidia-smi --query-gpu=index --format=csv,noheader | grep -x '[0-9]*' # or "No devices were found"
     fi
 }
 
@@ -76,8 +78,8 @@ share_cores() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
 }
 
-# Exports the address of loopback as that of each node. A laptop's own name often leads nowhere, or
-# to an address that changes.
+# Has gloo connect over the loopback interface. By itself it takes the address of the machine's own
+# name, which on a laptop often leads nowhere, or to an address that changes.
 use_loopback() {
     export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 }
@@ -96,18 +98,21 @@ make_run_folder() {
 # Runs the program on all nodes. The first node that fails ends the others. Sets code to its exit code,
 # or to what an extra makes of it. RANK_PREFIX stands before what extras put there: what they set for
 # the ranks is not for a program of the user's.
+#
+# Each node is a process group, and writes its exit code into a pipe. Bash's own wait -n would do, but
+# of two nodes that end at once it may miss one, and then waits for ever if an extra's process runs
+# beside them (bash 5.2.15).
 launch() {
-    local node port ended nodes=() words=("$program" "${arguments[@]}")
+    local node port exit_codes nodes=() words=("$program" "${arguments[@]}")
     code=0
     port=$(free_port) || exit
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
     say "${words[*]} as $NNODES node(s) x $NPROC_PER_NODE process(es)"
-    trap 'end_nodes; exit 143' HUP INT TERM
+    trap 'end_nodes; exit 143' HUP TERM
+    trap 'end_nodes; trap - INT; kill -INT $$' INT # so that a loop around this script ends, too
     start_beside
-    # A pipe, into which each node writes its exit code. Of two nodes that end at once, wait -n of bash
-    # 5.2.15 misses one now and then, and waits for ever if an extra's process runs beside them.
-    exec {ended}<> <(:)
+    exec {exit_codes}<> <(:) # both ends of a pipe
     set -m # a process group for each node
     for ((node = 0; node < NNODES; node++)); do
         run_node "$node" "$port" "${words[@]}" </dev/null &
@@ -115,7 +120,7 @@ launch() {
     done
     set +m
     for ((node = 0; node < NNODES && code == 0; node++)); do
-        read -r code <&"$ended"
+        read -r code <&"$exit_codes"
     done
     end_nodes
     end_beside
@@ -123,24 +128,27 @@ launch() {
     call_extras after_launch
 }
 
-# Runs torchrun, and writes its exit code to ended. Arguments: the node, the port, the program, its
-# arguments.
+# Runs torchrun for a node, and writes its exit code to exit_codes. Arguments: the node, the port, the
+# program, its arguments.
 run_node() {
-    local result=0
-    trap : TERM # ends torchrun, which has it too; this shell waits for that
-    CUDA_VISIBLE_DEVICES=$(gpus_of_node "$1") \
+    local gpus_here result=0
+    gpus_here=$(gpus_of_node "$1")
+    trap : TERM # torchrun gets the signal, too, and ends by it; this shell goes on and writes
+    CUDA_VISIBLE_DEVICES=$gpus_here \
         PET_NNODES=$NNODES PET_NODE_RANK=$1 PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$2 \
         "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "${@:3}" || result=$?
-    echo "$result" >&"$ended"
+    echo "$result" >&"$exit_codes"
 }
 
-# Ends the nodes that still run, and waits for them.
+# Ends the nodes that still run, and waits for them. SIGTERM asks their ranks to save.
 end_nodes() {
     local group
     for group in "${nodes[@]}"; do
         kill -TERM -- "-$group" 2>/dev/null || true
     done
-    wait "${nodes[@]}" || true
+    for group in "${nodes[@]}"; do
+        wait "$group" || true
+    done
 }
 
 # Prints a node's part of gpus, separated by commas. Argument: the node, from 0.
