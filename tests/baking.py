@@ -81,6 +81,7 @@ def cookiecutter(
             bake(Path(folder), site="slurm")
     words = [*map(str, arguments), *(f"{name}={answer}" for name, answer in answers.items())]
     environment = {"PATH": f"{home}/bin:{os.environ['PATH']}", "HOME": str(home), "LANG": "C.UTF-8"}
+    environment["PWD"] = str(cwd or home)
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = os.fork()
@@ -124,6 +125,7 @@ def typed(line: str, cwd: Path, home: Path) -> subprocess.CompletedProcess:
     """Run a line of bash that calls cookiecutter once: bash takes it apart, and cookiecutter() gets the words."""
     script = f'cookiecutter() {{ printf \'%s\\0\' "$@" >"$HOME/words"; }}\n{line}'
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8"}
+    environment["PWD"] = str(cwd or home)
     subprocess.run(["bash", "-ec", script], cwd=cwd, env=environment, check=True)
     words = (home / "words").read_text().split("\0")[:-1]
     (home / "words").unlink()

@@ -414,6 +414,10 @@ def test_a_time_to_save_that_slurm_does_not_take(refused, number):
     assert refused(SAVE_SECONDS=number).startswith("slurm/submit_multinode.sh: SAVE_SECONDS=")
 
 
+def test_a_check_of_the_nodes_that_is_neither_on_nor_off(refused):
+    assert "PREFLIGHT='no': expected 1, or 0 to start" in refused(PREFLIGHT="no")
+
+
 def test_a_rank_prefix_in_one_word(refused):
     settings = refused.project / "env.sh"
     settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", "RANK_PREFIX='nsys profile'", settings.read_text()))

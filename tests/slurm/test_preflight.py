@@ -125,6 +125,7 @@ def test_a_batch_job_is_refused(usual_slurm, run_dir):
 def test_refusals_and_help():
     for arguments, environment, code, wanted in (
         ([], [], 2, "there is no job"),
+        ([], ["SLURM_JOB_ID=1", "PREFLIGHT_TIMEOUT=30s"], 2, "PREFLIGHT_TIMEOUT='30s': expected a whole number"),
         (["--help"], [], 0, "[NAME|PATH …]"),
     ):
         command = ["env", "-i", f"PATH={PATH}", *environment, "bash", SCRIPT, *arguments]
@@ -196,11 +197,11 @@ def test_clocks(usual_slurm, run_dir, tmp_path):
 def test_folders(usual_slurm, run_dir):
     with mounted(usual_slurm, "node2", run_dir.parent):
         line = fault_of_node2(preflight(usual_slurm, run_dir))
-        assert line.startswith(f"cannot write to {run_dir} (No such file or directory): free space there, or put it on")
+        assert line.startswith(f"cannot write to {run_dir} (No such file or directory): free space there if it is full")
     for folder, fix in (run_dir, "put it on a file system that all nodes share"), ("/dev/shm", "tell your site"):
         with mounted(usual_slurm, "node2", folder, f"head -c 1M /dev/zero >{folder}/full || true", "-o size=64k"):
             line = fault_of_node2(preflight(usual_slurm, run_dir))
-        assert line == f"cannot write to {folder} (No space left on device): free space there, or {fix}"
+        assert line == f"cannot write to {folder} (No space left on device): free space there if it is full, else {fix}"
 
 
 @needs_two_users

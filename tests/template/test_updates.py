@@ -124,6 +124,7 @@ def test_the_page_s_command_writes_the_same_project(case, tmp_path):
     done = cookiecutter("--no-input", "-o", "first", source, home=tmp_path, **answers)
     assert done.returncode == 0, done.stdout + done.stderr
     first = tmp_path / "first" / answers["project"]
+    assert f"\n  cd first/{answers['project']}\n" in done.stdout
     before = tree(first)
     if answers.get("examples") == "no":  # the command writes what is missing
         shutil.rmtree(first / "check")

@@ -113,9 +113,9 @@ read_gpus() {
     local held=() rest=$record of_a_group='[=,]gpu(:[^:,( ]+)?:([0-9]+)\((.*)'
     local asked='TresPerNode=[^[:space:]]*gres[:/]gpu([:=][^,[:space:]]+)?([,[:space:]]|$)'
     while [[ $rest =~ $of_a_group ]]; do
-        held[BASH_REMATCH[2]]=1 rest=${BASH_REMATCH[3]}
+        held[BASH_REMATCH[2]]=1 rest=${BASH_REMATCH[3]} # the number is the index
     done
-    held=("${!held[@]}") # without doubles, the smallest first
+    held=("${!held[@]}") # so there are no doubles, and the smallest comes first
     gpus=${held[0]:-}
     if [[ $record =~ $asked ]]; then
         gpus=${BASH_REMATCH[1]##*[:=]} # of gpu:a100:2; with --exclusive the job may hold more

@@ -57,6 +57,8 @@ main() {
     if [[ -z ${SLURM_JOB_ID:-} ]]; then
         die "there is no job: salloc --nodes=2 bash slurm/preflight.sh"
     fi
+    [[ ${PREFLIGHT_TIMEOUT:-30} =~ ^[1-9][0-9]*$ ]] ||
+        die "PREFLIGHT_TIMEOUT='$PREFLIGHT_TIMEOUT': expected a whole number of seconds"
     project=$(dirname "${BASH_SOURCE[0]}")/..
     if [[ ! -f $project/slurm/preflight_node.sh ]]; then # as with sbatch, which runs a copy elsewhere
         die "slurm/preflight_node.sh was not found: leave this script in its project," \

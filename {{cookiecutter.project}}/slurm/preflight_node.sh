@@ -56,7 +56,7 @@ check_writable() {
     local folder=$1 fix=$2 error
     tell at "$folder"
     error=$(write_file_in "$folder" 2>&1) ||
-        tell fault "cannot write to $folder (${error##*: }): free space there, or $fix"
+        tell fault "cannot write to $folder (${error##*: }): free space there if it is full, else $fix"
 }
 
 # Writes a file of 16 KiB and removes it. Argument: the folder, in which other users may write, too.

@@ -54,6 +54,8 @@ check_settings() {
     ((SAVE_SECONDS <= 65535)) ||
         die "SAVE_SECONDS=$SAVE_SECONDS: Slurm takes at most 65535 for the time between its signal and" \
             "the time limit"
+    [[ $PREFLIGHT =~ ^[01]$ ]] ||
+        die "PREFLIGHT='$PREFLIGHT': expected 1, or 0 to start the ranks without a check of the nodes"
     [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
         die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
     check_rank_prefix

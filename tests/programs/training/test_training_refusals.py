@@ -24,6 +24,8 @@ torch = pytest.importorskip("torch")
         (["--dtype", "half"], "argument --dtype: invalid choice: 'half'"),
         (["--micro-batch", "5"], "--micro-batch 5 does not divide the 32 sequences of a rank: choose a divisor"),
         (["--out", __file__], f"File exists: '{__file__}': give another --out"),
+        (["--workers", "-1"], "--workers -1 has to be 0 or more"),
+        (["--timeout", "inf"], "argument --timeout: 'inf' has to be a whole number above 0"),
         (["--grad-clip", "0"], "argument --grad-clip: '0' has to be a number above 0"),
         (["--profile", "5"], "argument --profile: '5' has to be FIRST:LAST, two steps from 2 on, for example 5:8"),
         (["--profile", "1:3"], "argument --profile: '1:3' has to be FIRST:LAST"),

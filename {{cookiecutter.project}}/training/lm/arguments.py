@@ -85,7 +85,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         metavar="N",
         help="processes per rank that read ahead (default: up to 4 with GPUs, else 0)",
     )
-    add("--timeout", type=positive_float, default=600.0, metavar="SECONDS", help="that a rank waits for another (600)")
+    add("--timeout", type=positive_int, default=600, metavar="SECONDS", help="that a rank waits for another (600)")
 
     add("--log-every", type=positive_int, default=10, metavar="N", help="steps between lines (default: %(default)s)")
     add("--eval-every", type=positive_int, default=100, metavar="N", help="between evaluations (default: %(default)s)")
@@ -137,6 +137,8 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
         cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         args.workers = min(MOST_WORKERS, cores)
     args.workers = args.workers or 0
+    if args.workers < 0:
+        fail(f"--workers {args.workers} has to be 0 or more")
     return args
 
 
