@@ -5,6 +5,8 @@ asks no questions, and removes files by their names.
 """
 
 import json
+import os
+import shlex
 from pathlib import Path
 
 PROJECT = "{{ cookiecutter.project }}"
@@ -55,6 +57,12 @@ def say_what_an_update_takes_away() -> None:
         print("""  cruft update --variables-to-update '{"extras": "all"}'""")
 
 
+def path_from_the_shell() -> str:
+    """Return the project's path below the shell's folder. cookiecutter -o FOLDER has written it into FOLDER."""
+    path = os.path.relpath(Path.cwd(), os.path.realpath(os.environ.get("PWD", "..")))
+    return PROJECT if path.startswith("..") else path  # cruft writes into a folder of its own
+
+
 def say_what_comes_next() -> None:
     """Print what was written, and the commands that open its page."""
     if ADDED:
@@ -65,7 +73,7 @@ def say_what_comes_next() -> None:
     else:
         written, pages = f"{PROJECT} is written for {TITLE}.", ["README.md"]
     print(f"{written} Next:")
-    print(f"  cd {PROJECT}")
+    print(f"  cd {shlex.quote(path_from_the_shell())}")
     for page in pages:
         print(f"  less {page}")
     for name in BROUGHT:
