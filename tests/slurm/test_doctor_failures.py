@@ -25,6 +25,7 @@ from waiting import wait_for
 PROGRAMS = Path(__file__).resolve().parent / "failures"
 LAUNCHERS = ("torchrun", "srun", "spawn")
 KEPT = os.environ.get("FAILURES_FOLDER")
+TORCHS_ABORT = "terminate called without an active exception"
 ANY = "ANY"  # of ranks: the launcher may name one or another
 NONE = ""  # of causes: none may be named
 
@@ -119,7 +120,7 @@ FAILURES = [
     # Ranks that wait, or lose another one.
     Failure("hangs", "waited", ANY, ANY, "", "?rank 2|waited"),
     # At its end the rank that is done may abort in gloo, too: the others have not closed the connection.
-    Failure("returns_early", "peer|waited|error|crashed", ANY, ANY, "", "?rank 1|lost another|compiled"),
+    Failure("returns_early", "peer|waited|error|crashed", ANY, ANY, "", "?rank 1|lost another|process group"),
     Failure(
         "other_size", "error|crashed", 1, -6, "Received data size doesn't match expected size", "?rank 1|size|differ"
     ),
@@ -220,6 +221,9 @@ def differences(answer, expected):
     wrong = []
     if answer["way"] not in expected["way"].split("|"):
         wrong.append(f"way: {expected['way']}, not {answer['way']}")
+    aborted = answer["exit_code"] == -6 and answer["words"][-1:] == [TORCHS_ABORT]
+    if aborted and expected["exit_code"] == 1:  # at times gloo's threads abort a rank that ends of an error
+        expected = {**expected, "exit_code": -6}
     for key in ("rank", "host", "exit_code"):
         if expected[key] not in (ANY, answer[key]):
             wrong.append(f"{key}: {expected[key]}, not {answer[key]}")

@@ -97,7 +97,11 @@ def assert_found_while_it_hangs(cluster, project, job, folder, way):
         return cluster.run(*words, cwd=folder, check=False).stdout
 
     def is_named():
+        states = cluster.run("squeue", "--noheader", "--format=%T", f"--jobs={job}", check=False).stdout
         text = said()
+        assert text or states.strip() in ("PENDING", "RUNNING"), (
+            f"the job ended before stacks.sh had an answer: {states}"
+        )
         return has_line(f"rank 1 on node1: {way.place}", text, way.line) and has_line(way.verdict, text, "")
 
     wait_for(is_named, said)
@@ -126,7 +130,7 @@ def drills_but(usual, names):
 def test_a_timeout(cluster, project, tmp_path, launcher, name, record_property):
     """All ranks are asked where they are before the launcher ends them. The doctor begins with the one to look at."""
     way = WAYS[name]
-    job = submitted(cluster, project, tmp_path, name, 15, LAUNCHER=launcher)
+    job = submitted(cluster, project, tmp_path, name, 25, LAUNCHER=launcher)
     assert_found_while_it_hangs(cluster, project, job, tmp_path, way)
     job = cluster.wait(job)
     assert job.state == "FAILED", job.output

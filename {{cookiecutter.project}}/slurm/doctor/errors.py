@@ -23,6 +23,8 @@ NATIVE = re.compile(  # compiled code says that it goes down
     r"|free\(\): |munmap_chunk\(\): |malloc(?:\(\)|_consolidate\(\)): "
     r"|.*: Assertion [`'].*' failed|F\d{4} .*\] |.*Check failed: |The application appears to have been direct launched"
 )
+# gloo's threads abort a Python that ends while its process group is at work (torch 2.13), also as it ends of an error.
+ABORT_AT_THE_END = re.compile(r"terminate called without an active exception")
 WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
 BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE)))
 WITHIN_TRACEBACK = (" ", "Traceback", "╭", "+", "│", "╰", "|")  # how its lines begin, but for the last one, the error
@@ -162,7 +164,7 @@ def read_messages(lines):
                 messages.append(message)
             message.inside = is_traceback or bool(SYNTAX_ERROR.match(text))
             message.end, apart = index, 0
-            if not message.inside:
+            if not message.inside and not (message.errors and ABORT_AT_THE_END.match(text)):
                 message.errors.append(line)
         elif message and CONTINUES.match(text):
             message.end = index if index == message.end + 1 else message.end
