@@ -1,6 +1,7 @@
 # ---- messages, and the state of this shell -------------------------------------------------------
 
 script=$1 # stands in front of messages
+set +o posix # in posix mode bash before 5.1 cannot read the < <( ) below
 
 # Puts this bash into the state that the scripts are written for, and keeps what would disturb others
 # from those that it starts. A job inherits it from the user's shell by --export=ALL: options of bash

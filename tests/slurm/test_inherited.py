@@ -315,7 +315,7 @@ def test_the_same_options_used_well(cluster, own, program):
     job = submit(cluster, own, *options, "--", program, LAUNCHER="srun")
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert (own / f"outs/exp-1-{job.id}.out").exists()
-    assert re.findall(r"WHERE .* (\w+)$", job.output, re.M) == ["bar"] * 4
+    assert re.findall(r"WHERE .* (\w+)$", job.output, re.M) == ["bar"] * 4, job.output
 
 
 def test_a_number_for_scripts(cluster, own, program):
