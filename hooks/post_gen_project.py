@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 
 PROJECT = "{{ cookiecutter.project }}"
+OUTPUT_FOLDER = {{cookiecutter._output_dir | default("") | tojson}}  # noqa: F821  (cruft has none, and moves the project)
 TITLE = {{site_facts(cookiecutter.site).title | tojson}}  # noqa: F821
 KIND = "{{ site_facts(cookiecutter.site).kind }}"
 LAUNCHER = "{{ cookiecutter.launcher }}"
@@ -58,9 +59,12 @@ def say_what_an_update_takes_away() -> None:
 
 
 def path_from_the_shell() -> str:
-    """Return the project's path below the shell's folder. cookiecutter -o FOLDER has written it into FOLDER."""
-    path = os.path.relpath(Path.cwd(), os.path.realpath(os.environ.get("PWD", "..")))
-    return PROJECT if path.startswith("..") else path  # cruft writes into a folder of its own
+    """Return the project's path: from the shell's folder if it lies in there, else from the root."""
+    if not OUTPUT_FOLDER:
+        return PROJECT
+    shell = os.environ.get("PWD", "?")
+    path = os.path.join(OUTPUT_FOLDER, PROJECT)
+    return path[len(shell) + 1 :] if path.startswith(f"{shell}/") else path
 
 
 def say_what_comes_next() -> None:
@@ -72,8 +76,9 @@ def say_what_comes_next() -> None:
         written, pages = f"{PROJECT} can run on {TITLE}.", [f"{KIND}/README.md"]
     else:
         written, pages = f"{PROJECT} is written for {TITLE}.", ["README.md"]
+    path = path_from_the_shell()
     print(f"{written} Next:")
-    print(f"  cd {shlex.quote(path_from_the_shell())}")
+    print(f"  cd -- {shlex.quote(path)}" if path.startswith("-") else f"  cd {shlex.quote(path)}")
     for page in pages:
         print(f"  less {page}")
     for name in BROUGHT:

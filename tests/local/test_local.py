@@ -68,7 +68,9 @@ def ended(process):
     try:
         return process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        subprocess.run(
+            ["pkill", "-KILL", "--session", str(process.pid)], check=False
+        )  # each node is a group of its own
         raise
 
 
@@ -123,8 +125,7 @@ def test_too_few_gpus_are_left_alone(run, launcher, tmp_path):
 def test_a_driver_without_gpus(run, launcher, tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
     done = run("show.py", PATH=gpus(tmp_path, 0), **launcher)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"WORLD_SIZE=2 CUDA_VISIBLE_DEVICES= ", done.stdout)) == 2, done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_failing_rank_ends_the_run(run, tmp_path):
@@ -136,10 +137,50 @@ def test_a_failing_rank_ends_the_run(run, tmp_path):
     assert re.search(r"rank +: 1 .*\n.*exitcode +: 3", done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("name", "short", "code"), [("SIGTERM", False, 143), ("SIGHUP", True, 143), ("SIGINT", True, -signal.SIGINT)]
-)
-def test_an_interrupt_leaves_nothing_behind(run, tmp_path, launcher, name, short, code):
+# In place of the parts of a run that take time: nodes that end at once, beside a process of an extra.
+AT_ONCE = """
+source local/project.sh x
+start_beside() { :; }
+end_beside() { :; }
+call_extras() { :; }
+say() { :; }
+NNODES=2 NPROC_PER_NODE=1 RANK_PREFIX=(true) program=x arguments=() gpus=()
+sleep 6000 </dev/null &>/dev/null &
+beside=$!
+disown
+set -e
+for ((run = 0; run < 500; run++)); do launch; ((code == 0)); done
+kill $beside
+"""
+
+
+@pytest.mark.drill
+def test_nodes_that_end_at_once(project):
+    """One of 500 such runs hung with bash's wait -n, which missed the last node."""
+    command = ["bash", "-c", f"PROJECT_DIR=$PWD\n{AT_ONCE}"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_node_whose_shell_is_killed(run, launcher, tmp_path):
+    """Nobody tells of its end then."""
+    (tmp_path / "kills.py").write_text("import os\nos.kill(os.getppid(), 9)\n")
+    assert run("kills.py", **launcher).returncode == 137
+
+
+def test_what_a_program_leaves_running_goes_on(run, launcher, tmp_path):
+    source = "from subprocess import DEVNULL, Popen\n"
+    source += f"print('pid', Popen(['sleep', '{FOREVER}'], stdout=DEVNULL, stderr=DEVNULL).pid)\n"
+    (tmp_path / "leaves.py").write_text(source)
+    done = run("leaves.py", **launcher)
+    left = re.findall(r"pid (\d+)", done.stdout)
+    assert done.returncode == 0 and len(left) == 2
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)  # fails if there is no such process
+
+
+@pytest.mark.parametrize(("number", "short"), [(signal.SIGTERM, False), (signal.SIGHUP, True), (signal.SIGINT, True)])
+def test_an_interrupt_leaves_nothing_behind(run, tmp_path, launcher, number, short):
     """SIGHUP comes if the terminal is closed: the nodes have process groups of their own, which it would not reach."""
     source = f"import os, time\nprint(f'pid {{os.getpid()}}', flush=True)\ntime.sleep({FOREVER})\n"
     (tmp_path / "sleeps.py").write_text(source)
@@ -149,9 +190,9 @@ def test_an_interrupt_leaves_nothing_behind(run, tmp_path, launcher, name, short
         line = process.stdout.readline()
         assert line, process.communicate()
         pids += [int(pid) for pid in re.findall(r"pid (\d+)", line)]
-    process.send_signal(getattr(signal, name))
+    process.send_signal(number)
     ended(process)
-    assert process.returncode == code
+    assert process.returncode == -number
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 

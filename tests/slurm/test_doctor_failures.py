@@ -222,7 +222,7 @@ def differences(answer, expected):
     if answer["way"] not in expected["way"].split("|"):
         wrong.append(f"way: {expected['way']}, not {answer['way']}")
     aborted = answer["exit_code"] == -6 and answer["words"][-1:] == [TORCHS_ABORT]
-    if aborted and expected["exit_code"] == 1:  # at times gloo's threads abort a rank that ends of an error
+    if aborted and expected["exit_code"] == 1:  # at times gloo's threads abort a rank after its error
         expected = {**expected, "exit_code": -6}
     for key in ("rank", "host", "exit_code"):
         if expected[key] not in (ANY, answer[key]):

@@ -341,7 +341,7 @@ def test_a_rank_that_crashes_as_it_has_lost_another_one(doctor, ask_job, project
 
 
 def test_an_abort_behind_an_error_is_no_cause(ask):
-    """Python ends of the error, and gloo's threads then abort it: the error is what to look at."""
+    """After the error Python ends, and gloo's threads abort it: the error is what to look at."""
     words = traceback("FloatingPointError: loss is nan") + "terminate called without an active exception\n"
     answer = ask(GOOD + labelled("[node1:0] ", words))
     assert told(answer) == ("error", 0, ""), answer

@@ -416,6 +416,7 @@ def test_a_time_to_save_that_slurm_does_not_take(refused, number):
 
 def test_a_check_of_the_nodes_that_is_neither_on_nor_off(refused):
     assert "PREFLIGHT='no': expected 1, or 0 to start" in refused(PREFLIGHT="no")
+    assert "PREFLIGHT_TIMEOUT='30s': expected a whole number" in refused(PREFLIGHT_TIMEOUT="30s")
 
 
 def test_a_rank_prefix_in_one_word(refused):

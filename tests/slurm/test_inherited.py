@@ -187,7 +187,7 @@ def test_a_shell_whose_job_has_ended(cluster, project, program):
     for left in (number, "999999"):
         environment = python_environment(**{**variables, "SLURM_JOB_ID": left})
         done = cluster.run("bash", "slurm/run_here.sh", program, cwd=project, env=environment, check=False)
-        assert done.returncode == 2 and f"no running job SLURM_JOB_ID={left}, " in done.stderr, done
+        assert done.returncode == 2 and f"this shell belongs to job {left}, " in done.stderr, done
 
 
 # ---- GPUs that no rank uses ------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ visible_gpus() {
     if [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
         tr ',' '\n' <<<"${CUDA_VISIBLE_DEVICES// /}" | grep '^[^-]' # -1 means: no GPU
     elif command -v nvidia-smi >/dev/null; then
-        nvidia-smi --query-gpu=index --format=csv,noheader | grep -x '[0-9]*' # or "No devices were found"
+        nvidia-smi --query-gpu=index --format=csv,noheader | grep -xE '[0-9]+' # or "No devices were found"
     fi
 }
 
@@ -103,50 +103,57 @@ make_run_folder() {
 # of two nodes that end at once it may miss one, and then waits for ever if an extra's process runs
 # beside them (bash 5.2.15).
 launch() {
-    local node port exit_codes nodes=() words=("$program" "${arguments[@]}")
+    local node port signal write_end read_end words=("$program" "${arguments[@]}")
     code=0
     port=$(free_port) || exit
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
     say "${words[*]} as $NNODES node(s) x $NPROC_PER_NODE process(es)"
-    trap 'end_nodes; exit 143' HUP TERM
-    trap 'end_nodes; trap - INT; kill -INT $$' INT # so that a loop around this script ends, too
+    for signal in HUP INT TERM; do # this script ends by the signal itself, and so does a loop around it
+        # shellcheck disable=SC2064 # the signal of now
+        trap "end_nodes; trap - $signal; kill -$signal \$\$" "$signal"
+    done
     start_beside
-    exec {exit_codes}<> <(:) # both ends of a pipe
+    exec {write_end}<> <(:) # both ends of a pipe
+    exec {read_end}</dev/fd/"$write_end"
     set -m # a process group for each node
     for ((node = 0; node < NNODES; node++)); do
         run_node "$node" "$port" "${words[@]}" </dev/null &
-        nodes+=($!)
     done
     set +m
+    exec {write_end}>&- # the nodes have it, so reading ends with the last of them
     for ((node = 0; node < NNODES && code == 0; node++)); do
-        read -r code <&"$exit_codes"
+        read -r code <&"$read_end" || code=137 # a node's shell was killed, and wrote nothing
     done
-    end_nodes
+    exec {read_end}<&-
+    if ((code)); then end_nodes; fi
     end_beside
     trap - HUP INT TERM
     call_extras after_launch
 }
 
-# Runs torchrun for a node, and writes its exit code to exit_codes. Arguments: the node, the port, the
+# Runs torchrun for a node, and writes its exit code to write_end. Arguments: the node, the port, the
 # program, its arguments.
 run_node() {
     local gpus_here result=0
     gpus_here=$(gpus_of_node "$1")
-    trap : TERM # torchrun gets the signal, too, and ends by it; this shell goes on and writes
+    trap '' TTIN TTOU # the terminal would stop a process group that is not in its foreground
+    trap : TERM # torchrun gets the signal, too, and ends by it; this shell goes on and writes its code
     CUDA_VISIBLE_DEVICES=$gpus_here \
         PET_NNODES=$NNODES PET_NODE_RANK=$1 PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$2 \
         "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "${@:3}" || result=$?
-    echo "$result" >&"$exit_codes"
+    echo "$result" >&"$write_end"
 }
 
-# Ends the nodes that still run, and waits for them. SIGTERM asks their ranks to save.
+# Ends the nodes that still run, and waits for them. SIGTERM asks their ranks to save. The nodes are all
+# jobs of this shell: start_beside keeps what extras run out of this list.
 end_nodes() {
-    local group
-    for group in "${nodes[@]}"; do
+    local group groups
+    groups=$(jobs -p)
+    for group in $groups; do
         kill -TERM -- "-$group" 2>/dev/null || true
     done
-    for group in "${nodes[@]}"; do
+    for group in $groups; do
         wait "$group" || true
     done
 }

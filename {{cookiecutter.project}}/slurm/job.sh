@@ -110,12 +110,10 @@ smallest() {
 # --gpus-per-task=1 a step of one task per node gets one on each node, or three and one (Slurm
 # 22.05.8, 2026-11-26). Then SLURM_GPUS_PER_NODE tells each srun how many there are.
 read_gpus() {
-    local held=() rest=$record of_a_group='[=,]gpu(:[^:,( ]+)?:([0-9]+)\((.*)'
-    local asked='TresPerNode=[^[:space:]]*gres[:/]gpu([:=][^,[:space:]]+)?([,[:space:]]|$)'
-    while [[ $rest =~ $of_a_group ]]; do
-        held[BASH_REMATCH[2]]=1 rest=${BASH_REMATCH[3]} # the number is the index
-    done
-    held=("${!held[@]}") # so there are no doubles, and the smallest comes first
+    local held asked='TresPerNode=[^[:space:]]*gres[:/]gpu([:=][^,[:space:]]+)?([,[:space:]]|$)'
+    mapfile -t held < <(
+        grep -oE '\<gpu(:[^:,( ]+)?:[0-9]+\(' <<<"$record" | sed 's/.*:\([0-9]*\)(/\1/' | sort -n -u
+    )
     gpus=${held[0]:-}
     if [[ $record =~ $asked ]]; then
         gpus=${BASH_REMATCH[1]##*[:=]} # of gpu:a100:2; with --exclusive the job may hold more

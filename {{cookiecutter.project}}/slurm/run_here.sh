@@ -24,8 +24,8 @@ require_allocation() {
     if [[ -z ${SLURM_JOB_ID:-} ]]; then
         die "this shell is in no allocation: run salloc first, or bash slurm/submit_multinode.sh"
     elif [[ $(field JobState) != RUNNING ]]; then
-        die "Slurm shows no running job SLURM_JOB_ID=$SLURM_JOB_ID, which this shell belongs to." \
-            "If the job has ended, run salloc again, or bash slurm/submit_multinode.sh"
+        die "this shell belongs to job $SLURM_JOB_ID, which Slurm does not show as running. If it has" \
+            "ended, run salloc again, or bash slurm/submit_multinode.sh"
     fi
 }
 

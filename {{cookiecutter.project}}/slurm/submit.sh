@@ -56,6 +56,8 @@ check_settings() {
             "the time limit"
     [[ $PREFLIGHT =~ ^[01]$ ]] ||
         die "PREFLIGHT='$PREFLIGHT': expected 1, or 0 to start the ranks without a check of the nodes"
+    [[ ${PREFLIGHT_TIMEOUT:-30} =~ $positive ]] ||
+        die "PREFLIGHT_TIMEOUT='$PREFLIGHT_TIMEOUT': expected a whole number of seconds"
     [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
         die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
     check_rank_prefix

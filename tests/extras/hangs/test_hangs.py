@@ -97,11 +97,9 @@ def assert_found_while_it_hangs(cluster, project, job, folder, way):
         return cluster.run(*words, cwd=folder, check=False).stdout
 
     def is_named():
-        states = cluster.run("squeue", "--noheader", "--format=%T", f"--jobs={job}", check=False).stdout
+        state = re.search(r"JobState=(\S+)", cluster.run("scontrol", "show", "job", str(job)).stdout)[1]
         text = said()
-        assert text or states.strip() in ("PENDING", "RUNNING"), (
-            f"the job ended before stacks.sh had an answer: {states}"
-        )
+        assert text or state not in {"COMPLETED", "FAILED", "CANCELLED"}, f"the job has ended: {state}"
         return has_line(f"rank 1 on node1: {way.place}", text, way.line) and has_line(way.verdict, text, "")
 
     wait_for(is_named, said)

@@ -23,7 +23,7 @@ NATIVE = re.compile(  # compiled code says that it goes down
     r"|free\(\): |munmap_chunk\(\): |malloc(?:\(\)|_consolidate\(\)): "
     r"|.*: Assertion [`'].*' failed|F\d{4} .*\] |.*Check failed: |The application appears to have been direct launched"
 )
-# gloo's threads abort a Python that ends while its process group is at work (torch 2.13), also as it ends of an error.
+# gloo's threads abort a Python that ends while its process group is at work (torch 2.13), also after an error.
 ABORT_AT_THE_END = re.compile(r"terminate called without an active exception")
 WATCHDOG = re.compile(r"Watchdog caught|Heartbeat monitor timed out|watchdog got stuck")
 BEGINNING = re.compile("|".join(pattern.pattern for pattern in (TRACEBACK, SYNTAX_ERROR, NATIVE)))
