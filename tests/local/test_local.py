@@ -51,7 +51,8 @@ def run(project, tmp_path):
     def call(*arguments, wait=True, **environment):
         clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHON": sys.executable, **environment}
         process = subprocess.Popen(
-            ["bash", str(project / "local/submit.sh"), *map(str, arguments)],
+            # SIGINT is ignored where pytest runs in the background of a shell, and bash could not catch it
+            ["env", "--default-signal=INT", "bash", str(project / "local/submit.sh"), *map(str, arguments)],
             cwd=tmp_path, env=clean, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,
         )  # fmt: skip
