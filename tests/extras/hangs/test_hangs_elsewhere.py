@@ -61,7 +61,7 @@ def running(project, folder, program, **environment):
             try:
                 process.communicate(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                subprocess.run(["pkill", "-KILL", "--session", str(process.pid)], check=False)
                 raise
 
 
@@ -80,7 +80,7 @@ def test_where_each_rank_is(project, tmp_path):
         wait_for(lambda: expected.fullmatch(stacks().stdout), lambda: stacks().stdout + stacks().stderr)
         newest = max((project / "logs").iterdir(), key=lambda path: path.stat().st_mtime)
         assert expected.fullmatch(stacks(newest).stdout)
-    assert process.returncode == 143
+    assert process.returncode == -signal.SIGTERM
     done = stacks(newest)
     assert done.returncode == 1 and "no rank was found" in done.stderr
     done = stacks("logs/none")
