@@ -76,9 +76,8 @@ def say_what_comes_next() -> None:
         written, pages = f"{PROJECT} can run on {TITLE}.", [f"{KIND}/README.md"]
     else:
         written, pages = f"{PROJECT} is written for {TITLE}.", ["README.md"]
-    path = path_from_the_shell()
     print(f"{written} Next:")
-    print(f"  cd -- {shlex.quote(path)}" if path.startswith("-") else f"  cd {shlex.quote(path)}")
+    print(f"  cd {shlex.quote(path_from_the_shell())}")
     for page in pages:
         print(f"  less {page}")
     for name in BROUGHT:

@@ -13,7 +13,7 @@ start_in_known_state() {
     unset POSIXLY_CORRECT CDPATH GLOBIGNORE
     # The bash of a job has read it by now. On a login node it stays: it may define `module`.
     if [[ -n ${SLURM_JOB_ID:-} ]]; then unset BASH_ENV; fi
-    set +o posix +o noglob +o noclobber +o nounset +o errexit +o pipefail
+    set +o noglob +o noclobber +o nounset +o errexit +o pipefail
     shopt -u nullglob failglob nocaseglob nocasematch dotglob
     IFS=$' \t\n'
     while read -r _ attributes name; do

@@ -103,16 +103,15 @@ make_run_folder() {
 # of two nodes that end at once it may miss one, and then waits for ever if an extra's process runs
 # beside them (bash 5.2.15).
 launch() {
-    local node port signal write_end read_end words=("$program" "${arguments[@]}")
+    local node port write_end read_end words=("$program" "${arguments[@]}")
     code=0
     port=$(free_port) || exit
     rank_prefix=("${RANK_PREFIX[@]}")
     call_extras before_launch
     say "${words[*]} as $NNODES node(s) x $NPROC_PER_NODE process(es)"
-    for signal in HUP INT TERM; do # this script ends by the signal itself, and so does a loop around it
-        # shellcheck disable=SC2064 # the signal of now
-        trap "end_nodes; trap - $signal; kill -$signal \$\$" "$signal"
-    done
+    trap 'end_by HUP' HUP # the terminal was closed
+    trap 'end_by INT' INT
+    trap 'end_by TERM' TERM
     start_beside
     exec {write_end}<> <(:) # both ends of a pipe
     exec {read_end}</dev/fd/"$write_end"
@@ -143,6 +142,14 @@ run_node() {
         PET_NNODES=$NNODES PET_NODE_RANK=$1 PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$2 \
         "${rank_prefix[@]}" bash "$PROJECT_DIR/launch/torchrun.sh" "${@:3}" || result=$?
     echo "$result" >&"$write_end"
+}
+
+# Ends the nodes, and this script by the signal that it got, so that a loop around it ends, too. Argument:
+# the signal.
+end_by() {
+    end_nodes
+    trap - "$1"
+    kill "-$1" $$
 }
 
 # Ends the nodes that still run, and waits for them. SIGTERM asks their ranks to save. The nodes are all

@@ -8,8 +8,8 @@
 #? if container
 # Each NAME has to be a command on every node, and each PATH readable there. Each FOLDER is one that
 # the container mounts. slurm/submit_multinode.sh calls this script before each start of the ranks,
-# unless PREFLIGHT=0, after the modules are loaded: with the program, the container's image and
-# folders, and outside of a container with Python and RANK_PREFIX of env.sh.
+# when the modules are loaded, unless PREFLIGHT=0. It names the program, and the container's image and
+# folders. Outside of a container it names Python and RANK_PREFIX of env.sh.
 #? else
 # Each NAME has to be a command on every node, and each PATH readable there.
 # slurm/submit_multinode.sh calls this script before each start of the ranks, unless PREFLIGHT=0, with
@@ -57,8 +57,6 @@ main() {
     if [[ -z ${SLURM_JOB_ID:-} ]]; then
         die "there is no job: salloc --nodes=2 bash slurm/preflight.sh"
     fi
-    [[ ${PREFLIGHT_TIMEOUT:-30} =~ ^[1-9][0-9]*$ ]] ||
-        die "PREFLIGHT_TIMEOUT='$PREFLIGHT_TIMEOUT': expected a whole number of seconds"
     project=$(dirname "${BASH_SOURCE[0]}")/..
     if [[ ! -f $project/slurm/preflight_node.sh ]]; then # as with sbatch, which runs a copy elsewhere
         die "slurm/preflight_node.sh was not found: leave this script in its project," \

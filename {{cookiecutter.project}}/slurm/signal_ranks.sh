@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sends a signal to the ranks of a job on this node, and to no other process: not to torchrun, nor to
-# what a rank has started, such as the workers of a DataLoader.
+# Sends a signal to the ranks of a job on this node. torchrun does not get it, nor does what a rank has
+# started, such as the workers of a DataLoader.
 #
 #   slurm/signal_ranks.sh JOBID SIGNAL        as in: slurm/signal_ranks.sh 4711 USR1
 #
@@ -8,8 +8,8 @@
 # STOP_SIGNAL (env.sh) is set and the program is asked to save.
 #
 # A rank is a process that was started with the variable RANK. What a rank starts has the same RANK. So
-# the parent of a rank has another RANK, or none. launch/spawn.py gets the signal itself, and passes it
-# on to the ranks that it forks: /proc shows no RANK of these.
+# the parent of a rank has another RANK, or none. /proc shows no RANK of the ranks that launch/spawn.py
+# forks. It gets the signal itself, and passes it on to them.
 set -uo pipefail
 
 main() {

@@ -5,7 +5,7 @@
 # in the order of the calls. For the launch, slurm/ranks.sh calls build_step_of_LAUNCHER.
 # shellcheck disable=SC2034,SC2154 # the scripts of slurm/ share their variables
 
-# Unsets what another mpirun, or a step of another job, has left in the environment: mpirun would take
+# Unsets the variables of another mpirun, or of a step of another job. With them mpirun would take
 # itself for a task of that step. PMIX_MCA_* are the user's settings, and stay.
 mpi_job_start() {
     local left
