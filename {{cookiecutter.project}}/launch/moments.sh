@@ -131,7 +131,7 @@ start_beside() {
 
 # Runs a function beside the ranks. Argument: the extra.
 run_beside() {
-    trap '' TTIN TTOU # the terminal would stop a process group that is not in its foreground
+    trap '' TTIN TTOU # else the terminal may stop this group, which is not in its foreground
     #? if kind == "slurm"
     trap '' USR1 # the warning before the walltime is over, which is for the submit script alone
     #? endif

@@ -95,13 +95,13 @@ make_run_folder() {
 
 # ---- launch -------------------------------------------------------------------------------------
 
-# Runs the program on all nodes. The first node that fails ends the others. Sets code to its exit code,
-# or to what an extra makes of it. RANK_PREFIX stands before what extras put there: what they set for
-# the ranks is not for a program of the user's.
+# Runs the program on all nodes. When a node fails, the others are ended. Sets code: 0, or the exit code
+# of the first node that failed; after_launch of an extra may change it. RANK_PREFIX comes before the
+# words of extras. So a profiler in RANK_PREFIX does not see what an extra sets for the ranks.
 #
-# Each node is a process group, and writes its exit code into a pipe. Bash's own wait -n would do, but
-# of two nodes that end at once it may miss one, and then waits for ever if an extra's process runs
-# beside them (bash 5.2.15).
+# Each node is a process group, and writes its exit code into a pipe. bash 5.2.15 may miss one of two
+# nodes that end at once, if it waits by wait -n. The next wait -n then goes on for as long as a process
+# of an extra runs.
 launch() {
     local node port write_end read_end words=("$program" "${arguments[@]}")
     code=0
@@ -113,16 +113,16 @@ launch() {
     trap 'end_by INT' INT
     trap 'end_by TERM' TERM
     start_beside
-    exec {write_end}<> <(:) # both ends of a pipe
+    exec {write_end}<> <(:) # a pipe, opened for reading and writing
     exec {read_end}</dev/fd/"$write_end"
     set -m # a process group for each node
     for ((node = 0; node < NNODES; node++)); do
         run_node "$node" "$port" "${words[@]}" </dev/null &
     done
     set +m
-    exec {write_end}>&- # the nodes have it, so reading ends with the last of them
+    exec {write_end}>&- # each node has its own, so the pipe ends with the last of them
     for ((node = 0; node < NNODES && code == 0; node++)); do
-        read -r code <&"$read_end" || code=137 # a node's shell was killed, and wrote nothing
+        read -r code <&"$read_end" || code=137 # the pipe has ended: the shell of a node was killed
     done
     exec {read_end}<&-
     if ((code)); then end_nodes; fi
@@ -136,7 +136,7 @@ launch() {
 run_node() {
     local gpus_here result=0
     gpus_here=$(gpus_of_node "$1")
-    trap '' TTIN TTOU # the terminal would stop a process group that is not in its foreground
+    trap '' TTIN TTOU # else the terminal may stop this group, which is not in its foreground
     trap : TERM # torchrun gets the signal, too, and ends by it; this shell goes on and writes its code
     CUDA_VISIBLE_DEVICES=$gpus_here \
         PET_NNODES=$NNODES PET_NODE_RANK=$1 PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=$2 \
@@ -144,16 +144,16 @@ run_node() {
     echo "$result" >&"$write_end"
 }
 
-# Ends the nodes, and this script by the signal that it got, so that a loop around it ends, too. Argument:
-# the signal.
+# Ends the nodes, and this script by the signal that it got, so that a loop around it ends, too. What
+# runs of extras is ended by leave_extras. Argument: the signal.
 end_by() {
     end_nodes
     trap - "$1"
     kill "-$1" $$
 }
 
-# Ends the nodes that still run, and waits for them. SIGTERM asks their ranks to save. The nodes are all
-# jobs of this shell: start_beside keeps what extras run out of this list.
+# Ends the nodes that still run, and waits for them. SIGTERM asks their ranks to save. The jobs of this
+# shell are the nodes alone: start_beside disowns the processes of extras.
 end_nodes() {
     local group groups
     groups=$(jobs -p)
