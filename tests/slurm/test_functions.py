@@ -338,6 +338,7 @@ BACK = "back into the queue as attempt 1"
         ({"stop": "cancelled"}, "JobState=RUNNING PreemptTime=2026-11-27T10:00:00", f"saved, but not done: {BACK}"),
         ({"stop": "cancelled"}, "JobState=TIMEOUT Reason=TimeLimit", f"saved, but not done: {BACK}"),
         ({"code": 1, "outcome": "requeue"}, "JobState=RUNNING", f"an extra wants a requeue: {BACK}"),
+        ({"code": 143, "outcome": "requeue"}, "JobState=CANCELLED", "no requeue, as the program failed\nexplained"),
         ({"stop": "asked", "outcome": "end"}, "JobState=RUNNING", ""),
         ({"stop": "asked"}, "JobState=RUNNING Requeue=0", "saved, but not done, and this job may not be requeued"),
     ],

@@ -157,9 +157,11 @@ set_ranks_per_node() {
     local number=$gpus
     export NPROC_PER_NODE=${NPROC_PER_NODE:-}
     if [[ -n $NPROC_PER_NODE ]]; then return; fi
-    if [[ $gpus == unknown ]]; then number=${SLURM_GPUS_ON_NODE:-}; fi # of the first node
-    [[ -n $number || $gpus != unknown ]] ||
-        die "Slurm does not tell how many GPUs the nodes of this job have: set NPROC_PER_NODE"
+    if [[ $gpus == unknown ]]; then
+        number=${SLURM_GPUS_ON_NODE:-} # of the first node
+        [[ -n $number ]] ||
+            die "Slurm does not tell how many GPUs the nodes of this job have: set NPROC_PER_NODE"
+    fi
     if [[ ${number:-0} == 0 ]]; then number=${CPU_RANKS_PER_NODE:-1}; fi
     NPROC_PER_NODE=$number
 }
@@ -178,14 +180,14 @@ start_ranks() {
     ranks=$!
 }
 
-# Sets code to the exit code of the ranks. A signal for this script ends bash's wait early, and its trap
-# sets interrupted: then wait again. Else the ranks have ended, and bash may have forgotten their code,
-# so there is no second wait.
+# Sets code to the exit code of the ranks. A signal for this script ends bash's wait early, with a code
+# above 128, and its trap sets interrupted: then wait again. Else the ranks have ended, and bash may
+# have forgotten their code, so there is no second wait.
 wait_for_ranks() {
-    interrupted=1
-    while [[ -n $interrupted ]]; do
+    while true; do
         interrupted='' code=0
         wait "$ranks" || code=$?
+        if [[ -z $interrupted ]] || ((code <= 128)); then break; fi
     done
     ranks=''
 }
@@ -221,13 +223,13 @@ requeue_or_explain() {
 # does not answer, what this script has seen itself decides.
 requeue_is_due() {
     local state
-    if [[ $outcome == requeue ]]; then return; fi
     # The program saved in time, but the launcher ended too late. Slurm leaves this script seconds
     # (KillWait).
     if [[ $(field Reason) == TimeLimit ]]; then return; fi
-    # After scancel the job is not RUNNING.
+    # After scancel the job is not RUNNING. Then it stays cancelled, whatever an extra wants.
     state=$(field JobState)
     if [[ ${state:-RUNNING} != RUNNING ]]; then return 1; fi
+    if [[ $outcome == requeue ]]; then return; fi
     # A preemption. Slurm may not signal this script, and torchrun then ends with exit code 1. Slurm
     # requeues a job by itself only if it still runs when its grace time is over.
     if [[ $(field PreemptTime) == [0-9]* ]]; then return; fi

@@ -51,9 +51,6 @@ check_settings() {
     for name in SAVE_SECONDS MAX_REQUEUES; do
         [[ ${!name} =~ $whole ]] || die "$name='${!name}': expected a whole number"
     done
-    ((SAVE_SECONDS <= 65535)) ||
-        die "SAVE_SECONDS=$SAVE_SECONDS: Slurm takes at most 65535 for the time between its signal and" \
-            "the time limit"
     [[ $PREFLIGHT =~ ^[01]$ ]] ||
         die "PREFLIGHT='$PREFLIGHT': expected 1, or 0 to start the ranks without a check of the nodes"
     [[ ${PREFLIGHT_TIMEOUT:-30} =~ $positive ]] ||
@@ -138,7 +135,7 @@ refuse_unwritable_output() {
 # Refuses options of sbatch with which the job would end without output or without the settings of
 # this shell, or would not find its program.
 refuse_options() {
-    local option value
+    local option value folder
     value=$(option_of_job export '' "$job_script")
     [[ -z $value || $value =~ ^ALL(,|$) ]] ||
         die "--export=$value: the job needs the settings of this shell: --export=ALL,NAME=value"
@@ -150,9 +147,12 @@ refuse_options() {
     for option in "output o" "error e"; do
         # shellcheck disable=SC2086 # two words
         value=$(option_of_job $option "$job_script")
-        # Slurm 23.02 and later makes the folder, an older one ends the job without output.
-        [[ $value != */* || ${value%/*} == *%* || -z ${value%/*} || -d ${value%/*} ]] ||
-            die "--${option% *}=$value: there is no folder '${value%/*}': mkdir -p '${value%/*}'"
+        folder=${value%/*}
+        # Slurm 23.02 and later makes the folder, an older one ends the job without output. A folder
+        # with % has its name in the job.
+        if [[ $value == */* && $folder != *%* && ! -d ${folder:-/} ]]; then
+            die "--${option% *}=$value: there is no folder '$folder': mkdir -p '$folder'"
+        fi
     done
 }
 
@@ -199,6 +199,7 @@ refuse_other_spelling() {
 # its long name, its letter ('' if it has none), the script with these lines.
 option_of_job() {
     local long=$1 letter=${2:-no letter} value='' header
+    # xargs makes words of the lines, as a shell does: a value may have quotes.
     mapfile -t header < <(sed -n 's/ #.*//; s/^#SBATCH //p' "$3" | xargs printf '%s\n')
     set -- "${header[@]}" "${sbatch_options[@]}"
     while (($#)); do
@@ -233,7 +234,7 @@ submit() {
 unset_allocation() {
     local name
     for name in "${!SLURM_@}"; do
-        if [[ $name != SLURM_CONF ]]; then unset "$name"; fi
+        if [[ $name != SLURM_CONF ]]; then unset "$name"; fi # that names the cluster's configuration
     done
 }
 

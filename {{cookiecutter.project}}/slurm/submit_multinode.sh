@@ -98,7 +98,8 @@ else
     original=$(realpath "${BASH_SOURCE[0]}")
 fi
 # Without the path of the original, PROJECT_DIR counts, which a submission by this script has set. A
-# shell of slurm/interactive.sh may have set that of another project, so the path is tried first.
+# shell of slurm/interactive.sh may have set that of another project, so the path is tried first. The
+# folders end with /. because the loop cuts off the last name, that of a file, before it looks.
 for folder in "$original" "${PROJECT_DIR:-}/." "${SLURM_SUBMIT_DIR:-}/."; do
     while [[ $folder == */* ]]; do
         folder=${folder%/*}

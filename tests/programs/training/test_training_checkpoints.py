@@ -52,6 +52,23 @@ def test_a_damaged_checkpoint_is_passed_over(program, kind, half, train, whole):
     assert (folder / "unreadable-1" / newest.name).exists()
 
 
+ROOT_OF_ZERO = """
+from lm.model import GPT
+forward = GPT.forward
+GPT.forward = lambda self, *batch: forward(self, *batch) + self.norm.bias[0].square().sqrt()
+"""
+
+
+@pytest.mark.parametrize(("program", "ranks"), [("train_single", 1), ("train_ddp", 2), ("train_fsdp", 2)])
+def test_weights_that_are_no_numbers_are_not_saved(program, ranks, driver, server, text, tmp_path):
+    """The root of 0 has no gradient. So the step's loss is a number, and the weights after it are none."""
+    words = [*TINY, "--data", text, "--out", tmp_path / "run", "--save-every", 1]
+    done = Launch(tmp_path / "log", ranks, driver(ROOT_OF_ZERO), TRAINING / f"{program}.py", *words).wait()
+    assert done.codes == [2] * ranks, done.err
+    assert "a weight is not finite after step 1, so it was not saved: lower --learning-rate" in done.err
+    assert checkpoints(tmp_path / "run") == []
+
+
 FAILS = """
 import builtins, errno, io, pathlib
 opened = io.open

@@ -68,6 +68,23 @@ def test_what_workers_draw_differs_between_ranks_and_starts(modules):
     assert len({drawn(*case) for case in cases}) == 4 and drawn(0, 1) == drawn(0, 1)
 
 
+def test_without_workers_data_draw_the_same_after_a_resume(modules):
+    class NoiseInAnOrder(Noise):
+        def __len__(self):
+            return 50
+
+    def drawn(first, rank, model_draws):
+        args = argparse.Namespace(global_batch=8, seed=7, steps=12)
+        sampler = modules.schedule.StepSampler(50, args, first, rank, world_size=2)
+        batches = iter(DataLoader(NoiseInAnOrder(), batch_size=4, sampler=sampler))
+        return [(next(batches).tolist(), torch.rand(model_draws))[0] for _ in range(first, 12)]
+
+    whole = drawn(0, 0, model_draws=3)
+    assert drawn(5, 0, model_draws=2) == whole[5:]
+    numbers = [number for steps in (whole, drawn(0, 1, model_draws=3)) for step in steps for number in step]
+    assert len(set(numbers)) == len(numbers)
+
+
 def test_samples_lie_side_by_side(modules):
     content = bytes(range(100))
     samples = modules.data.Text(content, 1, 100, 33)

@@ -126,8 +126,9 @@ class Checkpoints:
         """Write the checkpoint of step state["step"]. All ranks call, and wait until it is written.
 
         It gets its name once it is whole and on the disk. If the disk does not take it, the part that was written is
-        removed, and the error goes on.
+        removed, and the error goes on. Fails on all ranks if a weight is not finite.
         """
+        require_finite(model, state["step"])
         weights = {name: self._whole(weight) for name, weight in model.state_dict().items()}
         moments = optimizer.state_dict()  # which shares its dictionaries with the optimizer
         whole = {number: {n: self._whole(v) for n, v in values.items()} for number, values in moments["state"].items()}
@@ -206,6 +207,17 @@ class Checkpoints:
         os.close(folder)
         for old in (*existing(self.folder)[self.keep :], *self.folder.glob(f"{PATTERN}.tmp")):
             old.unlink()
+
+
+def require_finite(model: Module, step: int) -> None:
+    """Fail on all ranks if a weight of the model is not finite: no run could go on from that checkpoint.
+
+    The loss does not tell. That of a step is computed before the step changes the weights.
+    """
+    parts = (weight.to_local() if is_divided(weight) else weight for weight in model.parameters())
+    broken = float(not all(part.isfinite().all() for part in parts))
+    if setup.sum_over_ranks(torch.tensor([broken])) > 0:
+        setup.fail(f"a weight is not finite after step {step}, so it was not saved: lower --learning-rate")
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

@@ -12,8 +12,9 @@ The programs ask for this:
 Two functions are optional:
 
 - `GPT.init_weight(name, weight)` fills one weight with its initial values. train_fsdp.py asks for one weight after the
-  other, so that no rank holds the whole model. The constructor has to use it too, in the order of named_parameters(),
-  and the model can have no buffers. Without this function train_fsdp.py builds the whole in each rank's host memory.
+  other, so that no rank holds the whole model. For the same weights in all programs, the constructor has to end with
+  the loop below: it seeds anew, then calls this function in the order of named_parameters(). The model can have no
+  buffers. Without this function train_fsdp.py builds the whole in each rank's host memory.
 - `GPT.logits(tokens)` is for sample.py, which prints what the model continues a text with.
 """
 
@@ -79,7 +80,7 @@ class GPT(nn.Module):
         self.position = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
-        torch.manual_seed(torch.initial_seed())  # what the constructors of the layers have drawn shall not matter
+        torch.manual_seed(torch.initial_seed())  # the layers have drawn numbers, which they do not in train_fsdp.py
         for name, parameter in self.named_parameters():
             self.init_weight(name, parameter)
 

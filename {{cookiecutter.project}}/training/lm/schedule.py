@@ -50,6 +50,7 @@ class StepSampler(Sampler[int]):
                 generator = torch.Generator().manual_seed((self.seed + 1_000_003 * epoch) % 2**32)
                 order = torch.randperm(self.samples, generator=generator)
                 shuffled_epoch = epoch
+            seed_step(self.seed, step, self.rank)  # for data that draws numbers, without workers
             of_all_ranks = order[step_of_epoch * self.batch : (step_of_epoch + 1) * self.batch]
             yield from of_all_ranks[self.rank :: self.world_size].tolist()
 
