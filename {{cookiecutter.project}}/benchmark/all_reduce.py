@@ -434,8 +434,6 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="give up on a late rank; on GPUs, a batch of operations must end within this time, too (default: 300)",
     )
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        parser.error = exit_silently
     args = parser.parse_args()
     if args.min > args.max:
         parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them, or lower --min")
@@ -444,15 +442,6 @@ def parse_arguments() -> argparse.Namespace:
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
     return args
-
-
-def exit_silently(_message: str) -> None:
-    """Exit because of a wrong flag, but leave the message to local rank 0 of this node.
-
-    The launcher ends all ranks when the first one exits. So this rank gives local rank 0 the time to print.
-    """
-    time.sleep(5)
-    sys.exit(2)
 
 
 @record

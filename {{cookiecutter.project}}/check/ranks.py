@@ -22,7 +22,6 @@ import re
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -113,23 +112,12 @@ def read_flags() -> argparse.Namespace:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write rows and faults to FILE")
     add("--timeout", type=float, default=60, metavar="SECONDS", help="until a silent rank is lost (default: 60)")
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        parser.error = exit_silently
     args = parser.parse_args()
     if not 1 <= args.timeout <= 1e6:
         parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
     if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
         parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
     return args
-
-
-def exit_silently(_message: str) -> None:
-    """Exit because of a wrong flag, but leave the message to local rank 0 of this node.
-
-    The launcher ends all ranks when the first one exits. So this rank gives local rank 0 the time to print.
-    """
-    time.sleep(5)
-    sys.exit(2)
 
 
 def open_nccl_log() -> IO[str]:

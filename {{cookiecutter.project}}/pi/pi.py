@@ -134,8 +134,6 @@ def read_flags() -> argparse.Namespace:
     add("--intervals", type=float, default=1e9, metavar="N", help="number of trapezoids (default: 1e9)")
     add("--json", type=Path, metavar="FILE", help="rank 0 also writes the result to FILE")
     add("--timeout", type=float, default=300, metavar="SECONDS", help="until a silent rank is lost (default: 300)")
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        parser.error = exit_silently
     args = parser.parse_args()
     if not (1 <= args.intervals <= 2**53 and args.intervals.is_integer()):
         parser.error(f"--intervals {args.intervals:g}: expected a whole number from 1 to 2^53, for example 1e9")
@@ -144,15 +142,6 @@ def read_flags() -> argparse.Namespace:
     if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
         parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
     return args
-
-
-def exit_silently(_message: str) -> None:
-    """Exit because of a wrong flag, but leave the message to local rank 0 of this node.
-
-    The launcher ends all ranks when the first one exits. So this rank gives local rank 0 the time to print.
-    """
-    time.sleep(5)
-    sys.exit(2)
 
 
 if __name__ == "__main__":

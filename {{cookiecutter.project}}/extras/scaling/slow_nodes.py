@@ -420,15 +420,6 @@ def byte_count(text: str) -> int:
     return int(match[1]) * SIZE_UNITS[match[2]]
 
 
-def exit_silently(_message: str) -> NoReturn:
-    """Exit because of a wrong flag, but leave the message to local rank 0 of this node.
-
-    The launcher ends all ranks when the first one exits. So this rank gives local rank 0 the time to print.
-    """
-    time.sleep(5)
-    sys.exit(2)
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -446,8 +437,6 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="seconds until a round counts as failed (default: 300)",
     )
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        parser.error = exit_silently
     args = parser.parse_args()
     if args.rounds < 3:
         parser.error(f"--rounds {args.rounds}: with fewer than 3 rounds, no other pair outvotes a slow one; raise it")
