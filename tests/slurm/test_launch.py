@@ -15,7 +15,7 @@ import sys
 
 import pytest
 from baking import TEMPLATE, bake
-from waiting import FOREVER, PATIENCE
+from waiting import FOREVER, PATIENCE, wait_for
 
 WRAPPER = TEMPLATE / "launch/torchrun.sh"
 RANK = TEMPLATE / "launch/rank.sh"
@@ -296,6 +296,24 @@ def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
     logs = list(tmp_path.glob("node0-*/0/stderr.log"))
     assert done.returncode == 1
     assert [log.read_text() for log in logs] == [done.stderr] and "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_for_all_of_a_step_leaves_a_rank_its_messages(tmp_path, number):
+    """As by scancel --signal=USR1 JOBID: what copies the messages to the log outlives the rank's last words."""
+    (tmp_path / "saves.py").write_text(
+        "import signal, sys\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit('saved'))\nprint('ready')\nwhile True: signal.pause()\n"
+    )
+    environment = {**ELSEWHERE, "RUN_DIR": str(tmp_path), "PATH": os.environ["PATH"], "PYTHON": sys.executable}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([RANK, tmp_path / "saves.py"], env=environment, start_new_session=True, **pipes) as rank:
+        assert rank.stdout.readline() == "ready\n"
+        wait_for(lambda: list(tmp_path.glob("node0-*/0/stderr.log")))  # tee writes it
+        os.killpg(rank.pid, number)
+        assert (rank.communicate(timeout=PATIENCE)[1], rank.returncode) == ("saved\n", 1)
+    (log,) = tmp_path.glob("node0-*/0/stderr.log")
+    assert log.read_text() == "saved\n"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ keep_messages() {
     mkdir -p "$folder"
     export TORCHELASTIC_ERROR_FILE=$folder/error.json
     # A signal that ends the rank must not end tee before it has written the rank's last lines.
-    exec 2> >(trap '' INT TERM && exec tee "$folder/stderr.log" >&2)
+    exec 2> >(trap '' HUP INT TERM USR1 USR2 && exec tee "$folder/stderr.log" >&2)
 }
 
 die() {

@@ -21,8 +21,9 @@
 #   - names and network: the node's own name, the way to the master, whether its port is free
 #   - programs and files that the node does not see{{ ", folders that the container cannot mount" if container }}
 #   - one core for all ranks
-#   - fewer GPUs, fewer active RDMA ports, an older GPU driver than on other nodes; a wrong clock
+#   - fewer GPUs than on other nodes, no active RDMA port, no GPU driver; a wrong clock
 #   - a node, or a driver, that does not answer
+# It warns of an older driver or fewer ports than on other nodes, and of a name that leads to 127.0.1.1.
 #
 # slurm/preflight_node.sh has the checks, and names for each a public report of the failure. This script
 # runs them on all nodes in one step of srun, compares the nodes, and prints the result. Bash 4.4.
@@ -144,17 +145,25 @@ collect_faults() {
     done < <(said fault)
 }
 
-# Finds the nodes that have less than most of the others: fewer GPUs, an older driver. Arguments:
-# the kind of line in which the nodes say what they have, and its name in messages. A driver that is
-# not loaded has an empty version, which is less than any.
+# Finds the nodes that have less than most of the others. Fewer GPUs are a fault, as one may be lost. So
+# is no port, and no driver, whose version is then empty. Fewer ports and an older driver may be as the
+# site wants it: it updates drivers node by node, and some nodes may have a port more for their files.
+# Arguments: the kind of line in which the nodes say what they have, and its name in messages.
 find_unlike_others() {
-    local kind=$1 name=$2 usual host own
+    local kind=$1 name=$2 usual host own others=()
     usual=$(said "$kind" | cut -f 2 | most_frequent)
     while IFS=$'\t' read -r host own; do
-        if [[ $own != "$usual" ]] && is_less "$own" "$usual"; then
+        if [[ $own == "$usual" ]] || ! is_less "$own" "$usual"; then
+            continue
+        elif [[ $kind == gpus || ${own:-0} == 0 ]]; then
             add_fault "$host" "$name: ${own:-none}, but $usual on others"
+        else
+            others+=("$host ($own)")
         fi
     done < <(said "$kind")
+    if ((${#others[@]})); then
+        warn "${others[*]}: $name, $usual on others. If the ranks fail there: sbatch --exclude=NODE"
+    fi
 }
 
 # Prints the most frequent line of its input; of equally frequent ones the greatest.
@@ -229,11 +238,14 @@ name_loopback_nodes() {
         nodes+=("$host ($address)")
     done < <(said loopback)
     if ((${#nodes[@]})); then
-        echo "preflight: ${nodes[*]}: the node's name leads to an address at which other nodes do not" \
-            "reach it. Ranks on gloo cannot connect: set GLOO_SOCKET_IFNAME in env.sh to the network" \
-            "that all nodes share" >&2
+        warn "${nodes[*]}: the node's name leads to an address at which other nodes do not reach it." \
+            "Ranks on gloo cannot connect: set GLOO_SOCKET_IFNAME in env.sh to the network that all" \
+            "nodes share"
     fi
 }
+
+# Prints what is no fault. slurm/doctor.py takes no such line for the cause of a failure.
+warn() { echo "preflight warns: $*" >&2; }
 
 # Prints the faults, and writes UNFIT_FILE. Returns 1 if there are any.
 report() {

@@ -111,7 +111,7 @@ check_master() {
     mapfile -t addresses < <(addresses_of "$MASTER_ADDR")
     for address in "${addresses[@]:-$MASTER_ADDR}"; do
         if error=$(timeout 3 bash -c ": </dev/tcp/$address/$MASTER_PORT" 2>&1); then
-            if ((SLURM_NODEID == 0)); then # every node sees it, and one report is enough
+            if [[ $SLURMD_NODENAME${MASTER_ADDR_SUFFIX:-} == "$MASTER_ADDR" ]]; then # others see it, too
                 tell fault "the master's port $MASTER_PORT is in use:" \
                     "submit again, which takes another"
             fi
