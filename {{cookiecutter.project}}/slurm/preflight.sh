@@ -200,16 +200,14 @@ find_wrong_clocks() {
 # nodes, it may end the checks of the others. Then only the nodes without a task have a fault (seen
 # with Slurm 22.05.8 and nodes that had lost their power, 2026-11-24).
 find_unfinished_nodes() {
-    local host text lost
+    local host text suspects
     local -A last_check=()
     while IFS=$'\t' read -r host text; do
         last_check[$host]=$text
     done < <(said at)
-    lost=$(lost_nodes)
-    for host in "${hosts[@]}"; do
-        if [[ -n $lost && $'\n'$lost$'\n' != *$'\n'$host$'\n'* ]]; then
-            continue
-        fi
+    mapfile -t suspects < <(lost_nodes)
+    if ((${#suspects[@]} == 0)); then suspects=("${hosts[@]}"); fi
+    for host in "${suspects[@]}"; do
         if [[ ${last_check[$host]:-} != end ]]; then
             add_fault "$host" \
                 "no answer, stuck at: ${last_check[$host]:-${srun_message:-its start}}"
@@ -219,10 +217,8 @@ find_unfinished_nodes() {
 
 # Finds the nodes that cannot reach the master. If the master itself has a fault, they have none.
 find_unreached_master() {
-    local host text
-    if [[ -n ${faults[${MASTER_ADDR%"${MASTER_ADDR_SUFFIX:-}"}]:-} ]]; then
-        return
-    fi
+    local host text master=${MASTER_ADDR%"${MASTER_ADDR_SUFFIX:-}"}
+    if [[ -n ${faults[$master]:-} ]]; then return; fi
     while IFS=$'\t' read -r host text; do
         add_fault "$host" "$text"
     done < <(said unreached)
