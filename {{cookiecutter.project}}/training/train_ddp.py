@@ -113,9 +113,9 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
             checkpoints.save(state, model, optimizer)
             metrics.restart_clock()
         if stopping:
+            if step < args.steps:
+                stop.requeue()  # asks the submit script to put the job back into the queue
             break
-    if state["step"] < args.steps:
-        stop.requeue()  # asks the submit script to put the job back into the queue
     metrics.finish()
 
 

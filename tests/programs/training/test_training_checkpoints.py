@@ -204,6 +204,20 @@ def test_a_full_disk_costs_no_checkpoint(program, ranks, train, driver, text, tm
     assert_same(folder, whole.folder, last=12)
 
 
+def test_what_a_crash_has_left_does_no_harm(text, solo, tmp_path, whole):
+    """A link that was not renamed any more, to the name of the checkpoint that comes now, and a part of another one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoint-00000004.tmp").symlink_to("checkpoint-00000004.pt")
+    (folder / "checkpoint-00000006.tmp").write_bytes(b"x" * 1000)
+    assert solo(*TINY, "--data", text, "--steps", 4)["steps"] == 4
+    assert list(folder.glob("*.tmp")) == [] and not (folder / "checkpoint-00000004.pt").is_symlink()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("\0" * 100 + "}\n")  # of a node that died
+    assert solo(*TINY, "--data", text, "--steps", 12, "--resume")["first_step"] == 4
+    assert_same(folder, whole.folder, last=12)
+
+
 def test_the_error_of_a_full_disk_is_its_own(modules):
     """Torch hides it behind another one."""
     with pytest.raises(OSError, match="No space left on device"):
@@ -277,7 +291,7 @@ def fsync(file):
 os.fsync = fsync
 """
     done = train(tmp_path / "run", 1, "train_ddp", "--steps", 1, driver=driver(change))
-    assert set(re.findall("disk (.*)", done.out)) == {"checkpoint-00000001.tmp", "run"}
+    assert set(re.findall("disk (.*)", done.out)) == {"checkpoint-00000001.tmp", "run", ".in-use"}
 
 
 def test_a_run_killed_while_it_resumes_keeps_its_metrics(half, driver, text):

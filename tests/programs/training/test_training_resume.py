@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from training_runs import (
     DEADLINE,
+    EXACT,
     FORKING,
     HALF,
     STEPS,
@@ -93,6 +94,21 @@ def test_dropout_resumed_is_uninterrupted(modules, solo, text, tmp_path, whole, 
     assert_same(tmp_path / "run", tmp_path / "whole", 0, last=20)
 
 
+def test_what_the_model_keeps_in_eval_mode_stays_so(modules, solo, text, whole, monkeypatch):
+    class HalfFrozen(modules.model.GPT):
+        def __init__(self, config):
+            super().__init__(config)
+            self.frozen = torch.nn.Dropout(0.9).eval()
+
+        def logits(self, tokens):
+            assert self.training == torch.is_grad_enabled()  # all else is in training but for an evaluation
+            return self.frozen(super().logits(tokens))
+
+    monkeypatch.setattr(modules.train_single, "GPT", HalfFrozen)
+    losses = solo(*TINY, "--data", text, "--steps", 6, "--eval-every", 2)["losses"]
+    assert largest_difference(losses, whole.figures["losses"][:6]) <= EXACT
+
+
 def test_a_job_that_is_started_again_resumes_without_being_told(text, solo, tmp_path, monkeypatch):
     solo(*TINY, "--data", text, "--steps", 3)
 
@@ -105,6 +121,17 @@ def test_a_job_that_is_started_again_resumes_without_being_told(text, solo, tmp_
     assert first_step("", "2") == 5  # a batch script of one's own that Slurm has requeued
     assert first_step("0", "2") == 0  # slurm/run_here.sh in such a job
     assert first_step("", "") == 0
+
+
+def test_a_job_that_died_before_it_began_does_not_go_on_with_the_run_of_another(text, solo, monkeypatch):
+    def first_step(job, attempt):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("RESTART_COUNT", attempt)
+        return solo(*TINY, "--data", text, "--steps", 3)["first_step"]
+
+    assert first_step("77", "0") == 0
+    assert first_step("78", "1") == 0  # its first attempt has left nothing
+    assert first_step("78", "2") == 3
 
 
 def hold(folder, job, ready):
@@ -141,3 +168,10 @@ def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path,
     holder.kill()
     holder.join()
     assert modules.checkpoints.acquire_lock(tmp_path / "run") == ""
+
+    def of_another_user(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(modules.checkpoints.os, "open", of_another_user)
+    expected = f"another user ([Errno 13] Permission denied: '{tmp_path}/run/.in-use')"
+    assert modules.checkpoints.acquire_lock(tmp_path / "run") == expected

@@ -91,6 +91,18 @@ def test_after_slow_steps_the_ranks_ask_each_other_one_by_one(seconds, most, mod
     assert max(b - a for a, b in zip(asked, asked[1:])) == most
 
 
+def test_batches_that_come_in_bursts(modules, monkeypatch):
+    """Workers hand over what they have read ahead: after a slow step some quick ones, which say nothing of the next."""
+    clock = [0.0]
+    monkeypatch.setattr(modules.stop.time, "monotonic", lambda: clock[0])
+    stop, asked = modules.stop.Stop(), []
+    monkeypatch.setattr(stop, "_asked", lambda: bool(asked.append(clock[0])))
+    for step in range(300):
+        clock[0] += 0.001 if step % 8 else 4.0
+        stop.requested()
+    assert max(b - a for a, b in zip(asked, asked[1:])) < 4.1
+
+
 # What the head of stop.py shows, and the page on jobs that are longer than the walltime.
 OWN_PROGRAM = """
 import os, time

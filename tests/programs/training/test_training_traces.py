@@ -28,6 +28,11 @@ def test_a_trace_of_chosen_steps(train, tmp_path, whole):
     assert recorded_steps(path) == [3, 4, 5]
 
 
+def test_steps_that_do_not_come(refused, text):
+    message = refused(*TINY, "--data", text, "--steps", 4, "--profile", "20:23")
+    assert message == "--profile 20:23 ends after --steps 4: record earlier steps"
+
+
 def test_a_resumed_run_counts_on_and_a_stopped_one_writes_what_it_has(modules, solo, text, tmp_path, monkeypatch):
     words = [*TINY, "--data", text]
     solo(*words, "--steps", 3)

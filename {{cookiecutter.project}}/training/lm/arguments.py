@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lm.checkpoints import is_later_attempt, newest_settings
+from lm.checkpoints import is_later_attempt, is_of_another_job, newest_settings
 from lm.model import Config
 from lm.setup import fail, launched_ranks
 
@@ -52,8 +52,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     add(
         "--resume",
         action="store_true",
-        default=is_later_attempt(),
-        help="continue from the newest checkpoint in --out, if any (later attempts of a job always do)",
+        help="continue from the newest checkpoint in --out, if any (later attempts of a job do, with their own)",
     )
     add(
         "--global-batch",
@@ -126,12 +125,16 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     except OSError as error:
         fail(f"{error}: give another --out")
 
+    if is_later_attempt() and not is_of_another_job(Path(args.out)):  # the first may have died before it began
+        args.resume = True
     args.global_batch = choose_global_batch(args, world_size)
     per_rank = args.global_batch // world_size
     args.micro_batch = args.micro_batch or per_rank
     if per_rank % args.micro_batch:
         fail(f"--micro-batch {args.micro_batch} does not divide the {per_rank} sequences of a rank: choose a divisor")
     args.decay_steps = args.decay_steps or args.steps
+    if args.profile and args.profile[1] > args.steps:
+        fail(f"--profile {args.profile[0]}:{args.profile[1]} ends after --steps {args.steps}: record earlier steps")
     if args.workers is None and torch.cuda.is_available():
         # The cores of this process are those of its node, unless the launcher has bound it to some.
         cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

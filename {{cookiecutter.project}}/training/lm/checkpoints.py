@@ -28,6 +28,7 @@ PATTERN = "checkpoint-" + 8 * "[0-9]"
 # Of the host in an error of torch (2.13), and of the C library, where torch maps a file.
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
 RUN_FILES = ("latest", "unreadable-*", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
+IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
 CHANGEABLE = ("learning_rate", "decay_steps")  # settings that a run may change when it resumes, with a warning
 
 
@@ -134,6 +135,8 @@ class Checkpoints:
         whole = {number: {n: self._whole(v) for n, v in values.items()} for number, values in moments["state"].items()}
         content = {**state, "settings": self.settings, "model": weights, "optimizer": {**moments, "state": whole}}
         if self.rank == 0:
+            for left in self.folder.glob(f"{PATTERN}.tmp"):  # by a crash
+                left.unlink()
             temporary = self.folder / f"checkpoint-{state['step']:08d}.tmp"
             try:
                 write(temporary, content)
@@ -193,7 +196,7 @@ class Checkpoints:
         return state, state.pop("model"), state.pop("optimizer")
 
     def _publish(self, temporary: Path) -> None:
-        """Give a complete checkpoint its name. Remove those beyond `keep`, and what crashes have left."""
+        """Give a complete checkpoint its name. Remove those beyond `keep`."""
         path = temporary.with_suffix(".pt")
         torn = [torn for torn in self.torn if torn.exists()]
         if torn:
@@ -205,7 +208,7 @@ class Checkpoints:
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
-        for old in (*existing(self.folder)[self.keep :], *self.folder.glob(f"{PATTERN}.tmp")):
+        for old in existing(self.folder)[self.keep :]:
             old.unlink()
 
 
@@ -289,21 +292,40 @@ def is_later_attempt() -> bool:
     return (os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0") != "0"
 
 
+def this_job() -> str:
+    """Return the name of this job, or '' outside of a job."""
+    names = (os.environ.get(name) for name in ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME"))
+    return next((f"job {name}" for name in names if name), "")
+
+
+def is_of_another_job(folder: Path) -> bool:
+    """Return whether another job was the last one that began a run in a folder."""
+    try:
+        holder = (folder / IN_USE).read_text()
+    except OSError:
+        return False
+    return holder.startswith("job ") and not holder.startswith(f"{this_job()} on ")
+
+
 def acquire_lock(folder: Path) -> str:
     """Lock a folder for this process, until it ends. Return '', or who holds the lock.
 
     Two cases return '' without the lock. The file system may have no locks. And an earlier attempt of this job may hold
     it: its node may be dead, which the file server does not know yet.
     """
-    job = f"job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "a process"
-    file = os.open(folder / ".in-use", os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
+    try:
+        file = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
+    except PermissionError as error:
+        return f"another user ({error})"
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         holder = os.pread(file, 1000, 0).decode().strip() or "another"
-        is_own = is_later_attempt() and holder.startswith(f"{job} on ")
+        is_own = is_later_attempt() and this_job() != "" and holder.startswith(f"{this_job()} on ")
         return "" if is_own else holder
     except OSError:  # a file system without locks
         return ""
-    os.pwrite(file, f"{job} on {socket.gethostname()}".ljust(1000).encode(), 0)  # over an earlier holder's name
+    name = f"{this_job() or 'a process'} on {socket.gethostname()}"
+    os.pwrite(file, name.ljust(1000).encode(), 0)  # over an earlier holder's name
+    os.fsync(file)  # a later attempt reads it, also if this node dies
     return ""

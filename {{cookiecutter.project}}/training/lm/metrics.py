@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -147,8 +148,12 @@ def open_metrics(path: Path, first_step: int) -> tuple[TextIO, list[dict[str, An
 
     A run that died has written lines after its last checkpoint. These steps come again, so their lines are dropped.
     """
-    lines = path.read_text().splitlines(keepends=True) if first_step and path.exists() else []
-    kept = [line for line in lines if line.endswith("}\n") and json.loads(line)["step"] <= first_step]
+    lines = path.read_text(errors="replace").splitlines(keepends=True) if first_step and path.exists() else []
+    kept = []
+    for line in lines:
+        with suppress(ValueError):  # the line in which it died: cut short, or zeros if the node died
+            if json.loads(line)["step"] <= first_step and line.endswith("\n"):
+                kept.append(line)
     file = path.with_suffix(".part").open("w")
     file.writelines(kept)
     file.flush()
@@ -184,6 +189,7 @@ def evaluate(
     spacing = -(-len(samples) // MOST_SAMPLES)  # rounded up
     numbers_of_samples = range(0, len(samples), spacing)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    in_training = [module for module in model.modules() if module.training]  # the model may keep others in eval mode
     model.eval()
     for start in range(0, len(numbers_of_samples), args.micro_batch * world_size):
         mine = numbers_of_samples[start : start + args.micro_batch * world_size][rank::world_size]
@@ -191,7 +197,8 @@ def evaluate(
         with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
             loss = model(*(tensor.to(device) for tensor in batch))
         loss_sum += len(mine) * loss.double()
-    model.train()
+    for module in in_training:
+        module.training = True
     return setup.sum_over_ranks(loss_sum).item() / len(numbers_of_samples)
 
 

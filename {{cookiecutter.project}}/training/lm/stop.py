@@ -37,29 +37,29 @@ class Stop:
         for number in SIGNALS:
             signal.signal(number, self._note)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.step = self.checked_step = 0
-        self.next_check = 1
-        self.checked_at = time.monotonic()
+        self.step, self.next_check = 0, 1
+        self.longest_step, self.last_call = 0.0, time.monotonic()
 
     def requested(self) -> bool:
         """Return whether to save and end now. All ranks call this after each step, and get the same answer.
 
         No rank decides alone: the others would wait for it in the next step. So the ranks exchange their answers, about
-        once in CHECK_SECONDS. They also exchange how long a step takes, and so agree on the step of the next exchange.
+        once in CHECK_SECONDS. They also exchange how long a step takes at most, and so agree on the step of the next
+        exchange. At most, and not in the mean, as batches may come in bursts. A slow step counts less with each later
+        one.
         """
+        now = time.monotonic()
+        self.longest_step, self.last_call = max(now - self.last_call, 0.9 * self.longest_step), now
         self.step += 1
         if self.step < self.next_check:
             return False
-        seconds_per_step = (time.monotonic() - self.checked_at) / (self.step - self.checked_step)
-        answers = torch.tensor([float(self._asked()), seconds_per_step], dtype=torch.float64)
+        answers = torch.tensor([float(self._asked()), self.longest_step], dtype=torch.float64)
         if dist.is_initialized():
             if dist.get_backend() == "nccl":  # which exchanges tensors of the GPU alone
                 answers = answers.cuda()
             dist.all_reduce(answers, dist.ReduceOp.MAX)
-        asked, seconds_per_step = answers.tolist()
-        self.checked_step, self.checked_at = self.step, time.monotonic()
-        steps = int(CHECK_SECONDS / max(seconds_per_step, 1e-9))
-        self.next_check = self.step + min(max(steps, 1), MOST_STEPS)
+        asked, seconds = answers.tolist()
+        self.next_check = self.step + min(max(int(CHECK_SECONDS / max(seconds, 1e-9)), 1), MOST_STEPS)
         return asked > 0
 
     def requeue(self) -> None:
