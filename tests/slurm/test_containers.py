@@ -413,7 +413,7 @@ def test_an_interactive_shell_in_a_container(cluster, everywhere, runtime, surro
     write_short_torchrun(project)
     (project / "own.py").write_text(OWN_PROGRAM)
     typed = 'echo "in $STAND_IN_RUNTIME on $(hostname)"\nbash launch/torchrun.sh own.py\nexit\n'
-    command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
+    command = ["script", "-qec", "bash slurm/interactive.sh --time=00:30:00", "/dev/null"]
     done = cluster.run(*command, cwd=project, env=environment, stdin=typed)
     assert f"in {runtime} on node" in done.stdout, done.stdout
     ranks = re.findall(rf"RESULT (\d)\|2\|1\|{runtime}", done.stdout)
@@ -433,7 +433,7 @@ def test_packages_on_top_of_an_image(containers, sif, tmp_path_factory):
     enter = re.search(r"`(bash slurm/interactive\.sh)`", section)[1]
     make, line = re.findall(r"```bash\n(.*)\n```", section)
     make = make.replace("python3", sys.executable).replace("einops", "--no-index --find-links wheels answer")
-    command = ["script", "-qec", f"{enter} --time=00:02:00", "/dev/null"]
+    command = ["script", "-qec", f"{enter} --time=00:30:00", "/dev/null"]
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHON"}
     done = containers.run(*command, cwd=project, env={**environment, "TERM": "dumb"}, stdin=f"{make}\nexit\n")
     assert "Successfully installed answer-1.0" in done.stdout, done.stdout

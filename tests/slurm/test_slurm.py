@@ -615,11 +615,11 @@ def test_what_is_known_to_fail_is_not_queued(cluster, project, tmp_path):
     assert "If sbatch refused the job: list your accounts with 'sacctmgr -nP show associations user=" in many.stderr
     assert not cluster.run("squeue", "--noheader").stdout
     (tmp_path / "own.py").write_text("print('RESULT')\n")
-    options = ["--nodes=2", "--time=00:01:00", "--", "own.py"]
+    options = ["--nodes=2", "--time=00:31:00", "--", "own.py"]
     environment = python_environment(LAUNCHER="srun")
     done = cluster.run("bash", project / "slurm/submit_multinode.sh", *options, cwd=tmp_path, env=environment)
     job = int(done.stdout.split()[-1])
-    assert "TimeLimit=00:01:00" in cluster.run("scontrol", "show", "job", str(job)).stdout
+    assert "TimeLimit=00:31:00" in cluster.run("scontrol", "show", "job", str(job)).stdout
     assert cluster.wait(job).exit_code == 0
 
 

@@ -61,7 +61,7 @@ def test_an_interactive_shell_has_the_software(each_slurm, project, tmp_path):
     (tmp_path / "own.py").write_text(OWN_PROGRAM)
     typed += f"export PYTHON={sys.executable} RUNTIME=none LAUNCHER=srun\n"
     typed += f"bash slurm/run_here.sh '{tmp_path}/own.py' </dev/null\nexit\n"
-    command = ["script", "-qec", "bash slurm/interactive.sh --time=00:02:00", "/dev/null"]
+    command = ["script", "-qec", "bash slurm/interactive.sh --time=00:30:00", "/dev/null"]
     done = each_slurm.run(
         *command, cwd=project, env={"RUNTIME": "venv", "VENV": str(venv), "TERM": "dumb"}, stdin=typed
     )
@@ -139,7 +139,7 @@ def stand_in_for_torch(folder):
 
 def test_build_venv(cluster, offline):
     def build(**environment):
-        command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
+        command = ["bash", "slurm/build_venv.sh", "--time=00:30:00"]
         environment = {**python_environment(), "SBATCH_EXPORT": "NONE", "PROJECT_DIR": "/elsewhere", **environment}
         return cluster.run(*command, cwd=offline, env=environment, check=False)
 
@@ -189,7 +189,7 @@ def test_build_venv_on_the_login_node(cluster, tmp_path):
         command = ["bash", "slurm/build_venv.sh", *words]
         return cluster.run(*command, cwd=project, env=python_environment(**index), check=False)
 
-    refused = build("--time=00:05:00")
+    refused = build("--time=00:30:00")
     assert refused.returncode == 2 and "this script has no options" in refused.stderr
     assert not (project / ".venv").exists()
     done = build()
@@ -209,7 +209,7 @@ def test_build_venv_from_a_wheelhouse(cluster, tmp_path):
     def build():
         environment = python_environment(PIP_FIND_LINKS=str(tmp_path / "wheelhouse"), SBATCH_EXPORT="NONE")
         environment |= {"PATH": f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
-        command = ["bash", "slurm/build_venv.sh", "--time=00:05:00"]
+        command = ["bash", "slurm/build_venv.sh", "--time=00:30:00"]
         return cluster.run(*command, cwd=project, env=environment, check=False)
 
     (project / "requirements.txt").write_text("torch\nanother\n")
