@@ -33,7 +33,7 @@ read_program() {
 # shellcheck disable=SC2154 # the submit script's name is script
 refuse_launch_command() {
     local launch_command='^(python[0-9.]*|torchrun|accelerate|deepspeed|horovodrun|srun|mpirun|mpiexec|(ba|z)?sh)$'
-    if [[ $1 =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; then
+    if [[ $1 =~ ^[A-Za-z_][A-Za-z0-9_]*= && ! -e $1 ]]; then
         die "no program '$1': put variables before this command, as in $1 bash $script …"
     elif [[ ${1##*/} =~ $launch_command ]]; then
         die "no program '$1': the submit script starts Python and the ranks, with the software of" \

@@ -55,6 +55,7 @@ def test_a_program_that_is_not_there_is_no_launch_command(found):
     ("name", "text"),
     [
         ("x.py", PYTHON_TEXT),
+        ("lr=0.1.py", PYTHON_TEXT),
         ("a b.py", "#!/bin/bash\n"),  # its name says that it is Python's
         ("train", PYTHON_TEXT),
         ("mytrain", "#!/opt/venv/bin/python3.11\n" + PYTHON_TEXT),

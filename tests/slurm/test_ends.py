@@ -10,8 +10,8 @@ from launching import salloc
 from submitting import apptainer_project, cluster, project, python_environment
 from waiting import FOREVER, wait_for
 
-# Each saves on USR1, as Lightning does, and has two children that the signal would end, as a worker of a DataLoader:
-# one that it has forked, and one that runs a program.
+# Each saves on USR1, as Lightning does, and has three children that the signal would end, as a worker of a DataLoader:
+# one that it has forked, one that runs a program, and one whose parent has ended.
 SAVER = """\
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -27,13 +27,16 @@ if worker == 0:
     time.sleep(600)
     os._exit(0)
 other = subprocess.Popen(["sleep", "600"])
+orphan = int(subprocess.run("sleep 600 >/dev/null & echo $!", shell=True, stdout=subprocess.PIPE).stdout)
 (folder / f"ready-{rank}").touch()
 while not saves and not (folder / "give up").exists():
     time.sleep(0.05)
 time.sleep(2)  # a second signal would be counted
 alive = os.waitpid(worker, os.WNOHANG) == (0, 0) and other.poll() is None
+alive = alive and os.path.exists(f"/proc/{orphan}")
 os.kill(worker, signal.SIGKILL)
 other.kill()
+os.kill(orphan, signal.SIGKILL)
 (folder / f"saved-{rank}-{len(saves)}-{'alive' if alive else 'dead'}").touch()
 if rank == "0":
     Path(os.environ["REQUEUE_FILE"]).touch()

@@ -340,9 +340,9 @@ def refused(login_node):
     project, tools = login_node
     before = (project / "env.sh").read_text()
 
-    def run(refused=True, **environment):
+    def run(*arguments, refused=True, **environment):
         environment = {**QUICK, "PATH": f"{tools}:{os.environ['PATH']}", "HOME": str(project), **environment}
-        command = ["bash", "slurm/submit_multinode.sh", "check/hello.py"]
+        command = ["bash", "slurm/submit_multinode.sh", "check/hello.py", *arguments]
         done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, "Submitted" in done.stdout) == ((2, False) if refused else (0, True)), done
         return done.stderr
@@ -407,6 +407,19 @@ def test_settings_that_bash_cannot_read_to_the_end(refused):
     settings = refused.project / "env.sh"
     settings.write_text(settings.read_text() + "\nif true; then\nexport MORE=1\n")
     assert "env.sh has a syntax error, see above: correct it" in refused()
+
+
+@pytest.mark.parametrize("last", ["exit 0", "exit 1"])
+def test_settings_that_end_the_script(refused, last):
+    """The job would be done, with no output and nothing run."""
+    settings = refused.project / "env.sh"
+    settings.write_text(f"{settings.read_text()}\n{last}\n")
+    assert "env.sh ended this script: look for exit, or set -e and a command that fails" in refused()
+
+
+def test_a_colon_for_the_program(refused):
+    """Slurm takes it for the end of one part of a job, and would drop it."""
+    assert "argument ':': Slurm drops it. Join it to another word, as in --sep=:" in refused("a", ":", "b")
 
 
 @pytest.mark.parametrize("number", ["1 m", "-1"])

@@ -316,6 +316,21 @@ def test_gpus_in_the_record_of_a_job(steps, asked, held, gpus, told):
     assert steps(code, record=f"JobState=RUNNING\n{nodes}   {asked}\n").stdout == f"gpus={gpus} told={told}\n"
 
 
+def test_settings_leave_the_shell_as_it_was(steps, tmp_path):
+    (tmp_path / "env.sh").write_text("set -eu\n")
+    code = "trap 'echo kept' EXIT; PROJECT_DIR=$FOLDER; read_settings; false; echo went on $UNSET"
+    assert steps(code, FOLDER=str(tmp_path)).stdout == "went on\nkept\n"
+    (tmp_path / "env.sh").write_text("set -e\nfalse\n")
+    done = steps(code, FOLDER=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "") and "env.sh ended this script" in done.stderr
+
+
+def test_a_job_that_a_rank_submits_has_threads_of_its_own(steps):
+    code = "unset_stale_variables; echo ${OMP_NUM_THREADS:-none}"
+    assert steps(code, OMP_NUM_THREADS="2", TORCHELASTIC_RUN_ID="7").stdout == "none\n"
+    assert steps(code, OMP_NUM_THREADS="2").stdout == "2\n"
+
+
 # ---- the end of a job ------------------------------------------------------------------------------------------------
 
 END = "in_batch_job=1 job_id=9 requeues=0 attempt=0 code={code} stop={stop} MAX_REQUEUES=2 STOP_TIME={clock}\n"

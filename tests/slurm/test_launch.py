@@ -298,6 +298,17 @@ def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
     assert [log.read_text() for log in logs] == [done.stderr] and "ZeroDivisionError" in done.stderr
 
 
+def test_a_node_without_ranks_is_named():
+    script = TEMPLATE / "slurm/signal_ranks.sh"
+    done = subprocess.run(["bash", script, "4711000", "USR1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"slurm/signal_ranks.sh: no rank runs on {os.uname().nodename}\n")
+
+
+def test_a_job_that_a_rank_submits_has_ranks_of_its_own(call):
+    _, seen, _ = call({**TASK, "NPROC_PER_NODE": "2"}, "x.py", wrapper=RANK)
+    assert "NPROC_PER_NODE" not in seen
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_for_all_of_a_step_leaves_a_rank_its_messages(tmp_path, number):
     """As by scancel --signal=USR1 JOBID: what copies the messages to the log outlives the rank's last words."""

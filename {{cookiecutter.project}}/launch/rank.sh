@@ -43,6 +43,7 @@ main() {
     if [[ -n ${RUN_DIR:-} ]]; then
         keep_messages "$RUN_DIR/node$GROUP_RANK-$host/$LOCAL_RANK"
     fi
+    unset NPROC_PER_NODE # a job that this rank submits has a number of its own
     exec "$PYTHON" "$@"
 }
 

@@ -20,7 +20,8 @@ source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Unsets variables of the submitting shell, which the launchers and srun would take for this run's.
 unset_stale_variables() {
-    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE
+    if [[ -n ${TORCHELASTIC_RUN_ID:-} ]]; then unset OMP_NUM_THREADS; fi # a rank has submitted this job
+    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID
     unset "${!PET_@}" "${!PMI_@}"
     unset_options_of_srun
 }
@@ -48,11 +49,18 @@ unset_options_of_srun() {
 
 # ---- settings and software -----------------------------------------------------------------------
 
-# Reads env.sh. Sets its settings.
+# Reads env.sh. Sets its settings. Refuses an env.sh that ends the script, as exit 0 in a file that it
+# reads would end a job in silence, and as done.
 read_settings() {
+    local exit_trap
     refuse_broken_settings "$PROJECT_DIR/env.sh"
+    exit_trap=$(trap -p EXIT) # of extras
+    trap 'die "env.sh ended this script: look for exit, or set -e and a command that fails, in what it reads"' EXIT
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
+    trap - EXIT
+    eval "$exit_trap"
+    set +o errexit +o nounset
     refuse_misplaced_settings
 }
 

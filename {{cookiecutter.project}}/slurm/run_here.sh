@@ -5,8 +5,9 @@
 #   bash slurm/run_here.sh program.py [arguments]     in that shell, or in a script of your own
 #
 # It takes the steps of slurm/submit_multinode.sh in the job, but never requeues. What you type reaches
-# the ranks, and Ctrl-C ends them. Programs read STOP_TIME, when they have to save. The logs of each
-# run are in another folder logs/JOBID.N/. It needs bash 4.4.
+# the ranks, and Ctrl-C ends them. In a loop that reads lines, give it </dev/null, or the ranks read the
+# lines. Programs read STOP_TIME, when they have to save. The logs of each run are in another folder
+# logs/JOBID.N/. It needs bash 4.4.
 # shellcheck disable=SC2034,SC2154 # the scripts of slurm/ share variables
 
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
@@ -63,6 +64,7 @@ unset_stale_variables
 if [[ -n ${SLURM_JOB_ID:-} ]]; then identify_job; fi
 require_allocation
 read_settings
+refuse_colon "$@"
 read_program "$@"
 call_extras job_start
 load_software

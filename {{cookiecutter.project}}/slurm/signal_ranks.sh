@@ -7,32 +7,48 @@
 # slurm/submit_multinode.sh calls this on each node, in a step outside of the ranks' container, when
 # STOP_SIGNAL (env.sh) is set and the program is asked to save.
 #
-# A rank is a process that was started with the variable RANK. What a rank starts has the same RANK. So
-# the parent of a rank has another RANK, or none. /proc shows no RANK of the ranks that launch/spawn.py
-# forks. It gets the signal itself, and passes it on to them.
+# A rank is the oldest process that was started with its RANK. What a rank starts has the same RANK.
+# /proc shows no RANK of the ranks that launch/spawn.py forks. It gets the signal itself, and passes it
+# on to them.
 set -uo pipefail
 
 main() {
-    local path pid
+    local path pid rank spawner=''
+    local -A ranks=() # the process of each rank
     [[ $# == 2 ]] || {
         echo "slurm/signal_ranks.sh: '$*': expected a job and a signal, as 4711 USR1" >&2
         exit 2
     }
     while read -r path; do
-        pid=${path#/proc/} pid=${pid%/environ}
-        if is_spawner "$pid" || is_rank "$pid"; then
-            kill -"$2" "$pid" || true # it may have ended by now
+        pid=${path#/proc/} pid=${pid%/environ} rank=$(rank_of "$pid")
+        if is_spawner "$pid"; then
+            spawner=$pid
+        elif [[ -n $rank ]] && is_older "$pid" "${ranks[$rank]:-}"; then
+            ranks[$rank]=$pid
         fi
         # The processes of the job: a file environ has the variables, and a byte 0 after each.
     done < <(grep -lzxF "SLURM_JOB_ID=$1" /proc/[0-9]*/environ 2>/dev/null)
+    if [[ -n $spawner ]]; then ranks=([spawner]=$spawner); fi
+    if ((${#ranks[@]} == 0)); then
+        echo "slurm/signal_ranks.sh: no rank runs on $(uname -n)" >&2
+        exit 1
+    fi
+    for pid in "${ranks[@]}"; do
+        kill -"$2" "$pid" || true # it may have ended by now
+    done
 }
 
-# Whether a process is a rank, and not one that launch/spawn.py has forked.
-is_rank() {
-    local rank parent
-    rank=$(rank_of "$1") parent=$(parent_of "$1")
-    [[ -n $rank && $rank != "$(rank_of "$parent")" ]] && ! is_of_spawn "$parent"
+# Whether a process started before another one, or there is no other. Arguments: their numbers.
+is_older() {
+    local own other=''
+    own=$(start_of "$1")
+    if [[ -n $2 ]]; then other=$(start_of "$2"); fi
+    [[ -n $own ]] && { [[ -z $other ]] || ((own < other || (own == other && $1 < $2))); }
 }
+
+# Prints when a process started, in ticks since the boot: field 22 of stat. Field 2, the name, may have
+# spaces, and ends with the last bracket.
+start_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 20; }
 
 # Prints RANK=N of the environment with which a process was started; nothing if it has none.
 rank_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | grep -m 1 -xE 'RANK=[0-9]+'; }

@@ -35,6 +35,14 @@ read_command_line() {
 }
 
 #? include "program.sh"
+# Refuses a word that is a colon. srun and sbatch take it for the end of one part of a job, and drop it.
+refuse_colon() {
+    local word
+    for word in "$@"; do
+        [[ $word != : ]] || die "argument ':': Slurm drops it. Join it to another word, as in --sep=:"
+    done
+}
+
 # ---- settings ------------------------------------------------------------------------------------
 
 # Refuses settings that cannot work. Call it after load_software: a module may bring srun.
@@ -110,6 +118,7 @@ check_submission() {
     refuse_unwritable_output
     refuse_options
     refuse_other_spelling
+    refuse_colon "${typed[@]}"
     # In a shell of its own, as the job reads env.sh and loads its modules itself. What they print goes
     # to standard error: with --parsable, standard output has the job's number alone.
     checked=$(
