@@ -26,15 +26,20 @@ def remove_unneeded(there: list, empty_folders: list) -> None:
     """Remove files that this project does not keep, and folders that are empty.
 
     An update by cruft has written such files, if it began with an older version. Others come from an earlier run with
-    other answers. They stay if they may be the user's: with --skip-if-file-exists, and in a project that existed.
+    other answers. They stay if they may be the user's: with --skip-if-file-exists, and in a folder that was no project
+    of this template. Those that were there and go are named, as one of them may still be the user's.
     """
-    stay = there if SKIPS or ADDED or EXAMPLES == "no" else []
+    stay = there if SKIPS or ADDED or EXAMPLES == "no" or "launch/torchrun.sh" not in there else []
+    removed = []
     for path in (Path(name) for name, kept in FILES.items() if not kept):
         if path.is_file() and str(path) not in stay:
             path.unlink()
+            removed += [str(path)] if str(path) in there else []
         for folder in list(path.parents)[:-1]:  # but for the project itself
             if folder.is_dir() and not any(folder.iterdir()) and str(folder) not in empty_folders:
                 folder.rmdir()
+    if removed:
+        print(f"Removed, as these answers have no such files: {', '.join(removed)}")
 
 
 def say_what_was_kept(there: list) -> None:

@@ -18,6 +18,9 @@ FILES = {{files_of_project(cookiecutter) if not problems(cookiecutter) else {}}}
 EXTRAS = "{{ cookiecutter.extras }}"
 
 folders = sorted({str(folder) for name in FILES for folder in Path(name).parents})
+for path in map(Path, [*folders, *(name for name, kept in FILES.items() if kept)]):
+    if path.is_symlink() and not path.exists():  # cookiecutter would fail there, in the middle
+        PROBLEMS.append(f"'{path}' is a link to nowhere, and the template writes there: remove it, or mend it")
 for folder in filter(Path.exists, map(Path, folders)):
     if not folder.is_dir():
         PROBLEMS.append(f"'{folder}' is a file, and the template writes a folder of this name: rename yours")

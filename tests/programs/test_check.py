@@ -205,7 +205,8 @@ def test_it_needs_torch_alone(tmp_path):
 def test_wrong_flags_are_refused_at_once(tmp_path):
     for flags, expected in (
         (["--timeout", "0"], "--timeout 0: expected a number of seconds from 1 to 1e6"),
-        (["--json", tmp_path / "no/rows.json"], f"cannot write in folder {tmp_path}/no; create it or name another"),
+        (["--json", tmp_path / "no/rows.json"], "name a file in a folder that is there and yours"),
+        (["--json", tmp_path], f"--json {tmp_path}: name a file in a folder that is there and yours"),
     ):
         ((done,),) = started(1, PROGRAM, [flags])
         assert done["code"] == 2

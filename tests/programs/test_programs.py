@@ -250,7 +250,10 @@ BAD = [
     *((["--intervals", value], f"invalid float value: '{value}'") for value in ("abc", "")),
     *((["--timeout", value], SECONDS) for value in ("0", "-1", "nan", "inf")),
     (["--timeout", "soon"], "invalid float value: 'soon'"),
-    (["--json", "/no/such/folder/x.json"], "cannot write in folder /no/such/folder; create it or name another"),
+    *(
+        (["--json", name], f"--json {name}: name a file in a folder that is there and yours")
+        for name in ("/no/such/folder/x.json", "/")
+    ),
     (["--nonsense"], "unrecognized arguments: --nonsense"),
 ]
 

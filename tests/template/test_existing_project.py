@@ -82,7 +82,11 @@ def state(project):
     paths = [path for path in project.rglob("*") if ".git" not in path.relative_to(project).parts]
     found = {path.relative_to(project).as_posix(): path for path in paths}
     return {
-        name: "folder" if path.is_dir() else (path.read_bytes(), path.stat().st_mode, path.stat().st_mtime_ns)
+        name: "folder"
+        if path.is_dir()
+        else os.readlink(path)
+        if path.is_symlink()
+        else (path.read_bytes(), path.stat().st_mode, path.stat().st_mtime_ns)
         for name, path in found.items()
     }
 
@@ -115,6 +119,17 @@ def test_the_user_s_files_stay_if_one_option_was_forgotten(before, tmp_path):
     assert {name.split("/")[0] for name in new if name not in old} == {"env.sh", "launch", "local", "check", "extras"}
 
 
+def test_a_file_that_goes_in_a_project_of_the_template_is_named(tmp_path):
+    """It may come from an earlier run with other answers, or be the user's. Elsewhere it stays."""
+    project = tmp_path / "mine"
+    for is_of_template in (False, True):
+        (project / "container").mkdir(parents=True, exist_ok=True)
+        (project / "container/Dockerfile").write_text("FROM mine\n")
+        said = write(project, "--overwrite-if-exists", site="local", examples="yes", extras="none")
+        named = "Removed, as these answers have no such files: container/Dockerfile\n" in said
+        assert (named, (project / "container/Dockerfile").exists()) == (is_of_template, not is_of_template), said
+
+
 def test_files_of_the_same_name_are_kept_and_named(before, tmp_path):
     project = tmp_path / "mine"
     shutil.copytree(before, project)
@@ -128,19 +143,23 @@ def test_files_of_the_same_name_are_kept_and_named(before, tmp_path):
     assert "2 were there before, and were kept: env.sh, launch/rank.sh\n" in said
 
 
-@pytest.mark.parametrize(("name", "kind"), [("check", "file"), ("env.sh", "folder")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("check", "file"), ("env.sh", "folder"), ("check", "link"), ("env.sh", "link")]
+)
 def test_a_file_where_a_folder_is_needed_is_refused(name, kind, before, tmp_path):
     """Before anything is written; and a folder where a file is needed, which cookiecutter would leave out unsaid."""
     project = tmp_path / "mine"
     shutil.copytree(before, project)
     if kind == "file":
         (project / name).write_text("#!/bin/sh\n")
+    elif kind == "link":
+        (project / name).symlink_to("/no/such/file")
     else:
         (project / name).mkdir()
     old = state(project)
     words = ("--no-input", *OPTIONS, "-o", tmp_path, REPOSITORY)
     done = cookiecutter(*words, home=tmp_path, project="mine", site="local", examples="no")
-    assert done.returncode != 0 and f"'{name}' is a {kind}, and the template writes a " in done.stderr
+    assert done.returncode != 0 and f"'{name}' is a {kind}" in done.stderr and "the template writes " in done.stderr
     assert state(project) == old
 
 

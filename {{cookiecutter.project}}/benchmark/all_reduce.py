@@ -429,7 +429,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="rank 0 writes header and results to FILE")
     add(
         "--timeout",
-        type=positive,
+        type=float,
         default=300.0,
         metavar="SECONDS",
         help="give up on a late rank; on GPUs, a batch of operations must end within this time, too (default: 300)",
@@ -439,6 +439,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--min {args.min} bytes is more than --max {args.max} bytes; exchange them, or lower --min")
     if not 1.01 <= args.factor < math.inf:
         parser.error(f"--factor {args.factor:g} is not a number from 1.01 on")
+    if not 1 <= args.timeout <= 1e6:
+        parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
     if args.out_of_place and args.op == "all_reduce":
         parser.error("--out-of-place: torch's all_reduce is in place; leave it out, or take another --op")
     return args

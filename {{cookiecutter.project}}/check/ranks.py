@@ -115,8 +115,9 @@ def read_flags() -> argparse.Namespace:
     args = parser.parse_args()
     if not 1 <= args.timeout <= 1e6:
         parser.error(f"--timeout {args.timeout:g}: expected a number of seconds from 1 to 1e6")
-    if args.json and os.environ.get("RANK", "0") == "0" and not os.access(args.json.parent, os.W_OK):
-        parser.error(f"--json {args.json}: cannot write in folder {args.json.parent}; create it or name another")
+    cannot_write = args.json and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK))
+    if cannot_write and os.environ.get("RANK", "0") == "0":
+        parser.error(f"--json {args.json}: name a file in a folder that is there and yours")
     return args
 
 
