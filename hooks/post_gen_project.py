@@ -36,7 +36,8 @@ def remove_unneeded(there: list, empty_folders: list) -> None:
             path.unlink()
             removed += [str(path)] if str(path) in there else []
         for folder in list(path.parents)[:-1]:  # but for the project itself
-            if folder.is_dir() and not any(folder.iterdir()) and str(folder) not in empty_folders:
+            is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
+            if is_empty and str(folder) not in empty_folders:
                 folder.rmdir()
     if removed:
         print(f"Removed, as these answers have no such files: {', '.join(removed)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 # {{ complete(cookiecutter) }}
 PROBLEMS = {{problems(cookiecutter)}}  # noqa: F821  (rendered by cookiecutter: a list of sentences)
 FILES = {{files_of_project(cookiecutter) if not problems(cookiecutter) else {}}}  # noqa: F821
-EXTRAS = "{{ cookiecutter.extras }}"
+EXTRAS = {{cookiecutter.extras | tojson}}  # noqa: F821
 
 folders = sorted({str(folder) for name in FILES for folder in Path(name).parents})
 for path in map(Path, [*folders, *(name for name, kept in FILES.items() if kept)]):

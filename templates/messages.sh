@@ -6,7 +6,8 @@ set +o posix # in posix mode bash before 5.1 cannot read the < <( ) below
 # Puts this bash into the state that the scripts are written for, and keeps what would disturb others
 # from those that it starts. A job inherits it from the user's shell by --export=ALL: options of bash
 # (SHELLOPTS, POSIXLY_CORRECT), a file that each bash reads first (BASH_ENV), and functions. An
-# exported function goes if it hides a program: `module` stays, and `grep` with colors does not.
+# exported function goes if it hides a program: `module` stays, and `grep` with colors does not. `spack`
+# stays beside its program, as it loads packages (setup-env.sh of Spack exports it, read 2026-11-29).
 start_in_known_state() {
     local attributes name
     export -n SHELLOPTS BASHOPTS
@@ -17,7 +18,9 @@ start_in_known_state() {
     shopt -u nullglob failglob nocaseglob nocasematch dotglob
     IFS=$' \t\n'
     while read -r _ attributes name; do
-        if [[ $attributes == *x* ]] && type -P "$name" >/dev/null; then unset -f "$name"; fi
+        if [[ $attributes == *x* && $name != spack ]] && type -P "$name" >/dev/null; then
+            unset -f "$name"
+        fi
     done < <(declare -F)
 }
 start_in_known_state

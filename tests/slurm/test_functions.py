@@ -316,6 +316,14 @@ def test_gpus_in_the_record_of_a_job(steps, asked, held, gpus, told):
     assert steps(code, record=f"JobState=RUNNING\n{nodes}   {asked}\n").stdout == f"gpus={gpus} told={told}\n"
 
 
+def test_a_function_that_loads_packages_stays(steps, tmp_path):
+    """Spack exports one that has the name of its program; any other one that hides a program goes."""
+    (tmp_path / "spack").touch(0o755)
+    functions = {"BASH_FUNC_spack%%": "() { :; }", "BASH_FUNC_sort%%": "() { :; }"}
+    code = "start_in_known_state; type -t spack sort"
+    assert steps(code, PATH=f"{tmp_path}:{os.environ['PATH']}", **functions).stdout == "function\nfile\n"
+
+
 def test_settings_leave_the_shell_as_it_was(steps, tmp_path):
     (tmp_path / "env.sh").write_text("set -eu\n")
     code = "trap 'echo kept' EXIT; PROJECT_DIR=$FOLDER; read_settings; false; echo went on $UNSET"

@@ -300,7 +300,7 @@ def test_a_rank_has_an_error_file_of_its_own(call, tmp_path):
 
 def test_a_node_without_ranks_is_named():
     script = TEMPLATE / "slurm/signal_ranks.sh"
-    done = subprocess.run(["bash", script, "4711000", "USR1"], capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", script, "/logs/4711.0", "USR1"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"slurm/signal_ranks.sh: no rank runs on {os.uname().nodename}\n")
 
 

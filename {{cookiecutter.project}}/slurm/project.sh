@@ -60,7 +60,7 @@ read_settings() {
     source "$PROJECT_DIR/env.sh"
     trap - EXIT
     eval "$exit_trap"
-    set +o errexit +o nounset
+    set +o errexit +o nounset +o pipefail
     refuse_misplaced_settings
 }
 

@@ -58,7 +58,7 @@ signal_ranks() {
     local step_code=0
     timeout --kill-after=10 60 srun --overlap "${on_hosts[@]}" --ntasks=${#hosts[@]} \
         --ntasks-per-node=1 --cpus-per-task=1 --export=ALL --input=none \
-        bash "$PROJECT_DIR/slurm/signal_ranks.sh" "$SLURM_JOB_ID" "$STOP_SIGNAL" || step_code=$?
+        bash "$PROJECT_DIR/slurm/signal_ranks.sh" "$RUN_DIR" "$STOP_SIGNAL" || step_code=$?
     if ((step_code > 0 && step_code <= 128)); then
         say "STOP_SIGNAL=$STOP_SIGNAL has not reached all ranks, see above"
     fi

@@ -1,33 +1,33 @@
 #!/usr/bin/env bash
-# Sends a signal to the ranks of a job on this node. torchrun does not get it, nor does what a rank has
+# Sends a signal to the ranks of a run on this node. torchrun does not get it, nor does what a rank has
 # started, such as the workers of a DataLoader.
 #
-#   slurm/signal_ranks.sh JOBID SIGNAL        as in: slurm/signal_ranks.sh 4711 USR1
+#   slurm/signal_ranks.sh RUN_DIR SIGNAL        as in: slurm/signal_ranks.sh /…/logs/4711.0 USR1
 #
 # slurm/submit_multinode.sh calls this on each node, in a step outside of the ranks' container, when
 # STOP_SIGNAL (env.sh) is set and the program is asked to save.
 #
-# A rank is the oldest process that was started with its RANK. What a rank starts has the same RANK.
-# /proc shows no RANK of the ranks that launch/spawn.py forks. It gets the signal itself, and passes it
-# on to them.
+# A rank and all that it starts have the same RANK. The rank is the oldest of them. /proc shows no RANK
+# of the ranks that launch/spawn.py forks. Then launch/spawn.py gets the signal, and passes it on.
 set -uo pipefail
 
 main() {
     local path pid rank spawner=''
     local -A ranks=() # the process of each rank
     [[ $# == 2 ]] || {
-        echo "slurm/signal_ranks.sh: '$*': expected a job and a signal, as 4711 USR1" >&2
+        echo "slurm/signal_ranks.sh: '$*': expected RUN_DIR and a signal, as /…/logs/4711.0 USR1" >&2
         exit 2
     }
+    # The processes of the run. A file environ has the variables with which a process was started, and a
+    # byte 0 after each. The submit script itself was started without RUN_DIR.
     while read -r path; do
         pid=${path#/proc/} pid=${pid%/environ} rank=$(rank_of "$pid")
-        if is_spawner "$pid"; then
-            spawner=$pid
+        if is_of_spawn "$pid"; then
+            if is_older "$pid" "$spawner"; then spawner=$pid; fi
         elif [[ -n $rank ]] && is_older "$pid" "${ranks[$rank]:-}"; then
             ranks[$rank]=$pid
         fi
-        # The processes of the job: a file environ has the variables, and a byte 0 after each.
-    done < <(grep -lzxF "SLURM_JOB_ID=$1" /proc/[0-9]*/environ 2>/dev/null)
+    done < <(grep -lzxF "RUN_DIR=$1" /proc/[0-9]*/environ 2>/dev/null)
     if [[ -n $spawner ]]; then ranks=([spawner]=$spawner); fi
     if ((${#ranks[@]} == 0)); then
         echo "slurm/signal_ranks.sh: no rank runs on $(uname -n)" >&2
@@ -37,6 +37,12 @@ main() {
         kill -"$2" "$pid" || true # it may have ended by now
     done
 }
+
+# Prints RANK=N of the environment with which a process was started; nothing if it has none.
+rank_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | grep -m 1 -xE 'RANK=[0-9]+'; }
+
+# Whether a process is launch/spawn.py, or a rank that it has forked.
+is_of_spawn() { [[ $(tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline") == *"/launch/spawn.py "* ]]; }
 
 # Whether a process started before another one, or there is no other. Arguments: their numbers.
 is_older() {
@@ -49,16 +55,5 @@ is_older() {
 # Prints when a process started, in ticks since the boot: field 22 of stat. Field 2, the name, may have
 # spaces, and ends with the last bracket.
 start_of() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 20; }
-
-# Prints RANK=N of the environment with which a process was started; nothing if it has none.
-rank_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | grep -m 1 -xE 'RANK=[0-9]+'; }
-
-parent_of() { sed -n 's/^PPid:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null; }
-
-# Whether a process is launch/spawn.py itself, and not one of the ranks that it has forked.
-is_spawner() { is_of_spawn "$1" && ! is_of_spawn "$(parent_of "$1")"; }
-
-# Whether a process is launch/spawn.py, or a rank that it has forked.
-is_of_spawn() { [[ $(tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline") == *"/launch/spawn.py "* ]]; }
 
 main "$@"

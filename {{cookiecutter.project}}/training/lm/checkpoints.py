@@ -299,7 +299,10 @@ def this_job() -> str:
 
 
 def is_of_another_job(folder: Path) -> bool:
-    """Return whether another job was the last one that began a run in a folder."""
+    """Return whether another job was the last one that began a run in a folder.
+
+    Not after acquire_lock(): to close the file frees the lock.
+    """
     try:
         holder = (folder / IN_USE).read_text()
     except OSError:

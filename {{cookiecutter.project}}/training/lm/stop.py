@@ -33,7 +33,7 @@ class Stop:
 
     def __init__(self) -> None:
         """Listen to the signals from now on. They no longer end this process."""
-        self.signalled = False
+        self.signalled = self.stopping = False
         for number in SIGNALS:
             signal.signal(number, self._note)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
@@ -45,9 +45,10 @@ class Stop:
 
         No rank decides alone: the others would wait for it in the next step. So the ranks exchange their answers, about
         once in CHECK_SECONDS. They also exchange how long a step takes at most, and so agree on the step of the next
-        exchange. At most, and not in the mean, as batches may come in bursts. A slow step counts less with each later
-        one.
+        exchange. At most, and not in the mean: slow and quick steps may alternate. The longest fades by a tenth a step.
         """
+        if self.stopping:  # the loops of a program may be nested
+            return True
         now = time.monotonic()
         self.longest_step, self.last_call = max(now - self.last_call, 0.9 * self.longest_step), now
         self.step += 1
@@ -60,11 +61,12 @@ class Stop:
             dist.all_reduce(answers, dist.ReduceOp.MAX)
         asked, seconds = answers.tolist()
         self.next_check = self.step + min(max(int(CHECK_SECONDS / max(seconds, 1e-9)), 1), MOST_STEPS)
-        return asked > 0
+        self.stopping = asked > 0
+        return self.stopping
 
     def requeue(self) -> None:
         """Tell the submit script that all is saved and that there is more to do."""
-        if self.rank == 0 and "REQUEUE_FILE" in os.environ:
+        if self.rank == 0 and os.environ.get("REQUEUE_FILE"):
             Path(os.environ["REQUEUE_FILE"]).touch()
 
     def _asked(self) -> bool:
