@@ -78,7 +78,7 @@ def test_a_signal_reaches_the_ranks_alone(cluster, project, start, launcher):
     nodes = 1 if launcher == "torchrun" else 2
     number, folder = start(
         cluster, project, f"--nodes={nodes}", LAUNCHER=launcher, STOP_SIGNAL="USR1", NPROC_PER_NODE=str(4 // nodes),
-        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", RANK="0",  # as if a rank had submitted it
     )  # fmt: skip
     cluster.run("scancel", "--signal=USR1", "--batch", str(number))
     wait_for(lambda: len(names(folder, "again-")) == len(RANKS), "the next attempt", FOREVER)
