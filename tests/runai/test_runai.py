@@ -586,7 +586,12 @@ def test_waiting_pods_end_by_themselves(site):
 
 
 MOMENTS = ("check_settings", "job_start", "before_launch", "beside_launch", "after_launch", "job_end")
-SEEN = "import os, sys\nopen(f\"seen{os.environ['RANK']}\", 'w').write('|'.join([os.environ['SEEN'], *sys.argv[1:]]))\n"
+SEEN = """\
+import os, sys, time
+while not os.path.exists("beside-" + os.uname().nodename):  # or it may end before what is beside it begins
+    time.sleep(0.05)
+open("seen" + os.environ["RANK"], "w").write("|".join([os.environ["SEEN"], *sys.argv[1:]]))
+"""
 
 
 def test_the_moments_of_each_pod(tmp_path):
@@ -601,7 +606,7 @@ def test_the_moments_of_each_pod(tmp_path):
         does = {
             "job_start": 'arguments+=("c d")',
             "before_launch": 'rank_prefix+=(sh -c \'SEEN="$SEEN $0" exec "$@"\' "$ONE_WORD")',
-            "beside_launch": "while sleep 1000; do :; done",
+            "beside_launch": 'touch "beside-$HOSTNAME"; while sleep 1000; do :; done',
             "after_launch": "return 3",
             # The job ends with its master, and these ranks do not wait for each other.
             "job_end": "[[ $HOSTNAME == *-worker-* ]] && touch ended || until [[ -e ended ]]; do sleep 0.1; done",

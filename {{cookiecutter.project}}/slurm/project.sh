@@ -52,9 +52,9 @@ unset_options_of_srun() {
 # Reads env.sh. Sets its settings. Refuses an env.sh that ends the script, as exit 0 in a file that it
 # reads would end a job in silence, and as done.
 read_settings() {
-    local exit_trap
+    local exit_trap=''
     refuse_broken_settings "$PROJECT_DIR/env.sh"
-    exit_trap=$(trap -p EXIT) # of extras
+    if ((BASH_SUBSHELL == 0)); then exit_trap=$(trap -p EXIT); fi # of extras; a subshell has none
     trap 'die "env.sh ended this script: look for exit, or set -e and a command that fails, in what it reads"' EXIT
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
