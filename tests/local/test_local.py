@@ -171,7 +171,8 @@ def test_a_node_whose_shell_is_killed(run, launcher, tmp_path):
 
 def test_what_a_program_leaves_running_goes_on(run, launcher, tmp_path):
     source = "from subprocess import DEVNULL, Popen\n"
-    source += f"print('pid', Popen(['sleep', '{FOREVER}'], stdout=DEVNULL, stderr=DEVNULL).pid)\n"
+    source += f"process = Popen(['sleep', '{FOREVER}'], stdout=DEVNULL, stderr=DEVNULL)\n"
+    source += "print(f'pid {process.pid}')  # one write: two nodes print at once\n"
     (tmp_path / "leaves.py").write_text(source)
     done = run("leaves.py", **launcher)
     left = re.findall(r"pid (\d+)", done.stdout)
