@@ -422,8 +422,8 @@ def test_a_colon_for_the_program(refused):
     assert "argument ':': Slurm drops it. Join it to another word, as in --sep=:" in refused("a", ":", "b")
 
 
-@pytest.mark.parametrize("number", ["1 m", "-1"])
-def test_a_time_to_save_that_is_no_number(refused, number):
+@pytest.mark.parametrize("number", ["65536", "1 m", "-1"])
+def test_a_time_to_save_that_slurm_does_not_take(refused, number):
     assert refused(SAVE_SECONDS=number).startswith("slurm/submit_multinode.sh: SAVE_SECONDS=")
 
 

@@ -20,7 +20,8 @@ source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Unsets variables of the submitting shell, which the launchers and srun would take for this run's.
 unset_stale_variables() {
-    if [[ -n ${TORCHELASTIC_RUN_ID:-} ]]; then unset OMP_NUM_THREADS; fi # a rank has submitted this job
+    # A rank has submitted this job: its threads are not this job's (2 instead of 4, 2026-11-29).
+    if [[ -n ${TORCHELASTIC_RUN_ID:-} ]]; then unset OMP_NUM_THREADS; fi
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID
     unset "${!PET_@}" "${!PMI_@}"
     unset_options_of_srun

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Sends a signal to the ranks of a run on this node. torchrun does not get it, nor does what a rank has
-# started, such as the workers of a DataLoader.
+# Sends a signal to the ranks of a run on this node, and to no other process: not to torchrun, nor to the
+# workers of a DataLoader.
 #
 #   slurm/signal_ranks.sh RUN_DIR SIGNAL        as in: slurm/signal_ranks.sh /…/logs/4711.0 USR1
 #
-# slurm/submit_multinode.sh calls this on each node, in a step outside of the ranks' container, when
-# STOP_SIGNAL (env.sh) is set and the program is asked to save.
+# When the program is asked to save, and env.sh sets STOP_SIGNAL, slurm/submit_multinode.sh calls this
+# on each node, outside of the ranks' container.
 #
-# A rank and all that it starts have the same RANK. The rank is the oldest of them. /proc shows no RANK
-# of the ranks that launch/spawn.py forks. Then launch/spawn.py gets the signal, and passes it on.
+# Of all processes with the same RANK, the oldest is the rank. Ranks that launch/spawn.py forks show no
+# RANK in /proc, so launch/spawn.py gets the signal, and passes it on.
 set -uo pipefail
 
 main() {

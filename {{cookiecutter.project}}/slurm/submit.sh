@@ -35,7 +35,8 @@ read_command_line() {
 }
 
 #? include "program.sh"
-# Refuses a word that is a colon. srun and sbatch take it for the end of one part of a job, and drop it.
+# Refuses a word that is a colon. srun and sbatch take it for the end of one part of a job, and drop it
+# (Slurm 22.05.8, 2026-11-29).
 refuse_colon() {
     local word
     for word in "$@"; do
@@ -59,6 +60,8 @@ check_settings() {
     for name in SAVE_SECONDS MAX_REQUEUES; do
         [[ ${!name} =~ $whole ]] || die "$name='${!name}': expected a whole number"
     done
+    ((SAVE_SECONDS <= 65535)) ||
+        die "SAVE_SECONDS=$SAVE_SECONDS: Slurm takes at most 65535 s for the time to save"
     [[ $PREFLIGHT =~ ^[01]$ ]] ||
         die "PREFLIGHT='$PREFLIGHT': expected 1, or 0 to start the ranks without a check of the nodes"
     [[ ${PREFLIGHT_TIMEOUT:-30} =~ $positive ]] ||

@@ -173,5 +173,5 @@ def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path,
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(modules.checkpoints.os, "open", of_another_user)
-    expected = f"another user ([Errno 13] Permission denied: '{tmp_path}/run/.in-use')"
+    expected = f"another user, or cannot be written to ([Errno 13] Permission denied: '{tmp_path}/run/.in-use')"
     assert modules.checkpoints.acquire_lock(tmp_path / "run") == expected

@@ -318,8 +318,8 @@ def acquire_lock(folder: Path) -> str:
     """
     try:
         file = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
-    except PermissionError as error:
-        return f"another user ({error})"
+    except OSError as error:
+        return f"another user, or cannot be written to ({error})"
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

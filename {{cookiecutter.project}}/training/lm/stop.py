@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 # SIGTERM: scancel, or a preemption. SIGUSR1, SIGUSR2: the warning of a scheduler that signals each process.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-CHECK_SECONDS = 1.0  # the ranks ask each other so often, or after each step if steps are slower
+CHECK_SECONDS = 1.0  # between two exchanges of the ranks; if a step takes longer, they exchange after each
 MOST_STEPS = 100  # from one exchange to the next, in case that steps become slower
 
 
@@ -44,8 +44,8 @@ class Stop:
         """Return whether to save and end now. All ranks call this after each step, and get the same answer.
 
         No rank decides alone: the others would wait for it in the next step. So the ranks exchange their answers, about
-        once in CHECK_SECONDS. They also exchange how long a step takes at most, and so agree on the step of the next
-        exchange. At most, and not in the mean: slow and quick steps may alternate. The longest fades by a tenth a step.
+        once in CHECK_SECONDS. They also exchange how long their longest step took, and so agree on the step of the next
+        exchange. The longest, and not the mean: slow and quick steps may alternate. It fades by a tenth with each step.
         """
         if self.stopping:  # the loops of a program may be nested
             return True
