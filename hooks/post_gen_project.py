@@ -1,4 +1,4 @@
-"""Finishes a written project: removes what its answers do not need, and prints the next commands.
+"""Finishes a written project: removes what this run need not have written, and prints the next commands.
 
 cookiecutter runs it in the project's folder, which may have held a project before. `cruft update` runs it twice. So it
 asks no questions, and removes files by their names.
@@ -23,24 +23,31 @@ LOST = {{plan_of(cookiecutter).extras_lost}}  # noqa: F821
 
 
 def remove_unneeded(there: list, empty_folders: list) -> None:
-    """Remove files that this project does not keep, and folders that are empty.
+    """Remove files that this run wrote and the project does not keep, and folders that this run left empty.
 
-    An update by cruft has written such files, if it began with an older version. Others come from an earlier run with
-    other answers. They stay if they may be the user's: with --skip-if-file-exists, and in a folder that was no project
-    of this template. Those that were there and go are named, as one of them may still be the user's.
+    Only an update by cruft writes such files, if it began with an older version. What was there before stays.
     """
-    stay = there if SKIPS or ADDED or EXAMPLES == "no" or "launch/torchrun.sh" not in there else []
-    removed = []
     for path in (Path(name) for name, kept in FILES.items() if not kept):
-        if path.is_file() and str(path) not in stay:
+        if path.is_file() and str(path) not in there:
             path.unlink()
-            removed += [str(path)] if str(path) in there else []
         for folder in list(path.parents)[:-1]:  # but for the project itself
             is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
             if is_empty and str(folder) not in empty_folders:
                 folder.rmdir()
-    if removed:
-        print(f"Removed, as these answers have no such files: {', '.join(removed)}")
+
+
+def say_what_is_left_over(there: list) -> None:
+    """Tell of files that are not of these answers: of an earlier run with others, or the user's own."""
+    names = {}
+    for name, kept in FILES.items():
+        if name in there and not kept:
+            folder, file = os.path.split(name)
+            names.setdefault(f"{folder}/" if folder else "", []).append(file)
+    if names:
+        print("These files were here before, and these answers do not need them. They stay, as they may be yours:")
+        for folder, files in names.items():
+            print(f"  {folder}: {', '.join(files)}" if len(files) > 1 and folder else f"  {folder}{', '.join(files)}")
+        print("Remove those that an earlier run of the template has written: an extra that stays is part of each job.")
 
 
 def say_what_was_kept(there: list) -> None:
@@ -96,5 +103,7 @@ note.unlink()
 remove_unneeded(before["files"], before["empty folders"])
 if SKIPS:
     say_what_was_kept(before["files"])
+elif not ADDED and EXAMPLES == "yes":  # else files of these names are the user's, or the project's extras
+    say_what_is_left_over(before["files"])
 say_what_an_update_takes_away()
 say_what_comes_next()

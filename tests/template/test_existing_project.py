@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -119,15 +120,17 @@ def test_the_user_s_files_stay_if_one_option_was_forgotten(before, tmp_path):
     assert {name.split("/")[0] for name in new if name not in old} == {"env.sh", "launch", "local", "check", "extras"}
 
 
-def test_a_file_that_goes_in_a_project_of_the_template_is_named(tmp_path):
-    """It may come from an earlier run with other answers, or be the user's. Elsewhere it stays."""
-    project = tmp_path / "mine"
-    for is_of_template in (False, True):
-        (project / "container").mkdir(parents=True, exist_ok=True)
-        (project / "container/Dockerfile").write_text("FROM mine\n")
-        said = write(project, "--overwrite-if-exists", site="local", examples="yes", extras="none")
-        named = "Removed, as these answers have no such files: container/Dockerfile\n" in said
-        assert (named, (project / "container/Dockerfile").exists()) == (is_of_template, not is_of_template), said
+def test_files_that_these_answers_do_not_need_stay_and_are_listed(tmp_path):
+    """They may come from an earlier run with other answers, or be the user's."""
+    mine = {"container/Dockerfile": "FROM mine\n", "runai/pod.sh": "echo mine\n", "runai/job.sh": "echo mine\n"}
+    for name, text in mine.items():
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text(text)
+    for _ in range(2):  # in a folder that was no project of the template, and in one that is
+        said = write(tmp_path / "mine", "--overwrite-if-exists", site="local", examples="yes", extras="none")
+        listed = re.findall("^  (.*/.*)$", said, re.MULTILINE)
+        assert sorted(listed)[:2] == ["container/Dockerfile", "runai/: job.sh, pod.sh"], said
+        assert {name: (tmp_path / "mine" / name).read_text() for name in mine} == mine
 
 
 def test_files_of_the_same_name_are_kept_and_named(before, tmp_path):
