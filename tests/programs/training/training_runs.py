@@ -8,8 +8,6 @@ The fixtures are in conftest.py.
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import multiprocessing
 import os
@@ -58,9 +56,6 @@ def be_a_rank(program: str, words: list[str], environment: dict[str, str], log: 
         os.dup2(os.open(f"{log}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.environ.update(environment)
     torch.set_num_threads(1)
-    setup = importlib.import_module("lm.setup")
-    # No launcher is here to end a rank that leaves the message to another: it leaves by itself.
-    setup.time = argparse.Namespace(sleep=lambda _: setup.leave(2))
     sys.argv = [program, *words]
     runpy.run_path(program, run_name="__main__")
 

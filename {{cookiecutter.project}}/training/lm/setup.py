@@ -6,10 +6,8 @@ A rank is one process, on a GPU of its own where there are GPUs. Every rank runs
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-import time
 import zlib
 from datetime import timedelta
 from pathlib import Path
@@ -17,8 +15,6 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-
-HEAD_START = 2.0  # seconds that the first rank of a node has to print an error, before the node's other ranks do
 
 
 def join(timeout: float) -> tuple[int, int, torch.device]:
@@ -64,14 +60,7 @@ def leave(code: int = 0) -> NoReturn:
 
 
 def fail(message: str) -> NoReturn:
-    """Print what is wrong, and end this process with exit code 2.
-
-    Where all ranks fail, the first rank of each node prints, and the node's other ranks wait. A launcher ends all ranks
-    as soon as one has failed. So a rank that is still there after HEAD_START has failed alone, and prints too.
-    """
-    if any(os.environ.get(name, "0") != "0" for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's SIGTERM has to end it, whatever stop.py has set
-        time.sleep(HEAD_START)
+    """Print what is wrong, and end this process with exit code 2. Where all ranks fail, each may print."""
     print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr, flush=True)
     leave(2)
 
