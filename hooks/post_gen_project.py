@@ -1,4 +1,4 @@
-"""Finishes a written project: removes what this run need not have written, and prints the next commands.
+"""Finishes a written project: removes superfluous files, and prints the next commands.
 
 cookiecutter runs it in the project's folder, which may have held a project before. `cruft update` runs it twice. So it
 asks no questions, and removes files by their names.
@@ -23,9 +23,9 @@ LOST = {{plan_of(cookiecutter).extras_lost}}  # noqa: F821
 
 
 def remove_unneeded(there: list, empty_folders: list) -> None:
-    """Remove files that this run wrote and the project does not keep, and folders that this run left empty.
+    """Remove superfluous files of this run, and the folders that they leave empty.
 
-    Only an update by cruft writes such files, if it began with an older version. What was there before stays.
+    Only an update by cruft writes superfluous files, if it began with an older version. Files from before the run stay.
     """
     for path in (Path(name) for name, kept in FILES.items() if not kept):
         if path.is_file() and str(path) not in there:
@@ -37,17 +37,17 @@ def remove_unneeded(there: list, empty_folders: list) -> None:
 
 
 def say_what_is_left_over(there: list) -> None:
-    """Tell of files that are not of these answers: of an earlier run with others, or the user's own."""
+    """List the files from before the run that the answers do not need: an earlier run's, or the user's own."""
     names = {}
     for name, kept in FILES.items():
         if name in there and not kept:
             folder, file = os.path.split(name)
             names.setdefault(f"{folder}/" if folder else "", []).append(file)
     if names:
-        print("These files were here before, and these answers do not need them. They stay, as they may be yours:")
+        print("These files were here before, and stay, although your answers do not need them:")
         for folder, files in names.items():
-            print(f"  {folder}: {', '.join(files)}" if len(files) > 1 and folder else f"  {folder}{', '.join(files)}")
-        print("Remove those that an earlier run of the template has written: an extra that stays is part of each job.")
+            print(f"  {folder}: {', '.join(files)}" if folder else f"  {', '.join(files)}")
+        print("Remove those that are not your own: an extra that stays is part of each job.")
 
 
 def say_what_was_kept(there: list) -> None:

@@ -129,7 +129,7 @@ def test_files_that_these_answers_do_not_need_stay_and_are_listed(tmp_path):
     for _ in range(2):  # in a folder that was no project of the template, and in one that is
         said = write(tmp_path / "mine", "--overwrite-if-exists", site="local", examples="yes", extras="none")
         listed = re.findall("^  (.*/.*)$", said, re.MULTILINE)
-        assert sorted(listed)[:2] == ["container/Dockerfile", "runai/: job.sh, pod.sh"], said
+        assert sorted(listed)[:2] == ["container/: Dockerfile", "runai/: job.sh, pod.sh"], said
         assert {name: (tmp_path / "mine" / name).read_text() for name in mine} == mine
 
 

@@ -43,7 +43,7 @@ def step_range(text: str) -> tuple[int, int]:
 def make_parser(doc: str) -> argparse.ArgumentParser:
     """Return the parser of the flags. doc: what --help prints first."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = fail  # one message per node, without the usage
+    parser.error = fail  # argparse would print the usage before each message
     add = parser.add_argument
 
     add("--steps", type=positive_int, default=200, metavar="N", help="optimizer steps in all (default: %(default)s)")
