@@ -52,6 +52,23 @@ refuse_broken_settings() {
     bash -n "$1" || die "$1 has a syntax error, see above: correct it"
 }
 
+# Reads env.sh. Sets its settings. Refuses an env.sh that ends the script, as exit 0 in a file that it
+# reads would end a job in silence, and as done.
+read_settings() {
+    local fault="look for exit, or set -e and a command that fails, in what it reads"
+    local exit_trap=() # of extras, or of a log: trap -- COMMAND EXIT. A subshell has none
+    refuse_broken_settings "$PROJECT_DIR/env.sh"
+    if ((BASH_SUBSHELL == 0)); then eval "exit_trap=($(trap -p EXIT))"; fi
+    # shellcheck disable=SC2064 # this text and this command
+    trap "set +o errexit; (die 'env.sh ended this script: $fault'); ${exit_trap[2]:-:}; exit 2" EXIT
+    # shellcheck source=/dev/null
+    source "$PROJECT_DIR/env.sh"
+    set +o errexit +o nounset +o pipefail
+    trap - EXIT
+    "${exit_trap[@]}" # sets it again
+    refuse_misplaced_settings # of extras
+}
+
 # Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project
 # whose .gitignore does not name logs/. Returns 1 if the folder cannot be written to.
 make_logs_folder() {

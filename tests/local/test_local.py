@@ -242,6 +242,13 @@ def own_project(project, tmp_path):
     shutil.rmtree(folder)
 
 
+def test_settings_that_end_the_script(run, own_project):
+    """The run would be done, with no output and nothing run."""
+    (own_project / "env.sh").write_text("exit 0\n")
+    done = run("pi/pi.py")
+    assert done.returncode == 2 and "env.sh ended this script: look for exit" in done.stderr
+
+
 def test_moments_and_the_order_of_what_stands_before_the_launcher(run, own_project, launcher, tmp_path):
     calls = "".join(f"one_{moment}() {{ echo CALL {moment}; }}\n" for moment in MOMENTS)
     (own_project / "extras/one/hooks.sh").write_text(calls + PREFIX + BESIDE)

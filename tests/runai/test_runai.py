@@ -331,6 +331,18 @@ def test_an_environment_on_the_volume(tmp_path):
         assert "no virtual environment at /mnt/mlo/scratch/demo/.venv; make it" in job.output
 
 
+def test_settings_that_end_the_script(tmp_path):
+    """In a pod, where the job would have succeeded with nothing run, and where it is submitted."""
+    with Site(tmp_path) as site, (site.project / "env.sh").open("a") as settings:
+        print(f"[[ $PROJECT_DIR != {POD_PROJECT_DIR} ]] || exit 0", file=settings, flush=True)
+        job = site.run(site.program(SHOW))
+        assert job.state == "Failed" and 2 in job.exit_codes.values(), job.output
+        assert "env.sh ended this script: look for exit" in job.output
+        print("exit 0", file=settings, flush=True)
+        done = site.script("program.py")
+        assert done.returncode == 2 and "env.sh ended this script" in done.stderr
+
+
 # ---- RDMA ------------------------------------------------------------------------------------------------------------
 
 DEVICE = {"mlx5_bond_0": {1: {"link_layer": "Ethernet", "gids": PAIR}}}

@@ -330,7 +330,7 @@ def test_settings_leave_the_shell_as_it_was(steps, tmp_path):
     assert steps(code, FOLDER=str(tmp_path)).stdout == "went on\nkept\n"
     (tmp_path / "env.sh").write_text("set -e\nfalse\n")
     done = steps(code, FOLDER=str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "") and "env.sh ended this script" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "kept\n") and "env.sh ended this script" in done.stderr
 
 
 def test_a_job_that_a_rank_submits_has_threads_of_its_own(steps):

@@ -30,10 +30,7 @@ fi
 unset_stale_variables               # RANK, WORLD_SIZE … of the calling shell
 read_extras                         # extras/*/: call_extras calls their functions
 ranks_asked_for=${NPROC_PER_NODE:-} # for this run; env.sh may set it for all runs
-refuse_broken_settings "$PROJECT_DIR/env.sh"
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
-refuse_misplaced_settings # of extras
+read_settings                       # env.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
 set_up_software || exit

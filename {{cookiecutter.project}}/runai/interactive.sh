@@ -43,12 +43,12 @@ done
 time=${times[0]-02:00:00}
 seconds=$(seconds_of "$time") || exit
 
-read_settings        # env.sh, and which of its variables your shell exports
-check_settings       # refuses what would fail after the wait for nodes
-find_project_in_pods # POD_PROJECT_DIR
-choose_user          # RUN_AS_UID, RUN_AS_GID
-find_client          # RUNAI_CLI: v1 or v2
-check_volumes        # asks the cluster for VOLUMES
+read_settings_for_pods # env.sh, and which of its variables your shell exports
+check_settings         # refuses what would fail after the wait for nodes
+find_project_in_pods   # POD_PROJECT_DIR
+choose_user            # RUN_AS_UID, RUN_AS_GID
+find_client            # RUNAI_CLI: v1 or v2
+check_volumes          # asks the cluster for VOLUMES
 
 name=$(job_name "$JOB_PREFIX-shell")
 [[ -z $RUN_AS_UID ]] || pod_variables+=(HOME=/tmp "USER=$RUN_AS_UID") # the image knows neither

@@ -35,9 +35,7 @@ cd "$PROJECT_DIR" || exit
 call_extras job_start # may change arguments, and the working directory
 
 rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
-refuse_misplaced_settings # of extras
+read_settings # env.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
 set_up_software || exit

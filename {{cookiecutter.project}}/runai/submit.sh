@@ -20,13 +20,10 @@ KEY_NAMES='KEYS?(_|$)|TOKEN(_|$)|SECRET|PASSW|CREDENTIAL'
 
 # Reads env.sh. Sets pod_variables to NAME=VALUE for each variable of FORWARD, and each setting of an
 # extra, that the calling shell exports.
-read_settings() {
+read_settings_for_pods() {
     local name given
     given=$(compgen -e) # the names of your environment, before env.sh adds its own
-    refuse_broken_settings "$PROJECT_DIR/env.sh"
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh"
-    refuse_misplaced_settings
+    read_settings
     pod_variables=()
     for name in "${FORWARD[@]}" $(settings_of_hooks); do
         ! grep -qx "$name" <<<"$given" || pod_variables+=("$name=${!name}")

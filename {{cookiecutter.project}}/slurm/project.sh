@@ -48,22 +48,7 @@ unset_options_of_srun() {
         SLURM_{UNBUFFEREDIO,USE_MIN_NODES,WAIT,WAIT4SWITCH,WCKEY,WORKING_DIR}
 }
 
-# ---- settings and software -----------------------------------------------------------------------
-
-# Reads env.sh. Sets its settings. Refuses an env.sh that ends the script, as exit 0 in a file that it
-# reads would end a job in silence, and as done.
-read_settings() {
-    local exit_trap=''
-    refuse_broken_settings "$PROJECT_DIR/env.sh"
-    if ((BASH_SUBSHELL == 0)); then exit_trap=$(trap -p EXIT); fi # of extras; a subshell has none
-    trap 'die "env.sh ended this script: look for exit, or set -e and a command that fails, in what it reads"' EXIT
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh"
-    trap - EXIT
-    eval "$exit_trap"
-    set +o errexit +o nounset +o pipefail
-    refuse_misplaced_settings
-}
+# ---- software -------------------------------------------------------------------------------------
 
 #? if plan_of(cookiecutter).in_container
 # Loads MODULES of env.sh, and its environment or container. Reads program and container_folders: the
