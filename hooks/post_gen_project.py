@@ -1,7 +1,7 @@
 """Finishes a written project: removes superfluous files, and prints the next commands.
 
-cookiecutter runs it in the project's folder, which may have held a project before. `cruft update` runs it twice. So it
-asks no questions, and removes files by their names.
+cookiecutter runs it in the project's folder, which may have held a project before. It asks no questions, as `cruft
+update` runs it twice.
 """
 
 import json
@@ -25,7 +25,7 @@ LOST = {{plan_of(cookiecutter).extras_lost}}  # noqa: F821
 def remove_unneeded(there: list, empty_folders: list) -> None:
     """Remove superfluous files of this run, and the folders that they leave empty.
 
-    Only an update by cruft writes superfluous files, if it began with an older version. Files from before the run stay.
+    Only `cruft update` from an older version writes superfluous files. Files from before the run stay.
     """
     for path in (Path(name) for name, kept in FILES.items() if not kept):
         if path.is_file() and str(path) not in there:
@@ -47,7 +47,7 @@ def say_what_is_left_over(there: list) -> None:
         print("These files were here before, and stay, although your answers do not need them:")
         for folder, files in names.items():
             print(f"  {folder}: {', '.join(files)}" if folder else f"  {', '.join(files)}")
-        print("Remove those that are not your own: an extra that stays is part of each job.")
+        print("Remove those that you did not write: an extra that stays takes part in each job.")
 
 
 def say_what_was_kept(there: list) -> None:
@@ -57,7 +57,7 @@ def say_what_was_kept(there: list) -> None:
     if len(kept) == len(needed):
         print(f"All {len(kept)} files were in {PROJECT} before, and none was changed.")
     elif kept:
-        named = ", ".join(kept[:5]) + ", …" * (len(kept) > 5)
+        named = ", ".join(kept[:5]) + ", ..." * (len(kept) > 5)
         print(f"Of the template's {len(needed)} files, {len(kept)} were there before, and were kept: {named}")
         print("If one of them is yours, rename it and run this again: the scripts need the template's file.")
 
@@ -65,14 +65,14 @@ def say_what_was_kept(there: list) -> None:
 def say_what_an_update_takes_away() -> None:
     """Tell of what version 1 had in each project, before cruft asks whether to go on."""
     if LOST:
-        print("This update takes away what are extras since version 2, and no part of each project any more:")
+        print("Since version 2 these are extras, which a project has only on demand. This update takes them away:")
         print(f"  {', '.join(LOST)}")
         print("To keep them, answer n below, and type:")
         print("""  cruft update --variables-to-update '{"extras": "all"}'""")
 
 
 def path_from_the_shell() -> str:
-    """Return the project's path: from the shell's folder if it lies in there, else from the root."""
+    """Return the project's path: relative if it lies below the shell's folder, else absolute."""
     if not OUTPUT_FOLDER:
         return PROJECT
     shell = os.environ.get("PWD", "?")

@@ -1,18 +1,18 @@
 # ---- messages, and the state of this shell -------------------------------------------------------
 
-script=$1 # stands in front of messages
+script=$1 # its name begins each message
 set +o posix # in posix mode bash before 5.1 cannot read the < <( ) below
 
-# Puts this bash into the state that the scripts are written for, and keeps what would disturb others
-# from those that it starts. A job inherits it from the user's shell by --export=ALL: options of bash
-# (SHELLOPTS, POSIXLY_CORRECT), a file that each bash reads first (BASH_ENV), and functions. An
-# exported function goes if it hides a program: `module` stays, and `grep` with colors does not. `spack`
-# stays beside its program, as it loads packages (setup-env.sh of Spack exports it, read 2026-11-29).
+# Puts this bash, and each bash that it starts, into the state that the scripts are written for. A job
+# inherits another one from the user's shell by --export=ALL: options of bash (SHELLOPTS,
+# POSIXLY_CORRECT), a file that each bash reads first (BASH_ENV), and functions. An exported function is
+# unset if it hides a program: `module` stays, and `grep` with colors does not. `spack` stays beside its
+# program, as it loads packages (setup-env.sh of Spack exports it, read 2026-11-29).
 start_in_known_state() {
     local attributes name
     export -n SHELLOPTS BASHOPTS
     unset POSIXLY_CORRECT CDPATH GLOBIGNORE
-    # The bash of a job has read it by now. On a login node it stays: it may define `module`.
+    # The bash of a job has read BASH_ENV by now. On a login node it stays: it may define `module`.
     if [[ -n ${SLURM_JOB_ID:-} ]]; then unset BASH_ENV; fi
     set +o noglob +o noclobber +o nounset +o errexit +o pipefail
     shopt -u nullglob failglob nocaseglob nocasematch dotglob
@@ -31,8 +31,8 @@ die() {
     exit 2
 }
 
-# Prints a message with the time. It starts no process: a requeue ends those of the submit script. A
-# full disk is no reason to end the ranks while they save.
+# Prints a message with the time. It starts no process, as a requeue ends the submit script's processes.
+# It returns 0 also if the disk is full: that must not end the script while ranks save.
 say() { printf '%(%F %T)T %s\n' -1 "$*" || true; }
 
 # Prints the usage of a script: the comment at its top. Argument: the script.
@@ -52,21 +52,21 @@ refuse_broken_settings() {
     bash -n "$1" || die "$1 has a syntax error, see above: correct it"
 }
 
-# Reads env.sh. Sets its settings. Refuses an env.sh that ends the script, as exit 0 in a file that it
-# reads would end a job in silence, and as done.
+# Reads env.sh. Sets its settings. Refuses an env.sh that ends the script: by `exit 0` a job would be
+# COMPLETED, with no output and nothing run.
 read_settings() {
     local fault="look for exit, or set -e and a command that fails, in what it reads"
-    local exit_trap=() # of extras, or of a log: trap -- COMMAND EXIT. A subshell has none
+    local exit_trap=() # the script's, as words: trap -- COMMAND EXIT. A subshell has none
     refuse_broken_settings "$PROJECT_DIR/env.sh"
     if ((BASH_SUBSHELL == 0)); then eval "exit_trap=($(trap -p EXIT))"; fi
-    # shellcheck disable=SC2064 # this text and this command
+    # shellcheck disable=SC2064 # the command of now
     trap "set +o errexit; (die 'env.sh ended this script: $fault'); ${exit_trap[2]:-:}; exit 2" EXIT
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     set +o errexit +o nounset +o pipefail
     trap - EXIT
-    "${exit_trap[@]}" # sets it again
-    refuse_misplaced_settings # of extras
+    "${exit_trap[@]}" # sets the script's again
+    refuse_misplaced_settings # of launch/extras.sh
 }
 
 # Makes the folder of the ranks' logs. Its own .gitignore hides the logs from git, also in a project
