@@ -222,7 +222,8 @@ IN_SALLOC = [["-n4", "--gpus=4"], ["-n4", "--gpus-per-task=1"], ["-n4", "--ntask
 )
 def test_gpus_in_a_shell_of_salloc(cluster, project, program, options, launcher, tmp_path):
     write_short_torchrun(tmp_path)
-    command = ["salloc", "--nodes=2", "--exclusive", *options, "bash", project / "slurm/run_here.sh", program]
+    command = ["salloc", "--nodes=2", "--nodelist=node1,node2", "--exclusive", *options]
+    command += ["bash", project / "slurm/run_here.sh", program]
     done = cluster.run(*command, cwd=tmp_path, env={**ENVIRONMENT, "LAUNCHER": launcher})
     assert ranks(done.stdout) == RIGHT, done.stdout + done.stderr
 

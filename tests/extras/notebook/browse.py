@@ -18,12 +18,18 @@ with sync_playwright() as playwright:
     page.set_default_timeout(MILLISECONDS)
     page.goto(address)
     page.locator(".jp-LauncherCard[data-category=Notebook]").first.click()
-    page.locator(".jp-Notebook .cm-content").first.click()
+    editor = page.locator(".jp-Notebook .cm-content").first
+    editor.click()
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
     page.get_by_role("button", name="No", exact=True).click()  # to the question whether to fetch Jupyter's news
-    page.locator(".jp-Notebook .cm-content").first.click()
-    page.keyboard.insert_text(cell)
-    page.keyboard.press("Shift+Enter")
+    editor.fill(cell)  # not page.keyboard, whose keys go to whatever has the focus
+    prompt = page.locator(".jp-InputPrompt").first
+    for _ in range(MILLISECONDS // 1000):
+        # JupyterLab drops a cell that is run while it connects to the kernel, although it calls the kernel idle (4.6).
+        editor.press("Shift+Enter")
+        page.wait_for_timeout(1000)
+        if prompt.inner_text() != "[ ]:":
+            break
     page.locator(".jp-OutputArea-output", has_text="the sum of all ranks").first.wait_for()
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for()
     print(page.locator(".jp-OutputArea-output").first.inner_text())
