@@ -47,11 +47,11 @@ def say_what_is_left_over(there: list) -> None:
         print("These files were here before, and stay, although your answers do not need them:")
         for folder, files in names.items():
             print(f"  {folder}: {', '.join(files)}" if folder else f"  {', '.join(files)}")
-        print("Remove those that you did not write: an extra that stays takes part in each job.")
+        print("Remove all but your own. An extra among them takes part in each job.")
 
 
 def say_what_was_kept(there: list) -> None:
-    """Tell of files that --skip-if-file-exists has kept: the template's own, of an earlier run, or the user's."""
+    """List the files that --skip-if-file-exists has kept: the template's from an earlier run, or the user's."""
     needed = [name for name, kept in FILES.items() if kept]
     kept = [name for name in needed if name in there]
     if len(kept) == len(needed):
@@ -63,7 +63,7 @@ def say_what_was_kept(there: list) -> None:
 
 
 def say_what_an_update_takes_away() -> None:
-    """Tell of what version 1 had in each project, before cruft asks whether to go on."""
+    """Name the parts of each project of version 1 that are extras now, before cruft asks whether to go on."""
     if LOST:
         print("Since version 2 these are extras, which a project has only on demand. This update takes them away:")
         print(f"  {', '.join(LOST)}")
@@ -81,7 +81,7 @@ def path_from_the_shell() -> str:
 
 
 def say_what_comes_next() -> None:
-    """Print what was written, and the commands that open its page."""
+    """Say that the project is written, and print the commands that open its README."""
     if ADDED:
         written = f"{PROJECT} has {', '.join(f'extras/{name}' for name in ADDED)} now."
         pages = [f"extras/{name}/README.md" for name in ADDED]

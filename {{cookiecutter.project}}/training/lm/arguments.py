@@ -1,4 +1,4 @@
-"""The flags of the training programs, and what cannot work for them."""
+"""The flags of the training programs, and the refusal of values that cannot work."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
 
 
 def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
-    """Read the flags, and refuse what cannot work on so many ranks, before they join.
+    """Read the flags, and refuse values that cannot work on `world_size` ranks, before the ranks join.
 
     Fills in global_batch, micro_batch, decay_steps and workers. Adds config (of the model).
     """
