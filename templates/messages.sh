@@ -53,19 +53,14 @@ refuse_broken_settings() {
 }
 
 # Reads env.sh. Sets its settings. Refuses an env.sh that ends the script: by `exit 0` a job would be
-# COMPLETED, with no output and nothing run.
+# COMPLETED, with no output and nothing run. A script sets a trap for its own end after this.
 read_settings() {
-    local fault="look for exit, or set -e and a command that fails, in what it reads"
-    local exit_trap=() # the script's, as words: trap -- COMMAND EXIT. A subshell has none
     refuse_broken_settings "$PROJECT_DIR/env.sh"
-    if ((BASH_SUBSHELL == 0)); then eval "exit_trap=($(trap -p EXIT))"; fi
-    # shellcheck disable=SC2064 # the command of now
-    trap "set +o errexit; (die 'env.sh ended this script: $fault'); ${exit_trap[2]:-:}; exit 2" EXIT
+    trap 'die "env.sh ended this script: look for exit, or set -e and a command that fails, in what it reads"' EXIT
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/env.sh"
     set +o errexit +o nounset +o pipefail
     trap - EXIT
-    "${exit_trap[@]}" # sets the script's again
     refuse_misplaced_settings # of launch/extras.sh
 }
 

@@ -28,9 +28,9 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 
 unset_stale_variables               # RANK, WORLD_SIZE … of the calling shell
-read_extras                         # extras/*/: call_extras calls their functions
 ranks_asked_for=${NPROC_PER_NODE:-} # for this run; env.sh may set it for all runs
 read_settings                       # env.sh
+read_extras                         # extras/*/: call_extras calls their functions
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
 set_up_software || exit

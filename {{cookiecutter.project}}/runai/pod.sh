@@ -26,16 +26,15 @@ fi
 
 require_volume  # refuses a project that lies in the image
 set_home        # for a user whom the image does not know
+cd "$PROJECT_DIR" || exit
+rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
+read_settings   # env.sh
 start_log       # all further output also goes to logs/JOB.UUID/podN.log
 hand_on_signals # SIGTERM, which Kubernetes sends to this script alone, reaches the program too
 
 read_extras_of_pod    # extras/*/: call_extras calls their functions
 decode_arguments "$@" # sets arguments
-cd "$PROJECT_DIR" || exit
 call_extras job_start # may change arguments, and the working directory
-
-rdma_required=${REQUIRE_RDMA:-0} # the submit script's value; env.sh would set its own default
-read_settings # env.sh
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
 set_up_software || exit

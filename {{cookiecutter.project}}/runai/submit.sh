@@ -18,12 +18,13 @@ KEY_NAMES='KEYS?(_|$)|TOKEN(_|$)|SECRET|PASSW|CREDENTIAL'
 
 # ---- read and check the settings ----------------------------------------------------------------
 
-# Reads env.sh. Sets pod_variables to NAME=VALUE for each variable of FORWARD, and each setting of an
-# extra, that the calling shell exports.
+# Reads env.sh and the extras. Sets pod_variables to NAME=VALUE for each variable of FORWARD, and each
+# setting of an extra, that the calling shell exports.
 read_settings_for_pods() {
     local name given
     given=$(compgen -e) # the names of your environment, before env.sh adds its own
     read_settings
+    read_extras
     pod_variables=()
     for name in "${FORWARD[@]}" $(settings_of_hooks); do
         ! grep -qx "$name" <<<"$given" || pod_variables+=("$name=${!name}")

@@ -40,8 +40,7 @@ case ${1:-} in
         ;;
 esac
 
-read_extras               # extras/*/: call_extras calls their functions
-read_settings_for_pods    # env.sh, and which of its variables your shell exports
+read_settings_for_pods    # env.sh and extras/*/, and which of their variables your shell exports
 check_settings            # refuses what would fail after the wait for nodes
 find_project_in_pods      # POD_PROJECT_DIR
 choose_user               # RUN_AS_UID, RUN_AS_GID

@@ -18,7 +18,6 @@ for file in slurm/submit.sh slurm/job.sh slurm/ranks.sh; do
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/$file" || exit
 done
-read_extras
 
 # Refuses a shell whose job has ended: a terminal that was opened in a shell of salloc outlives the job.
 require_allocation() {
@@ -64,6 +63,7 @@ unset_stale_variables
 if [[ -n ${SLURM_JOB_ID:-} ]]; then identify_job; fi
 require_allocation
 read_settings
+read_extras
 refuse_colon "$@"
 read_program "$@"
 call_extras job_start

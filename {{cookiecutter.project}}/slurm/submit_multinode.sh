@@ -121,7 +121,6 @@ for file in slurm/submit.sh slurm/job.sh slurm/ranks.sh; do
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/$file" || exit
 done
-read_extras # extras/*/: their functions take part at the moments that call_extras names
 
 if [[ $in_batch_job == 0 ]]; then
     if [[ ${1:-} == -h || ${1:-} == --help ]]; then
@@ -129,6 +128,7 @@ if [[ $in_batch_job == 0 ]]; then
         exit
     fi
     job_script=${BASH_SOURCE[0]}
+    read_extras                   # extras/*/: their functions take part at the moments that call_extras names
     read_command_line "$@"        # sbatch_options, typed
     check_submission              # refuses what would fail after hours in the queue
     call_extras before_submit >&2 # may change sbatch_options, job_script, typed
@@ -140,6 +140,7 @@ typed=("$@")
 unset_stale_variables
 identify_job             # sets job_id, requeues
 read_settings            # sets what env.sh sets
+read_extras
 read_program "$@"        # sets program, arguments
 call_extras job_start    # may change arguments and container_folders, set attempt, or exit
 load_software            # modules, Python or container of env.sh
