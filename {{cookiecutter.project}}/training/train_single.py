@@ -54,9 +54,10 @@ def train_step(
             loss = model(*micro_batch) / len(micro_batches)
         loss.backward()
         mean_loss += loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
     optimizer.step()
-    return mean_loss
+    # A gradient that is not finite has spoilt the weights. A loss of NaN ends the run before they are saved.
+    return torch.where(norm.isfinite(), mean_loss, torch.nan)
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:

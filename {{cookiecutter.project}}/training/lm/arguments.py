@@ -165,6 +165,5 @@ def choose_global_batch(args: argparse.Namespace, world_size: int) -> int:
 
 
 def fixed_settings(args: argparse.Namespace, data_name: str) -> dict[str, Any]:
-    """Return the settings that a checkpoint keeps. A run that resumes has to agree in all but CHANGEABLE."""
-    names = ("seed", "global_batch", "learning_rate", "decay_steps")
-    return {**vars(args.config), **{name: getattr(args, name) for name in names}, "data": data_name}
+    """Return the settings that a checkpoint keeps, and in which a run that resumes has to agree with it."""
+    return {**vars(args.config), "seed": args.seed, "global_batch": args.global_batch, "data": data_name}

@@ -29,7 +29,6 @@ PATTERN = "checkpoint-" + 8 * "[0-9]"
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
 RUN_FILES = ("latest", "unreadable-*", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
 IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
-CHANGEABLE = ("learning_rate", "decay_steps")  # settings that a run may change when it resumes, with a warning
 
 
 class IncompatibleCheckpoint(ValueError):
@@ -53,7 +52,7 @@ class Checkpoints:
     """The checkpoints in a folder. All ranks load and save; rank 0 writes."""
 
     def __init__(self, folder: str, keep: int, settings: dict[str, Any], rank: int = 0) -> None:
-        """Keep the newest `keep`. `settings`: those that must be equal for a run to go on from one, and CHANGEABLE."""
+        """Keep the newest `keep`. `settings`: those that must be equal for a run to go on from one."""
         self.folder, self.keep, self.settings, self.rank = Path(folder), keep, settings, rank
         self.torn: list[Path] = []  # what load() has passed over
         # Ranks that wait for a checkpoint may have to wait for a slow disk, longer than for each other.
@@ -127,9 +126,8 @@ class Checkpoints:
         """Write the checkpoint of step state["step"]. All ranks call, and wait until it is written.
 
         It gets its name once it is whole and on the disk. If the disk does not take it, the part that was written is
-        removed, and the error goes on. Fails on all ranks if a weight is not finite.
+        removed, and the error goes on.
         """
-        require_finite(model, state["step"])
         weights = {name: self._whole(weight) for name, weight in model.state_dict().items()}
         moments = optimizer.state_dict()  # which shares its dictionaries with the optimizer
         whole = {number: {n: self._whole(v) for n, v in values.items()} for number, values in moments["state"].items()}
@@ -175,18 +173,17 @@ class Checkpoints:
             setup.fail(f"{self.folder} is in use by {holder or 'another run'}: give another --out, or wait for its end")
 
     def _verify(self, path: Path, state: dict[str, Any]) -> None:
-        """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run; warn of CHANGEABLE ones."""
-        fixed, changed = [], []
-        for name, here in self.settings.items():
-            there = state["settings"].get(name)
-            if there != here:
-                (changed if name in CHANGEABLE else fixed).append(f"{name} is {there} there and {here} here")
-        if fixed:
+        """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run."""
+        of_file = {name: state["settings"].get(name) for name in self.settings}
+        others = [
+            f"{name} is {of_file[name]} there and {here} here"
+            for name, here in self.settings.items()
+            if of_file[name] != here
+        ]
+        if others:
             raise IncompatibleCheckpoint(
-                f"{path} belongs to another run: {'; '.join(fixed)}. Use its values, or give another --out"
+                f"{path} belongs to another run: {'; '.join(others)}. Use its values, or give another --out"
             )
-        if changed and self.rank == 0:
-            print(f"warning: {path} had another learning rate: {'; '.join(changed)}", file=sys.stderr)
 
     def _read(self, path: Path, divided: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return what a file has beside model and optimizer, and these two."""
@@ -210,17 +207,6 @@ class Checkpoints:
         os.close(folder)
         for old in existing(self.folder)[self.keep :]:
             old.unlink()
-
-
-def require_finite(model: Module, step: int) -> None:
-    """Fail on all ranks if a weight of the model is not finite: no run could go on from that checkpoint.
-
-    The loss does not tell. That of a step is computed before the step changes the weights.
-    """
-    parts = (weight.to_local() if is_divided(weight) else weight for weight in model.parameters())
-    broken = float(not all(part.isfinite().all() for part in parts))
-    if setup.sum_over_ranks(torch.tensor([broken])) > 0:
-        setup.fail(f"a weight is not finite after step {step}, so it was not saved: lower --learning-rate")
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
