@@ -7,7 +7,6 @@ read_program() {
     if (($# == 0)); then set -- "$DEFAULT_PROGRAM"; fi
     program=$1 arguments=("${@:2}")
     case $program in
-        '') die "no program '': name one, as in program.py or -m package.module" ;;
         -m)
             [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module"
             return
@@ -58,12 +57,9 @@ refuse_other_than_python() {
         die "'$1' is a folder: name the program in it, or a package as -m package"
     elif [[ ! -r $1 ]]; then
         die "cannot read '$1': chmod u+r it, or name another program"
-    elif [[ ! -s $1 ]]; then
-        die "'$1' is empty: save the program, or name another one"
     fi
     case ${1##*/} in
         *.py | *.pyz | *.pex | *.zip) ;;
-        *.ipynb) die "'$1' is a notebook: make a program of it with jupyter nbconvert --to script '$1'" ;;
         *.*)
             die "'$1' is no Python program by its name, and the launcher starts Python: name the program" \
                 "that it calls and put modules and variables into env.sh, or rename it to NAME.py"
@@ -85,16 +81,3 @@ starts_its_own_ranks() {
     grep -qE -e "$before(mp|(torch\.)?multiprocessing)\.$spawn\(" \
         -e "${before}torch\.multiprocessing import ([^#]*[^#A-Za-z0-9_])?$spawn([^A-Za-z0-9_]|\$)" "$1"
 }
-
-# Whether each call of init_process_group in a program names an address of its own, as in
-# init_method="tcp://node1:29500". Under torchrun no rank opens a store there, for the reason above. A
-# program that reads MASTER_ADDR may name that of torchrun, which works.
-has_own_endpoint() {
-    local calls addresses
-    [[ -f $1 ]] || return
-    addresses=$(grep -cE "^[^#]*init_method *= *[fr]?[\"']tcp://" "$1") || return # there is none
-    if grep -qE 'TORCHELASTIC_USE_AGENT_STORE|MASTER_ADDR' "$1"; then return 1; fi
-    calls=$(grep -cE '^[^#]*init_process_group\(' "$1")
-    ((calls == addresses))
-}
-

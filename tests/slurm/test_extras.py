@@ -417,11 +417,6 @@ def test_settings_that_end_the_script(refused, last):
     assert "env.sh ended this script: look for exit, or set -e and a command that fails" in refused()
 
 
-def test_a_colon_for_the_program(refused):
-    """Slurm takes it for the end of one part of a job, and would drop it."""
-    assert "argument ':': Slurm drops it. Join it to another word, as in --sep=:" in refused("a", ":", "b")
-
-
 @pytest.mark.parametrize("number", ["65536", "1 m", "-1"])
 def test_a_time_to_save_that_slurm_does_not_take(refused, number):
     assert refused(SAVE_SECONDS=number).startswith("slurm/submit_multinode.sh: SAVE_SECONDS=")

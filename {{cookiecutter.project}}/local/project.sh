@@ -30,15 +30,11 @@ check_settings() {
     call_extras check_settings
 }
 
-# Refuses a program that starts its own ranks, unless you have set their number for this run, and one
-# whose ranks torchrun would keep waiting. Argument: NPROC_PER_NODE of your shell.
+# Refuses a program that starts its own ranks, unless you have set their number for this run.
+# Argument: NPROC_PER_NODE of your shell.
 refuse_program_with_own_ranks() {
     if [[ -z $1 ]] && starts_its_own_ranks "$program"; then
         die "$program starts its own ranks: run it without this script, $PYTHON $program"
-    fi
-    if has_own_endpoint "$program"; then
-        die "$program gives init_process_group an address of its own, tcp://…, at which no rank" \
-            "listens under torchrun: leave init_method out"
     fi
 }
 

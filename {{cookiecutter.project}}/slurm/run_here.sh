@@ -64,7 +64,6 @@ if [[ -n ${SLURM_JOB_ID:-} ]]; then identify_job; fi
 require_allocation
 read_settings
 read_extras
-refuse_colon "$@"
 read_program "$@"
 call_extras job_start
 load_software

@@ -35,15 +35,6 @@ read_command_line() {
 }
 
 #? include "program.sh"
-# Refuses a word that is a colon. srun and sbatch take it for the end of one part of a job, and drop it
-# (Slurm 22.05.8, 2026-11-29).
-refuse_colon() {
-    local word
-    for word in "$@"; do
-        [[ $word != : ]] || die "argument ':': Slurm drops it. Join it to another word, as in --sep=:"
-    done
-}
-
 # ---- settings ------------------------------------------------------------------------------------
 
 # Refuses settings that cannot work. Call it after load_software: a module may bring srun.
@@ -76,20 +67,14 @@ check_settings() {
             "copy the project to a folder that is yours"
 }
 
-# Refuses a program whose ranks would wait for each other:
-# - It starts its own ranks, and torchrun, or one process per GPU, would start it. NPROC_PER_NODE=2 or
-#   more says that it does not start them, and starts as many.
-# - It chooses the address at which its ranks meet, and torchrun would start it.
+# Refuses a program that starts its own ranks, if torchrun, or one process per GPU, would start it: its
+# ranks would wait for each other. NPROC_PER_NODE=2 or more says that it does not start them.
 refuse_program_with_own_ranks() {
     if [[ -z ${NPROC_PER_NODE:-} || $NPROC_PER_NODE == 1 ]] && starts_its_own_ranks "$program"; then
         if [[ -z ${NPROC_PER_NODE:-} ]] || torchrun_starts_ranks; then
             die "$program starts its own ranks, so it has to be started once per node, and not by" \
                 "torchrun: LAUNCHER=srun NPROC_PER_NODE=1 bash slurm/submit_multinode.sh $program"
         fi
-    fi
-    if torchrun_starts_ranks && has_own_endpoint "$program"; then
-        die "$program gives init_process_group an address of its own, tcp://…, at which no rank" \
-            "listens under torchrun: leave init_method out, or use LAUNCHER=srun"
     fi
 }
 
@@ -121,7 +106,6 @@ check_submission() {
     refuse_unwritable_output
     refuse_options
     refuse_other_spelling
-    refuse_colon "${typed[@]}"
     # In a shell of its own, as the job reads env.sh and loads its modules itself. What they print goes
     # to standard error: with --parsable, standard output has the job's number alone.
     checked=$(
@@ -153,9 +137,6 @@ refuse_options() {
         die "--export=$value: the job needs the settings of this shell: --export=ALL,NAME=value"
     value=$(option_of_job chdir D "$job_script")
     [[ -z $value ]] || die "--chdir=$value: run this script in that folder instead: cd '$value'"
-    value=$(option_of_job job-name J "$job_script")
-    [[ $value != */* ]] ||
-        die "--job-name=$value: leave the slash out, as %x in --output would become a folder"
     for option in "output o" "error e"; do
         # shellcheck disable=SC2086 # two words
         value=$(option_of_job $option "$job_script")

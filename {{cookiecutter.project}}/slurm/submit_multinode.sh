@@ -27,26 +27,14 @@
 # launcher ends the others with a signal, and the job's code may come from that, such as 143 from
 # SIGTERM. The job's output names the rank that failed first, and its own exit code.
 #
-# Edit the #SBATCH lines below, and env.sh in the project's folder, which has the settings:
-#   MODULES, RUNTIME, PYTHON   the software
-#   DEFAULT_PROGRAM            the program of a job that names none
-#   LAUNCHER                   what starts the ranks
-#   RANK_PREFIX=( )            a command before the launcher on each node, such as a profiler
-#   PREFLIGHT                  0: start the ranks without a check of the nodes
-#   SAVE_SECONDS               time to save before the time limit
-#   MAX_REQUEUES               how often a job goes back into the queue
-#   STOP_SIGNAL                a signal that asks each rank to save
-#   MASTER_ADDR_SUFFIX         ending of the nodes' names in the network of the ranks
-#   CONTAINER_SRUN_ARGS=( )    for a container of your own: options of srun, as pyxis has them
-#   CONTAINER_EXEC=( )         for a container of your own: a command before the launcher
-# To change a setting for one job, write it before the command. NPROC_PER_NODE is the number of ranks on
-# each node. The lists ( ) are read from env.sh alone.
+# Edit the #SBATCH lines below, and env.sh in the project's folder. env.sh has all settings: Python or
+# container, the program and the LAUNCHER, SAVE_SECONDS, MAX_REQUEUES, the network, and variables of
+# your own. To change a setting for one job, write it before the command. NPROC_PER_NODE is the number
+# of ranks on each node:
 #   LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …
 #
-# Variables of the network, and of your own, go into env.sh, too: export NAME="${NAME:-value}". A
-# password or a key of an API does not: wandb login and hf auth login keep it in a file that only you
-# can read. MASTER_PORT, where the ranks meet, follows from port_range in slurm/job.sh, and on one node
-# with torchrun from free_port in launch/torchrun.sh.
+# MASTER_PORT, where the ranks meet, follows from port_range in slurm/job.sh, and on one node with
+# torchrun from free_port in launch/torchrun.sh.
 #
 # To keep a second set of #SBATCH lines, copy this file under any name to any folder of the project, and
 # submit the copy. Login and compute nodes need bash 4.4.
