@@ -24,7 +24,9 @@ read_program() {
     esac
     refuse_launch_command "$program"
     if [[ ! -e $program && $program != /* ]]; then program=$PROJECT_DIR/$program; fi
-    [[ -e $program ]] || program_not_found "$1"
+    [[ -e $program ]] ||
+        die "no program '$1', neither here nor in $PROJECT_DIR:" \
+            "name a Python file or a module, as in program.py or -m package.module"
     refuse_other_than_python "$program"
 }
 
@@ -38,15 +40,6 @@ refuse_launch_command() {
         die "no program '$1': the submit script starts Python and the ranks, with the software of" \
             "env.sh; name only the program and its arguments, as in program.py --lr 1e-3"
     fi
-}
-
-# Says that there is no such file. Argument: the program as typed.
-program_not_found() {
-    local folders=$PWD
-    [[ $1 != /* ]] || die "no program '$1': there is no such file"
-    if [[ ! $PWD -ef $PROJECT_DIR ]]; then folders="$PWD nor in $PROJECT_DIR"; fi
-    die "no program '$1' in $folders:" \
-        "name a Python file or a module, as in program.py or -m package.module"
 }
 
 # Refuses a file that cannot be read, or that is no Python program by its name. Files without a suffix

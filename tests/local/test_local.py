@@ -208,7 +208,7 @@ def test_help_is_the_head_of_the_file(run):
 @pytest.mark.parametrize(
     ("arguments", "environment", "expected"),
     [
-        (["nosuch.py"], {}, "no program 'nosuch.py' in"),
+        (["nosuch.py"], {}, "no program 'nosuch.py', neither here nor in"),
         (["pi/pi.py"], {"NNODES": "two"}, "NNODES='two': expected a whole number of at least 1"),
         (["pi/pi.py"], {"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE='0': expected a whole number"),
         (["pi/pi.py"], {"CPU_RANKS_PER_NODE": "0"}, "CPU_RANKS_PER_NODE='0': expected a whole number"),

@@ -265,7 +265,7 @@ WRONG = [
     ({"NCCL_DEBUG": "INFO;rm"}, [], "the value of -e NCCL_DEBUG cannot be handed to runai: letters, digits and"),
     ({"IMAGE": "an image"}, [], "the value of --image cannot be handed to runai"),
     ({"RUNAI_PROJECT": "a b"}, [], "the value of --project cannot be handed to runai"),
-    ({}, ["nosuch.py"], "no program 'nosuch.py' in"),
+    ({}, ["nosuch.py"], "no program 'nosuch.py', neither here nor in"),
     ({}, ["/mnt/else/x.py"], "no program '/mnt/else/x.py'"),
     ({}, ["/etc/hosts"], "pods do not see /etc/hosts"),
     ({}, ["torchrun"], "no program 'torchrun': the submit script starts Python and the ranks"),

@@ -13,7 +13,7 @@ EXAMPLES = {
     ),
     "project": (
         "messages of this project's scripts and of argparse (2026-11-23)",
-        "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b",
+        "slurm/submit_multinode.sh: no program 'x.py', neither here nor in /b",
         "preflight: node2: no command python: name its module in MODULES",
         "launch/rank.sh on node2: 4 ranks, but MASTER_ADDR is not set",
         "train_ddp.py: error: --micro-batch 3 does not fit",

@@ -32,7 +32,7 @@ from waiting import PATIENCE
 
 # Cause, fix, and lines of a log; the last one is the proof, or the one before `|`.
 CASES = [
-    ("no program 'x.py'", "asks for", "slurm/submit_multinode.sh: no program 'x.py' in /a nor in /b"),
+    ("no program 'x.py'", "asks for", "slurm/submit_multinode.sh: no program 'x.py', neither here nor in /b"),
     ("no virtual environment", "asks for", "env.sh: no virtual environment at /a/.venv; build it"),
     ("4 ranks, but", "asks for", "launch/rank.sh on node2: 4 ranks, but MASTER_ADDR is not set"),
     ("--micro-batch 3", "asks for", "train_ddp.py: error: --micro-batch 3 does not fit"),

@@ -185,4 +185,4 @@ def test_wrong_use_is_refused(cluster, project, tmp_path):
     said = refused("salloc", "--nodes=2", "--gpus-per-node=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="9")
     assert "NPROC_PER_NODE=9, but the job has 1 core(s) on each node" in said
     said = refused("salloc", "--nodes=2", *script, "pi/pi.py", LAUNCHER="srun", NPROC_PER_NODE="two")
-    assert "NPROC_PER_NODE='two': expected a whole number of ranks on each node" in said
+    assert "NPROC_PER_NODE='two': expected a whole number above 0" in said

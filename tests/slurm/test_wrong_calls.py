@@ -33,7 +33,7 @@ WRONG = {
         ["-m", ""],
         *(["--", program] for program in (*NO_PROGRAMS, *NO_SOURCES)),
     ],
-    "launch/torchrun.sh": [[], *NO_PROGRAMS, "ls", ["-m", ""]],
+    "launch/torchrun.sh": [[], "-x", "--", "--nproc-per-node=2"],
     "launch/rank.sh": [[], "nosuch.py", "/nowhere/x.py", "-x", HUGE[:200]],
     # Called by other files of the project.
     "slurm/preflight_node.sh": [[], "x"],
@@ -49,11 +49,15 @@ WRONG = {
     "training/compare.py": ["x", "--nonsense"],
 }
 # These answer -h with their usage. The others are called by files of the project.
-WITH_HELP = [name for name in WRONG if name.count("/") == 1 and name not in ("launch/rank.sh", "check/hello.py")]
+WITH_HELP = [
+    name
+    for name in WRONG
+    if name.count("/") == 1 and name not in ("launch/torchrun.sh", "launch/rank.sh", "check/hello.py")
+]
 CALLED_BY_FILES = ("launch/spawn.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
 WITH_HELP = [name for name in WITH_HELP if name not in CALLED_BY_FILES]
 FEW = [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x")]
-FEW += [("launch/torchrun.sh", "nosuch.py")]
+FEW += [("launch/torchrun.sh", "--nproc-per-node=2")]
 
 
 @pytest.mark.parametrize(("command", "words"), calls(WRONG, FEW))

@@ -69,7 +69,9 @@ main() {
         TORCHRUN_OPTIONS=''
     fi
     #? endif
-    check_program "$@"
+    [[ ${1:--} != -* || ${1:-} == -m ]] ||
+        die "name the program, or -m and a module: launch/torchrun.sh program.py [arguments]." \
+            "Options of torchrun go into TORCHRUN_OPTIONS"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
     # torchrun would take each option that is not on its command line from PET_*. A RANK that is set
@@ -91,71 +93,35 @@ main() {
     exec "$PYTHON" "${starter[@]}" "${options[@]}" -- "$@"
 }
 
-# Refuses mistakes that torchrun reports in forty lines. Arguments: the program and its arguments.
-check_program() {
-    if (($# == 0)); then
-        die "no program given. Usage: launch/torchrun.sh program.py [arguments]"
-    fi
-    case $1 in
-        -h | --help)
-            sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-            exit
-            ;;
-        -m) [[ -n ${2:-} ]] || die "no program '-m': name a module, as in -m package.module" ;;
-        -*) die "no program '$1': write ./$1 if a file has this name" ;;
-        *)
-            [[ -f $1 || -f $1/__main__.py || ${TORCHRUN_OPTIONS:-} == *--no[-_]python* ]] ||
-                die "no program '$1' in $PWD:" \
-                    "name a Python file or a module, as in program.py or -m package.module"
-            ;;
-    esac
-}
-
 # ---- this node's place in the run ----------------------------------------------------------------
 
-# Sets nodes, node_rank and endpoint.
+# Sets nodes, node_rank and endpoint: as the program says that has started this script, else for this
+# node alone.
 find_this_node() {
     nodes=1 node_rank=0 address=${MASTER_ADDR:-} port=${MASTER_PORT:-}
-    read_launcher
-    if [[ $nodes == 1 ]]; then
-        # No other machine has to connect, and MASTER_ADDR may be a stale variable.
-        endpoint=127.0.0.1:$(free_port "$port")
-    else
-        endpoint=$address:$port
-    fi
-}
-
-#? if kind == "slurm"
-# Sets nodes and node_rank from the variables of the program that has started this script.
-#? else
-# Sets nodes and node_rank, and with PET_* address and port, from the variables of the program that
-# has started this script.
-#? endif
-read_launcher() {
-    #? if kind == "slurm"
-    if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
-        read_srun
-        return
-    fi
-    #? else
+    #? if kind != "slurm"
     if [[ -n ${PET_NNODES:-} ]]; then
         read_pet
         #? if kind == "runai"
-        return
+    elif [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
+        nodes=$WORLD_SIZE node_rank=$RANK
         #? endif
     fi
-    #? endif
-    #? if kind == "runai"
-    if [[ -n ${RANK:-} && -n ${WORLD_SIZE:-} && -n ${MASTER_ADDR:-} ]]; then
-        nodes=$WORLD_SIZE node_rank=$RANK
-    fi
-    #? elif kind == "slurm"
-    if ((${SLURM_JOB_NUM_NODES:-1} > 1)); then
-        echo "launch/torchrun.sh: no srun started this, so it uses this node alone, of the" \
-            "$SLURM_JOB_NUM_NODES of the job" >&2
+    #? else
+    if [[ -n ${SLURM_STEP_NUM_NODES:-} ]]; then
+        read_srun
     fi
     #? endif
+    if [[ $nodes == 1 ]]; then
+        address=127.0.0.1 # no other machine has to connect, and MASTER_ADDR may be a stale variable
+        # Below 32768, where the kernel begins with the ports of outgoing connections.
+        while [[ -z $port ]] || is_in_use "$port"; do port=$((10000 + RANDOM % 20000)); done
+    fi
+    endpoint=$address:$port
 }
+
+# Whether a process listens on a port of this machine. Argument: the port.
+is_in_use() { (: </dev/tcp/127.0.0.1/"$1") 2>/dev/null; }
 
 #? if kind == "slurm"
 # Reads the variables of srun's step. SLURM_JOB_* and SLURM_NTASKS describe the job, which may have
@@ -182,18 +148,6 @@ read_pet() {
 }
 
 #? endif
-# Prints a port of this machine that is free. Argument: the port to try first, MASTER_PORT. The
-# others to try lie below 32768, where the kernel begins with the ports of outgoing connections.
-free_port() {
-    local try=$1
-    while [[ ! $try =~ ^[1-9][0-9]{3,4}$ ]] || ((try > 65535)) || is_in_use "$try"; do
-        try=$((10000 + RANDOM % 20000))
-    done
-    echo "$try"
-}
-
-is_in_use() { (: </dev/tcp/127.0.0.1/"$1") 2>/dev/null; }
-
 # ---- processes and threads -----------------------------------------------------------------------
 
 # Sets processes, the number on this node.

@@ -196,7 +196,8 @@ path_in_pods() {
     if [[ ! -e $file ]]; then
         # A laptop does not see the volumes: a path below one of them is taken as it stands.
         if [[ $1 != /* || -d $(dirname "$1") ]] || ! on_volume "$1"; then
-            program_not_found "$1"
+            die "no program '$1', neither here nor in $PROJECT_DIR:" \
+                "name a Python file or a module, as in program.py or -m package.module"
         fi
         echo "$1"
         return

@@ -245,7 +245,7 @@ warn() { echo "preflight warns: $*" >&2; }
 
 # Prints the faults, and writes UNFIT_FILE. Returns 1 if there are any.
 report() {
-    local host advice
+    local host unfit=''
     if ((${#faults[@]} == 0)); then
         echo "preflight: ${#hosts[@]} node(s) fit ($SECONDS s)"
         return
@@ -255,15 +255,13 @@ report() {
     else
         for host in "${hosts[@]}"; do
             if [[ -n ${faults[$host]:-} ]]; then
-                advice=". Without it: sbatch --exclude=$host"
-                if [[ -n ${UNFIT_FILE:-} ]]; then # whoever reads it decides
-                    advice=''
-                fi
-                echo "preflight: $host: ${faults[$host]}$advice"
+                echo "preflight: $host: ${faults[$host]}"
+                unfit+=,$host
             fi
         done
     fi >&2
-    echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts all the same" >&2
+    echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts all the" \
+        "same${unfit:+, and sbatch --exclude=${unfit#,} takes others}" >&2
     if [[ -n ${UNFIT_FILE:-} ]]; then
         for host in "${!faults[@]}"; do
             printf '%s\t%s\n' "$host" "${faults[$host]}"

@@ -200,9 +200,6 @@ tell_rdma_ports() {
 # (https://github.com/NVIDIA/JAX-Toolbox/issues/165, 2023-08-18).
 check_gpus() {
     local gpus
-    if [[ -z ${SLURM_GPUS_ON_NODE:-} && -n ${NPROC_PER_NODE:-} ]]; then
-        return # a run on CPUs: Slurm gave no GPUs, and the user named the number of ranks
-    fi
     tell at "number of GPUs"
     gpus=$(count_gpus)
     if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then # else Slurm may give the nodes different numbers

@@ -39,24 +39,20 @@ read_command_line() {
 
 # Refuses settings that cannot work. Call it after load_software: a module may bring srun.
 check_settings() {
-    local name whole='^(0|[1-9][0-9]*)$' positive='^[1-9][0-9]*$'
+    local name
     type -P srun >/dev/null ||
         die "srun was not found after MODULES of env.sh were loaded: add the module of Slurm itself"
     refuse_unknown_launcher
-    [[ ${NPROC_PER_NODE:-1} =~ $positive ]] ||
-        die "NPROC_PER_NODE='$NPROC_PER_NODE': expected a whole number of ranks on each node"
-    [[ ${CPU_RANKS_PER_NODE:-1} =~ $positive ]] ||
-        die "CPU_RANKS_PER_NODE='$CPU_RANKS_PER_NODE': expected a whole number of ranks on each" \
-            "node without GPUs"
+    for name in NPROC_PER_NODE CPU_RANKS_PER_NODE PREFLIGHT_TIMEOUT; do
+        [[ ${!name:-1} =~ ^[1-9][0-9]*$ ]] || die "$name='${!name}': expected a whole number above 0"
+    done
     for name in SAVE_SECONDS MAX_REQUEUES; do
-        [[ ${!name} =~ $whole ]] || die "$name='${!name}': expected a whole number"
+        [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || die "$name='${!name}': expected a whole number"
     done
     ((SAVE_SECONDS <= 65535)) ||
         die "SAVE_SECONDS=$SAVE_SECONDS: Slurm takes at most 65535 s for the time to save"
     [[ $PREFLIGHT =~ ^[01]$ ]] ||
         die "PREFLIGHT='$PREFLIGHT': expected 1, or 0 to start the ranks without a check of the nodes"
-    [[ ${PREFLIGHT_TIMEOUT:-30} =~ $positive ]] ||
-        die "PREFLIGHT_TIMEOUT='$PREFLIGHT_TIMEOUT': expected a whole number of seconds"
     [[ -z $STOP_SIGNAL || $STOP_SIGNAL =~ ^(USR1|USR2|TERM|INT|HUP)$ ]] ||
         die "STOP_SIGNAL='$STOP_SIGNAL': expected USR1, USR2, TERM, INT, HUP, or nothing"
     check_rank_prefix
@@ -100,10 +96,6 @@ require_torch() {
 # Refuses what would fail after hours in the queue. Sets program and save_seconds.
 check_submission() {
     local checked
-    type -P sbatch >/dev/null ||
-        die "sbatch was not found: this is no login node of a Slurm cluster, or the module of Slurm is" \
-            "not loaded"
-    refuse_unwritable_output
     refuse_options
     refuse_other_spelling
     # In a shell of its own, as the job reads env.sh and loads its modules itself. What they print goes
@@ -121,13 +113,6 @@ check_submission() {
     { read -r save_seconds && IFS= read -r program; } <<<"$checked"
 }
 
-# Refuses a current folder without room for the job's output, unless --output names another one.
-refuse_unwritable_output() {
-    if [[ ! -w . && $(option_of_job output o "$job_script") != /* ]]; then
-        die "cannot write to $PWD, where the job's output would go: submit from another folder"
-    fi
-}
-
 # Refuses options of sbatch with which the job would end without output or without the settings of
 # this shell, or would not find its program.
 refuse_options() {
@@ -140,11 +125,14 @@ refuse_options() {
     for option in "output o" "error e"; do
         # shellcheck disable=SC2086 # two words
         value=$(option_of_job $option "$job_script")
-        folder=${value%/*}
-        # Slurm 23.02 and later makes the folder, an older one ends the job without output. A folder
-        # with % has its name in the job.
-        if [[ $value == */* && $folder != *%* && ! -d ${folder:-/} ]]; then
-            die "--${option% *}=$value: there is no folder '$folder': mkdir -p '$folder'"
+        if [[ -z $value ]]; then continue; fi
+        folder=$PWD
+        if [[ $value == */* ]]; then folder=${value%/*}; fi
+        # Slurm 23.02 and later makes a missing folder, an older one ends the job without output. A
+        # folder with % has its name in the job.
+        if [[ $folder != *%* && ! -w ${folder:-/} && ! -w $value ]]; then # $value: /dev/null
+            die "--${option% *}=$value: the job's output goes to '$folder', and you cannot write there:" \
+                "mkdir -p '$folder', or submit from a folder of yours"
         fi
     done
 }

@@ -49,7 +49,7 @@ NOISE = re.compile(
 )
 # Lines that good runs print: they prove no cause.
 HARMLESS = re.compile(
-    r"--numa-binding is left out|so it uses this node alone"  # launch/torchrun.sh goes on
+    r"--numa-binding is left out"  # launch/torchrun.sh goes on
     r"|Address family not supported|IPv6 network addresses of"  # c10d tries IPv6 first; OFA-Sys/OFA #307
     r"|NCCL INFO|dso_loader"  # NVIDIA/nccl #1231, yekaizhou/duet #9
     r"|(?:^|[\s\[(|:])(?:INFO|WARNING)(?:[\s\])|:]|$)"  # the level of a message, as loggers print it
