@@ -21,7 +21,7 @@ from submitting import THIS_AND_NEWER
 from users import NEIGHBOUR, ONE, as_user, folder_of_all, needs_two_users
 from waiting import FOREVER, wait_for
 
-SCRIPT = TEMPLATE / "slurm/preflight.sh"
+SCRIPT = Path(__file__).with_name("preflight_alone.sh")
 FIT = (0, ["2 node(s) fit"])
 WITHOUT = ", and sbatch --exclude=node2 takes others"
 
@@ -116,22 +116,6 @@ def test_in_a_shell_on_a_node(usual_slurm, run_dir):
     assert "preflight: 2 node(s) fit" in done.stdout, done.stderr
 
 
-def test_a_batch_job_is_refused(usual_slurm, run_dir):
-    """sbatch runs a copy of the script, far from preflight_node.sh."""
-    job = usual_slurm.submit("--nodes=2", f"--output={run_dir}/%j.out", SCRIPT, cwd=run_dir)
-    assert job.exit_code == 2 and "run there: salloc --nodes=2 bash slurm/preflight.sh\n" in job.output, job.output
-
-
-def test_refusals_and_help():
-    for arguments, environment, code, wanted in (
-        ([], [], 2, "there is no job"),
-        (["--help"], [], 0, "[NAME|PATH …]"),
-    ):
-        command = ["env", "-i", f"PATH={PATH}", *environment, "bash", SCRIPT, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == code and wanted in done.stdout + done.stderr, done.stderr
-
-
 # ---- names and network -----------------------------------------------------------------------------------------------
 
 
@@ -215,7 +199,7 @@ def test_a_neighbour_s_files_are_not_touched_and_make_no_node_unfit(folder_of_al
     log = 'for word; do case $word in of=*) echo "${word#of=}" >>'  # dd's file
     (tools / "dd").write_text(f'#!/bin/bash\n{log}"{names}" ;; esac; done\nexec /bin/dd "$@"\n')
     (tools / "dd").chmod(0o755)
-    script = (TEMPLATE / "launch/count_gpus.sh").read_text() + SCRIPT.with_name("preflight_node.sh").read_text()
+    script = (TEMPLATE / "launch/count_gpus.sh").read_text() + (TEMPLATE / "slurm/preflight_node.sh").read_text()
     job = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node1", "SLURM_NODEID": "0", "NPROC_PER_NODE": "1"}
     job |= {"RUN_DIR": f"{folder_of_all}/logs", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     look = partial(as_user, ONE, "bash", "-c", script, PATH=f"{tools}:{PATH}", **job)

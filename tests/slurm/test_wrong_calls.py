@@ -24,7 +24,6 @@ WRONG = {
     "slurm/doctor.py": [*NO_JOBS, [], ["4711", "4711"], ["--json"], ["--json=x", "4711"]],
     "slurm/interactive.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
     "slurm/build_venv.sh": [*NO_WORDS, ["--time=1", "x"], ["-N", "1", "x"], ["-N1", "x"], ["--", "x"], ["x", "-N1"]],
-    "slurm/preflight.sh": [[], *NO_WORDS],
     "slurm/submit_multinode.sh": [
         *(program for program in NO_PROGRAMS if program != "--"),  # which is the default program
         *NO_SOURCES,

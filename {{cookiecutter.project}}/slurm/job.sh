@@ -211,7 +211,7 @@ port_range() {
 # 4E20 for 20000 in:   0: 0100007F:4E20 00000000:0000 0A …
 in_use() { grep -qsi "^ *[0-9]*: [0-9A-F]*:$(printf %04X "$1") " /proc/net/tcp /proc/net/tcp6; }
 
-# Has slurm/preflight.sh check hosts, unless PREFLIGHT=0. Returns 1 if one of them is unfit.
+# Checks hosts, unless PREFLIGHT=0. Returns 1 if one of them is unfit.
 check_nodes() {
     local needed=("$PROJECT_DIR/launch" "${CONTAINER_EXEC[@]:0:1}") # on every node
     if [[ $PREFLIGHT == 0 ]]; then return; fi
@@ -228,7 +228,8 @@ check_nodes() {
     #? if container
     if ((${#CONTAINER_FOLDERS[@]})); then needed+=(--mounts "${CONTAINER_FOLDERS[@]}"); fi
     #? endif
-    PREFLIGHT_NODES=$(joined "${hosts[@]}") bash "$PROJECT_DIR/slurm/preflight.sh" "${needed[@]}"
+    # shellcheck source=/dev/null
+    (source "$PROJECT_DIR/slurm/preflight.sh" && preflight "${needed[@]}")
 }
 
 # Prints words, joined with commas.

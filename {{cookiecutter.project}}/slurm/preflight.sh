@@ -1,20 +1,7 @@
 #!/usr/bin/env bash
 #? set container = plan_of(cookiecutter).in_container
-# Checks every node of a job before the ranks start, in about a second. For each node on which the
-# ranks would fail it prints one line: what is wrong, and what to do.
-#
-#   salloc --nodes=2 bash slurm/preflight.sh [NAME|PATH …]{{ " [--mounts FOLDER …]" if container }}
-#
-#? if container
-# Each NAME has to be a command on every node, and each PATH readable there. Each FOLDER is one that
-# the container mounts. slurm/submit_multinode.sh calls this script before each start of the ranks,
-# when the modules are loaded, unless PREFLIGHT=0. It names the program, and the container's image and
-# folders. Outside of a container it names Python and RANK_PREFIX of env.sh.
-#? else
-# Each NAME has to be a command on every node, and each PATH readable there.
-# slurm/submit_multinode.sh calls this script before each start of the ranks, unless PREFLIGHT=0, with
-# the program, Python and RANK_PREFIX of env.sh, after the modules are loaded.
-#? endif
+# The check of the nodes, which slurm/job.sh calls before each start of the ranks, in about a second. For
+# each node on which they would fail it prints one line: what is wrong, and what to do.
 #
 # What it looks for:
 #   - a full disk, a used-up quota, a missing folder        /tmp, /dev/shm, the folder of logs
@@ -25,48 +12,24 @@
 #   - a node, or a driver, that does not answer
 # It warns of an older driver or fewer ports than on other nodes, and of a name that leads to 127.0.1.1.
 #
-# slurm/preflight_node.sh has the checks, and names for each a public report of the failure. This script
-# runs them on all nodes in one step of srun, compares the nodes, and prints the result. Bash 4.4.
-#
-# Exit code: 0 all nodes are fit, 1 a node is not, 2 called wrongly
-#
-# Read from the environment, all optional:
-#   MASTER_ADDR, MASTER_PORT   the ranks' rendezvous endpoint                (the first node, 29500)
-#   MASTER_ADDR_SUFFIX         ending of the master's name in the ranks' network              (none)
-#   RUN_DIR                    folder of the ranks' logs                        (the current folder)
-#   PREFLIGHT_TIMEOUT          seconds for all checks; nodes without an answer hang             (30)
-#   PREFLIGHT_NODES            the nodes to check, with commas between them         (all of the job)
-#? if container
-#   MOUNTS_SETTING             words for messages: where folders are named         (BINDS in env.sh)
-#? endif
-#   UNFIT_FILE                 a file for the unfit nodes, a line each: NODE, a tab, its faults
-set -u          # not -e: a check that fails is what this script is for
-export LC_ALL=C # messages of other programs are compared, so they must be in English
+# slurm/preflight_node.sh has the checks, and names for each a public report of the failure. This file
+# runs them on all nodes in one step of srun, compares the nodes, and prints the result.
+# shellcheck disable=SC2154 # hosts is of slurm/job.sh
 
 # What the functions share:
-declare -a hosts     # the nodes to check
 declare answers      # what the nodes and srun printed, see ask_nodes
 declare srun_message # the first line that is no line of a check, such as an error of srun
-declare project      # the folder above slurm/
 declare -A faults=() # by node: what is wrong with it, joined by "; "
 
-main() {
-    if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-        sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
-        exit
-    fi
-    if [[ -z ${SLURM_JOB_ID:-} ]]; then
-        die "there is no job: salloc --nodes=2 bash slurm/preflight.sh"
-    fi
-    project=$(dirname "${BASH_SOURCE[0]}")/..
-    if [[ ! -f $project/slurm/preflight_node.sh ]]; then # as with sbatch, which runs a copy elsewhere
-        die "slurm/preflight_node.sh was not found: leave this script in its project," \
-            "and run there: salloc --nodes=2 bash slurm/preflight.sh"
-    fi
-    mapfile -t hosts < <(scontrol show hostnames "${PREFLIGHT_NODES:-$SLURM_JOB_NODELIST}")
-    export RUN_DIR=${RUN_DIR:-$PWD} MASTER_PORT=${MASTER_PORT:-29500}
-    export MASTER_ADDR=${MASTER_ADDR:-${hosts[0]}${MASTER_ADDR_SUFFIX:-}}
-
+# Checks hosts. Returns 1 if one of them is unfit. Arguments: names, each of a command that every node
+# has to have, and paths, each readable there{{ "; then --mounts and the folders that the container mounts" if container }}. Reads hosts and, exported, RUN_DIR,
+# MASTER_ADDR, MASTER_PORT, MASTER_ADDR_SUFFIX and, if they are set,
+#   PREFLIGHT_TIMEOUT   seconds for all checks (30); nodes without an answer until then hang
+#   UNFIT_FILE          a file for the unfit nodes, a line each: NODE, a tab, its faults
+preflight() {
+    set +e +o pipefail # a check that fails is what this is for
+    export LC_ALL=C    # messages of other programs are compared, so they must be in English
+    SECONDS=0
     ask_nodes "$@"
     refuse_silence
     collect_faults
@@ -86,18 +49,16 @@ main() {
 # fields with tabs between them (NODE, KIND, TEXT), and messages of srun, which have none.
 ask_nodes() {
     local scripts step limit=${PREFLIGHT_TIMEOUT:-30}
-    step=(--nodes=${#hosts[@]} --ntasks=${#hosts[@]} --ntasks-per-node=1 --export=ALL --input=none)
+    step=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")" --ntasks=${#hosts[@]}
+        --ntasks-per-node=1 --export=ALL --input=none)
     # The step of the ranks follows at once. Slurm frees the cores of this step a moment late, and
     # without --overlap that step would wait for them.
     step+=(--overlap)
-    if [[ -n ${PREFLIGHT_NODES:-} ]]; then
-        step+=(--nodelist="$PREFLIGHT_NODES")
-    fi
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
         step+=(--cpus-per-task="$SLURM_CPUS_PER_TASK") # srun 22.05 to 23.02 do not inherit it
     fi
     # srun hands over the text of both files: a node may not see the project's folder.
-    scripts="$(<"$project/launch/count_gpus.sh")"$'\n'"$(<"$project/slurm/preflight_node.sh")"
+    scripts="$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'"$(<"$PROJECT_DIR/slurm/preflight_node.sh")"
     # The outer timeout is for an srun that does not end. --foreground: Ctrl-C reaches it.
     # --kill-after: it may ignore the first signal. The inner one kills the checks of a node before
     # what hangs in them. So no check goes on, and the last one that a node names is the one that hangs.
@@ -276,10 +237,3 @@ all_nodes_have_one_fault() {
     different=$(printf '%s\n' "${faults[@]}" | sort --unique | wc -l)
     ((${#hosts[@]} > 1 && ${#faults[@]} == ${#hosts[@]} && different == 1))
 }
-
-die() {
-    echo "slurm/preflight.sh: $*" >&2
-    exit 2
-}
-
-main "$@"

@@ -13,8 +13,10 @@
 # (--signal), and you may at any time. TERM comes from scancel, a preemption or the time limit, and
 # STOP_FILE asks the program then, too. Programs may also read STOP_TIME, and stop without any signal.
 arrange_stop_request() {
+    local now
     set_stop_time
-    if ((2 * (SAVE_SECONDS + 60) > STOP_TIME - START_TIME)); then # Slurm may be a minute early
+    printf -v now '%(%s)T' -1
+    if ((2 * (SAVE_SECONDS + 60) > STOP_TIME - now)); then # Slurm may be a minute early
         say "this job is short, and about half of it is time to save: set SAVE_SECONDS to less than" \
             "$SAVE_SECONDS"
     fi
@@ -24,8 +26,7 @@ arrange_stop_request() {
 }
 
 # Exports STOP_TIME, when the program has to save: SAVE_SECONDS before the job's end, or a tenth of the
-# remaining time before it, if that is less. Exports START_TIME, when this script started. Both are in
-# seconds since 1970. Reads record, which has such a line:
+# remaining time before it, if that is less; in seconds since 1970. Reads record, which has such a line:
 #    StartTime=2026-08-20T11:30:00 EndTime=2026-08-20T12:00:00 Deadline=N/A
 set_stop_time() {
     local now end reserve
@@ -40,7 +41,7 @@ set_stop_time() {
     end=$(date -d "$end" +%s 2>/dev/null || date -d "1 year" +%s) # Unknown: no time limit
     reserve=$(((end - now) / 10))
     if ((reserve > SAVE_SECONDS)); then reserve=$SAVE_SECONDS; fi
-    export STOP_TIME=$((end - reserve)) START_TIME=$((now - SECONDS))
+    export STOP_TIME=$((end - reserve))
 }
 
 # Asks the program to save and to end, by STOP_FILE and, if that is set, STOP_SIGNAL.
