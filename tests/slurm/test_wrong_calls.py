@@ -35,7 +35,6 @@ WRONG = {
     "launch/torchrun.sh": [[], "-x", "--", "--nproc-per-node=2"],
     "launch/rank.sh": [[], "nosuch.py", "/nowhere/x.py", "-x", HUGE[:200]],
     # Called by other files of the project.
-    "slurm/preflight_node.sh": [[], "x"],
     "slurm/signal_ranks.sh": [[], "4711"],
     "launch/spawn.py": [[], "x.py"],
     # Programs.
@@ -53,7 +52,7 @@ WITH_HELP = [
     for name in WRONG
     if name.count("/") == 1 and name not in ("launch/torchrun.sh", "launch/rank.sh", "check/hello.py")
 ]
-CALLED_BY_FILES = ("launch/spawn.py", "slurm/preflight_node.sh", "slurm/signal_ranks.sh")
+CALLED_BY_FILES = ("launch/spawn.py", "slurm/signal_ranks.sh")
 WITH_HELP = [name for name in WITH_HELP if name not in CALLED_BY_FILES]
 FEW = [("slurm/interactive.sh", "x"), ("slurm/build_venv.sh", "x")]
 FEW += [("launch/torchrun.sh", "--nproc-per-node=2")]

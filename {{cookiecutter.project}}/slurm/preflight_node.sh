@@ -19,13 +19,9 @@
 #   clock, driver, ports,  what slurm/preflight.sh compares: the time [s since 1970], the version
 #   gpus                   of the GPU driver, the numbers of active RDMA ports and of GPUs
 #
-# It reads the variables of a Slurm step, NPROC_PER_NODE, CUDA_VISIBLE_DEVICES, GLOO_SOCKET_IFNAME, and
-# RUN_DIR, MASTER_ADDR and MASTER_PORT, which slurm/preflight.sh describes.
+# It reads the variables of a Slurm step, CUDA_VISIBLE_DEVICES, GLOO_SOCKET_IFNAME, and RUN_DIR,
+# MASTER_ADDR and MASTER_PORT of slurm/job.sh.
 set -u
-if ! declare -F count_gpus >/dev/null; then
-    echo "slurm/preflight_node.sh: call bash slurm/preflight.sh, which runs it on each node" >&2
-    exit 2
-fi
 export LC_ALL=C # messages of other programs are compared, so they must be in English
 
 main() {
