@@ -34,7 +34,7 @@
 #   LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …
 #
 # MASTER_PORT, where the ranks meet, follows from port_range in slurm/job.sh, and on one node with
-# torchrun from free_port in launch/torchrun.sh.
+# torchrun from find_this_node in launch/torchrun.sh.
 #
 # To keep a second set of #SBATCH lines, copy this file under any name to any folder of the project, and
 # submit the copy. Login and compute nodes need bash 4.4.
@@ -116,7 +116,7 @@ if [[ $in_batch_job == 0 ]]; then
         exit
     fi
     job_script=${BASH_SOURCE[0]}
-    read_extras                   # extras/*/: their functions take part at the moments that call_extras names
+    read_extras                   # extras/*/: their functions take part wherever call_extras stands
     read_command_line "$@"        # sbatch_options, typed
     check_submission              # refuses what would fail after hours in the queue
     call_extras before_submit >&2 # may change sbatch_options, job_script, typed
@@ -128,7 +128,7 @@ typed=("$@")
 unset_stale_variables
 identify_job             # sets job_id, requeues
 read_settings            # sets what env.sh sets
-read_extras
+read_extras              # extras/*/, in the job
 read_program "$@"        # sets program, arguments
 call_extras job_start    # may change arguments and container_folders, set attempt, or exit
 load_software            # modules, Python or container of env.sh
