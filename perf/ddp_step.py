@@ -55,7 +55,7 @@ sys.dont_write_bytecode = True  # beside these sources it would become part of e
 
 import train_ddp  # noqa: E402
 import train_single  # noqa: E402
-from lm import setup, stop  # noqa: E402
+from lm import schedule, setup, stop  # noqa: E402
 from lm.arguments import read_arguments  # noqa: E402
 from lm.data import load_data  # noqa: E402
 from lm.model import GPT  # noqa: E402
@@ -126,7 +126,7 @@ def sum_of_the_way(numbers: torch.Tensor) -> torch.Tensor:
 
 def ours(way: Way) -> None:
     """Run train_ddp.py."""
-    train_ddp.DataLoader = way.paced
+    schedule.DataLoader = way.paced
     train_ddp.train(way.args, dist.get_rank(), RANKS, torch.device("cpu"))
 
 
@@ -134,7 +134,7 @@ def solo(way: Way) -> None:
     """Run train_single.py. It knows of no other rank, so nothing is added up over ranks."""
     way.is_alone = True
     way.args.global_batch = way.args.micro_batch
-    train_single.DataLoader = way.paced
+    schedule.DataLoader = way.paced
     train_single.Stop = lambda: argparse.Namespace(requested=bool)  # never; the real one asks the other rank
     train_single.train(way.args, torch.device("cpu"))
 

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader
 sys.path.insert(0, str(Path(sys.argv[1], "training")))
 
 import train_single
+from lm import schedule
 from lm.arguments import read_arguments
 from lm.data import load_data
 from lm.model import GPT
@@ -118,7 +119,7 @@ def ours(way: Way) -> None:
         return loss
 
     own_step = train_single.train_step
-    train_single.DataLoader, train_single.train_step = paced, train_step
+    schedule.DataLoader, train_single.train_step = paced, train_step
     train_single.train(way.args, DEVICE)
 
 

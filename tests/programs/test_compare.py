@@ -56,13 +56,12 @@ def write(tmp_path, monkeypatch):
 
 
 @pytest.mark.drill
-def test_real_runs_are_equal_and_a_program_with_a_mistake_is_caught(tmp_path):
+def test_real_runs_are_equal_and_a_program_with_a_mistake_is_caught(tmp_path, monkeypatch):
     """The mistake: both ranks read the samples of the first one. The curve is plausible, and not the same."""
-    runs, words = (
-        ["single-1", "ddp-2", "ddp-2-accumulated", "fsdp-4"],
-        ["--", *TINY, "--data", TRAINING / "lm/arguments.py"],
-    )
-    done = start("compare.py", *runs, "--out", tmp_path / "out", *words)
+    monkeypatch.chdir(tmp_path)
+    runs = [f"runs/compare/{name}" for name in ("single-1", "ddp-2", "ddp-4", "ddp-2-accumulated", "fsdp-2", "fsdp-4")]
+    words = ["--", *TINY, "--data", TRAINING / "lm/arguments.py"]
+    done = start("compare.py", *words)
     rows = table(done.stdout)
     assert list(rows) == runs and all(row["step"] == "6" for row in rows.values())
     assert re.search(r"^equal: .*; allowed is 1e-14$", done.stdout, re.M)
@@ -70,11 +69,11 @@ def test_real_runs_are_equal_and_a_program_with_a_mistake_is_caught(tmp_path):
     source = (broken / "train_ddp.py").read_text()
     assert source.count("first_step, rank, world_size)") == 1
     (broken / "train_ddp.py").write_text(source.replace("first_step, rank, world_size)", "first_step, 0, world_size)"))
-    done = start("compare.py", "single-1", "ddp-2", "--out", tmp_path / "out2", *words, folder=broken, code=1)
+    done = start("compare.py", *words, folder=broken, code=1)
     assert re.search(r"^NOT equal: .*; allowed is 1e-14$", done.stdout, re.M)
-    assert float(table(done.stdout)["ddp-2"]["apart"]) > 1e-3
-    done = start("compare.py", "ddp-2", "--out", tmp_path / "out3", *words, "--global-batch", 3, code=2)
-    assert "train_ddp.py: error: --global-batch 3 cannot be shared equally by 2 ranks" in done.stderr
+    assert float(table(done.stdout)["runs/compare/ddp-2"]["apart"]) > 1e-3
+    done = start("compare.py", *words, "--global-batch", 3, code=2)
+    assert "--global-batch 3 cannot be shared equally by 2 ranks" in done.stderr
 
 
 def test_runs_of_other_jobs(write):
@@ -102,7 +101,7 @@ def test_steps_in_common(write):
     assert "NOT equal: the largest difference is inf" in start("compare.py", first, write("x", first=5), code=1).stdout
 
 
-@pytest.mark.parametrize("order", [("good", "diverged"), ("diverged", "good"), ("diverged", "too")])
+@pytest.mark.parametrize("order", [("good", "diverged"), ("diverged", "good")])
 def test_no_number_is_not_equal(write, order):
     write("good")
     for name in ("diverged", "too"):

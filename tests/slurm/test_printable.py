@@ -17,7 +17,7 @@ from waiting import PATIENCE
 
 # A title, a link, the clipboard, another screen, a reset, a way back in the line; C1 in UTF-8, and as a byte alone.
 NASTY = "\x1b]0;t\x07\x1b]8;;http://x\x1b\\\x1b]52;c;eA==\x07\x1b[?1049h\x1bc\x1bP1\x9b2J\x08\x7f\udc9b ü"
-READERS = ["slurm/doctor.py", "extras/hangs/group.py", "training/sample.py"]
+READERS = ["slurm/doctor.py", "extras/hangs/group.py"]
 
 
 def load(name):

@@ -1,8 +1,7 @@
 """Did training runs learn the same? A table of losses and tokens/s, and a verdict.
 
-    python training/compare.py                                    six runs that must be equal, made here, on the CPU
-    python training/compare.py single-1 ddp-4 -- --data my.txt    two of them; what follows -- is for the programs
-    python training/compare.py runs/first runs/second             folders that were an --out, also while they grow
+    python training/compare.py -- --data my.txt           six runs that must be equal, made here, with flags of yours
+    python training/compare.py runs/first runs/second     folders that were an --out, also while they grow
 
 The first run is the reference. The same numbers added in another order give another rounding: that much may differ, and
 in float64, as in the runs that are made here, it is too little to hide a mistake. Exit code 1: more than that differs.
@@ -24,28 +23,38 @@ RUNS = ("single-1", "ddp-2", "ddp-4", "ddp-2-accumulated", "fsdp-2", "fsdp-4")  
 
 
 def main() -> None:
-    """Read the flags; make the runs, and judge."""
+    """Read the flags; make the runs, print the table, and judge."""
     parser = argparse.ArgumentParser(description="Compare training runs: losses, tokens/s, and whether they are equal.")
-    parser.add_argument("runs", nargs="*", default=RUNS, metavar="RUN", help=f"folder, or one of {' '.join(RUNS)}")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="FOLDER", help="of a run (default: six runs, made here)")
     parser.add_argument("--tolerance", type=float, default=1e-14, help="of equal losses (default: 1e-14, for float64)")
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of new runs")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args, flags = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
-    runs = {name: read(make(name, args.out, flags) if name in RUNS else Path(name)) for name in args.runs}
-    sys.exit(0 if judge(runs, args.tolerance) else 1)
+    runs = {folder: read(folder) for folder in args.runs or [make(name, flags) for name in RUNS]}
+    reference, differences = next(iter(runs.values())), []
+    print("\nlast step         loss  validation loss  tokens/s  differs by  run")
+    for folder, run in runs.items():
+        both = [(kind, step) for kind in ("loss", "val_loss") for step in run[kind].keys() & reference[kind].keys()]
+        differences.append(max((abs(run[kind][step] - reference[kind][step]) for kind, step in both), default=math.inf))
+        loss, val_loss, speeds = (list(points.values()) or [math.nan] for points in run.values())
+        figures = f"{loss[-1]:14.12f} {val_loss[-1]:16.12f} {statistics.median(speeds):9,.0f} {differences[-1]:11.1e}"
+        print(f"{max(run['loss']):9} {figures}  {folder}")
+    verdict = "equal" if max(differences) <= args.tolerance else "NOT equal"
+    print(f"\n{verdict}: the largest difference is {max(differences):.1e}; allowed is {args.tolerance:g}")
+    sys.exit(verdict != "equal")
 
 
-def make(name: str, folder: Path, flags: list[str]) -> Path:
+def make(name: str, flags: list[str]) -> Path:
     """Make one of RUNS, and return its folder; exit if it fails."""
     kind, ranks, *accumulated = name.split("-")
+    folder = Path("runs/compare", name)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--"]
-    command += [Path(__file__).with_name(f"train_{kind}.py"), "--dtype", "float64", "--steps", "40"]
-    command += ["--out", folder / name, *(["--micro-batch", "1"] if accumulated else []), *flags]
+    command += [Path(__file__).with_name(f"train_{kind}.py"), "--dtype", "float64", "--steps", "40", "--out", folder]
+    command += [*(["--micro-batch", "1"] if accumulated else []), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     print(f"{name} …", flush=True)
     if subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False).returncode:
         sys.exit(2)
-    return folder / name
+    return folder
 
 
 def read(folder: Path) -> dict[str, dict[int, float]]:
@@ -60,29 +69,6 @@ def read(folder: Path) -> dict[str, dict[int, float]]:
         print(f"compare.py: error: no step in {path}: name folders that were an --out", file=sys.stderr)
         sys.exit(2)
     return run
-
-
-def judge(runs: dict[str, dict[str, dict[int, float]]], tolerance: float) -> bool:
-    """Print a table of the runs, and whether their losses are equal; return that."""
-    reference = next(iter(runs.values()))
-    largest = 0.0
-    print("\nlast step         loss  validation loss  tokens/s  differs by  run")
-    for name, run in runs.items():
-        apart = []
-        for kind in ("loss", "val_loss"):
-            for step in run[kind].keys() & reference[kind].keys():
-                difference = abs(run[kind][step] - reference[kind][step])
-                apart.append(math.inf if math.isnan(difference) else difference)  # two losses that are not finite
-        differs_by = max(apart, default=math.inf)  # no step in common: nothing to judge by
-        largest = max(largest, differs_by)
-        loss, val_loss, speeds = (list(points.values()) or [math.nan] for points in run.values())
-        figures = f"{loss[-1]:14.12f} {val_loss[-1]:16.12f} {statistics.median(speeds):9,.0f} {differs_by:11.1e}"
-        print(f"{max(run['loss']):9} {figures}  {name}")
-    is_equal = largest <= tolerance
-    print(
-        f"\n{'equal' if is_equal else 'NOT equal'}: the largest difference is {largest:.1e}; allowed is {tolerance:g}"
-    )
-    return is_equal
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -20,11 +19,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH=1 leaves this folder out
 
 from lm.arguments import positive_int
-from lm.checkpoints import existing, is_of_torn_file
+from lm.checkpoints import read_newest
 from lm.model import GPT, Config
 from lm.setup import fail
-
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udc9f]")  # the last: bytes that are no UTF-8
 
 
 def main() -> None:
@@ -39,34 +36,19 @@ def main() -> None:
     add("--seed", type=int, default=0, metavar="N", help="random seed of the text (default: %(default)s)")
     args = parser.parse_args()
     if not args.prompt or args.temperature < 0:
-        fail(
-            f"--prompt '{args.prompt}' has to have a character, and --temperature {args.temperature:g} to be 0 or more"
-        )
-    if not hasattr(GPT, "logits"):
-        fail("GPT in lm/model.py has no logits(tokens), the scores of the next byte: it writes no text")
+        fail(f"--prompt '{args.prompt}' has to have a character, --temperature {args.temperature:g} to be 0 or more")
 
-    state = read_checkpoint(args.path)
+    path, state, _ = read_newest(args.path, mmap=True)
+    if path is None:
+        fail(f"{args.path} has no checkpoint: give the folder that was the --out of a training")
+    print(f"{path}: step {state['step']}, loss {state['loss']:.4f}", file=sys.stderr, flush=True)
     model = GPT(Config(**{name: state["settings"][name] for name in vars(Config())}))
     model.load_state_dict(state["model"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     text = continue_text(model.to(device).eval(), os.fsencode(args.prompt), args, state["settings"]["context"], device)
-    sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character
-    print(printable(text.decode(errors="replace")))
-
-
-def read_checkpoint(path: Path) -> dict:
-    """Return the newest checkpoint of a folder that can be read, or the given one."""
-    for found in [path] if path.is_file() else existing(path):
-        try:
-            # weights_only: a file cannot run code. mmap: the optimizer's moments are not read.
-            state = torch.load(found, map_location="cpu", weights_only=True, mmap=True)
-            print(f"{found}: step {state['step']}, loss {state['loss']:.4f}", file=sys.stderr, flush=True)
-            return state
-        except Exception as error:  # a torn one fails in many ways
-            if not is_of_torn_file(error):
-                raise
-            print(f"warning: {found} is torn, or no checkpoint ({type(error).__name__}: {error})", file=sys.stderr)
-    fail(f"{path} has no good checkpoint: give the folder that was the --out of a training")
+    shown = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text.decode(errors="replace"))
+    sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character, and obeys those of control
+    print("".join(shown))
 
 
 @torch.no_grad()
@@ -80,11 +62,6 @@ def continue_text(model: GPT, text: bytes, args: argparse.Namespace, context: in
         weights = ((logits - logits.max()) / max(args.temperature, 1e-9)).softmax(0)
         text += bytes([int(torch.multinomial(weights, 1, generator=generator))])
     return text
-
-
-def printable(text: str) -> str:
-    """Return text with control characters as ^[ and the like, as a terminal obeys them; tabs and line ends stay."""
-    return CONTROL.sub(lambda found: "^" + chr(ord(found[0]) & 0x7F ^ 0x40), text)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ On several nodes, the project's submit script starts it. The batch of a step is 
 (--global-batch), a multiple of the number of ranks, which share it equally. So the number of ranks changes the speed.
 The losses stay the same up to rounding, but for a model with dropout.
 
-To train a model of your own, replace training/lm/data.py, with the data, and training/lm/model.py, with the model and
-its loss. The top of each says what it has to define. The flags are in training/lm/arguments.py. A run writes into
---out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
-evaluation. Exit code 2: the arguments, the data or --out do not fit, and the message says what to change.
+Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. All else is in README.md.
 """
 
 import argparse
@@ -20,7 +17,6 @@ from pathlib import Path
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHONSAFEPATH=1 leaves it out
 
@@ -30,43 +26,8 @@ from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    StepSampler,
-    due,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    worker_generator,
-)
-from lm.stop import Stop, ignore_signals
-
-
-def train_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: list[torch.Tensor],
-    args: argparse.Namespace,
-    device: torch.device,
-) -> torch.Tensor:
-    """Update the weights once; return the mean loss of this rank's part of the batch.
-
-    The gradients of the micro batches add up. read_arguments() sees to it that they have the same size. So the mean of
-    their means is the batch's mean. DDP averages the gradients over the ranks, during the backward pass of the last
-    micro batch alone.
-    """
-    optimizer.zero_grad()
-    mean_loss = 0.0
-    micro_batches = list(zip(*(tensor.to(device, non_blocking=True).split(args.micro_batch) for tensor in batch)))
-    for number, micro_batch in enumerate(micro_batches, start=1):
-        model.require_backward_grad_sync = number == len(micro_batches)  # what DDP.no_sync() sets
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            loss = model(*micro_batch) / len(micro_batches)
-        loss.backward()
-        mean_loss += loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
-    optimizer.step()
-    # A gradient that is not finite has spoilt the weights. A loss of NaN ends the run before they are saved.
-    return torch.where(norm.isfinite(), mean_loss, torch.nan)
+from lm.schedule import due, make_batches, make_optimizer, seed_step, set_learning_rate, train_step
+from lm.stop import Stop
 
 
 def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.device) -> None:
@@ -87,20 +48,14 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     metrics.print_plan(model, len(data), len(validation), data_name)
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
-    batches = DataLoader(
-        data,
-        batch_size=args.global_batch // world_size,
-        sampler=StepSampler(len(data), args, first_step, rank, world_size),
-        num_workers=args.workers,
-        worker_init_fn=ignore_signals,
-        generator=worker_generator(args.seed, first_step, rank),
-        multiprocessing_context="fork" if args.workers else None,  # they share the file that data.py maps
-        pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
-    )
-    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):  # the sampler ends at args.steps
+    def synchronize(is_last: bool) -> None:
+        ddp.require_backward_grad_sync = is_last  # what DDP.no_sync() sets
+
+    batches = make_batches(data, args, device, first_step, rank, world_size)
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
-        loss = train_step(ddp, optimizer, batch, args, device)
+        loss = train_step(ddp, optimizer, batch, args, device, synchronize)
         metrics.add(loss)  # stays on the device
 
         stopping = stop.requested()  # by a file, a signal or the clock; all ranks agree

@@ -7,10 +7,7 @@ Weights, gradients and optimizer are divided among the ranks. A layer's weights 
 Same flags and checkpoints as train_ddp.py, which is faster for a model that fits, and the same losses, in bfloat16 but
 for rounding. Needs torch 2.6 or newer, on CPUs a newer one: README.md, Packages.
 
-To train a model of your own, replace training/lm/data.py, with the data, and training/lm/model.py, with the model and
-its loss. The top of each says what it has to define. The flags are in training/lm/arguments.py. A run writes into
---out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
-evaluation. Exit code 2: the arguments, the data or --out do not fit, and the message says what to change.
+Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. All else is in README.md.
 """
 
 import argparse
@@ -20,7 +17,6 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHONSAFEPATH=1 leaves it out
 
@@ -30,15 +26,8 @@ from lm.checkpoints import Checkpoints, fill_part
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    StepSampler,
-    due,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    worker_generator,
-)
-from lm.stop import Stop, ignore_signals
+from lm.schedule import due, make_batches, make_optimizer, seed_step, set_learning_rate, train_step
+from lm.stop import Stop
 
 try:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -46,34 +35,6 @@ except ImportError:
     setup.fail(
         f"this program needs torch 2.6 or newer, and this is {torch.__version__}: train_ddp.py runs with torch 2.4"
     )
-
-
-def train_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: list[torch.Tensor],
-    args: argparse.Namespace,
-    device: torch.device,
-) -> torch.Tensor:
-    """Update the weights once; return the mean loss of this rank's part of the batch.
-
-    The gradients of the micro batches add up. read_arguments() sees to it that they have the same size. So the mean of
-    their means is the batch's mean. FSDP averages the gradients over the ranks, during the backward pass of the last
-    micro batch alone, and leaves each rank its part. Until then a rank adds up whole gradients.
-    """
-    optimizer.zero_grad()
-    mean_loss = 0.0
-    micro_batches = list(zip(*(tensor.to(device, non_blocking=True).split(args.micro_batch) for tensor in batch)))
-    for number, micro_batch in enumerate(micro_batches, start=1):
-        model.set_requires_gradient_sync(number == len(micro_batches))
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            loss = model(*micro_batch) / len(micro_batches)
-        loss.backward()
-        mean_loss += loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
-    optimizer.step()
-    # A gradient that is not finite has spoilt the weights. A loss of NaN ends the run before they are saved.
-    return torch.where(norm.full_tensor().isfinite(), mean_loss, torch.nan)
 
 
 def build_sharded_model(args: argparse.Namespace, world_size: int, device: torch.device) -> torch.nn.Module:
@@ -122,20 +83,11 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     metrics = Metrics(args, state, device, rank, world_size)
     metrics.print_plan(model, len(data), len(validation), data_name)
 
-    batches = DataLoader(
-        data,
-        batch_size=args.global_batch // world_size,
-        sampler=StepSampler(len(data), args, first_step, rank, world_size),
-        num_workers=args.workers,
-        worker_init_fn=ignore_signals,
-        generator=worker_generator(args.seed, first_step, rank),
-        multiprocessing_context="fork" if args.workers else None,  # they share the file that data.py maps
-        pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
-    )
-    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):  # the sampler ends at args.steps
+    batches = make_batches(data, args, device, first_step, rank, world_size)
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step, rank)
-        loss = train_step(model, optimizer, batch, args, device)
+        loss = train_step(model, optimizer, batch, args, device, model.set_requires_gradient_sync)
         metrics.add(loss)  # stays on the device
 
         stopping = stop.requested()  # by a file, a signal or the clock; all ranks agree

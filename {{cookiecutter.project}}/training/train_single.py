@@ -2,10 +2,7 @@
 
     python training/train_single.py                      on the GPU if there is one
 
-To train a model of your own, replace training/lm/data.py, with the data, and training/lm/model.py, with the model and
-its loss. The top of each says what it has to define. The flags are in training/lm/arguments.py. A run writes into
---out: checkpoints, from the newest of which --resume continues, and metrics.jsonl, with a line per step and per
-evaluation. Exit code 2: the arguments, the data or --out do not fit, and the message says what to change.
+Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. All else is in README.md.
 """
 
 import argparse
@@ -13,7 +10,6 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHONSAFEPATH=1 leaves it out
 
@@ -23,41 +19,8 @@ from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    StepSampler,
-    due,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    worker_generator,
-)
-from lm.stop import Stop, ignore_signals
-
-
-def train_step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: list[torch.Tensor],
-    args: argparse.Namespace,
-    device: torch.device,
-) -> torch.Tensor:
-    """Update the weights once; return the mean loss of the batch.
-
-    The gradients of the micro batches add up. read_arguments() sees to it that they have the same size. So the mean of
-    their means is the batch's mean.
-    """
-    optimizer.zero_grad()
-    mean_loss = 0.0
-    micro_batches = list(zip(*(tensor.to(device, non_blocking=True).split(args.micro_batch) for tensor in batch)))
-    for micro_batch in micro_batches:
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
-            loss = model(*micro_batch) / len(micro_batches)
-        loss.backward()
-        mean_loss += loss.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
-    optimizer.step()
-    # A gradient that is not finite has spoilt the weights. A loss of NaN ends the run before they are saved.
-    return torch.where(norm.isfinite(), mean_loss, torch.nan)
+from lm.schedule import due, make_batches, make_optimizer, seed_step, set_learning_rate, train_step
+from lm.stop import Stop
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
@@ -77,17 +40,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     metrics = Metrics(args, state, device)
     metrics.print_plan(model, len(data), len(validation), data_name)
 
-    batches = DataLoader(
-        data,
-        batch_size=args.global_batch,
-        sampler=StepSampler(len(data), args, first_step),
-        num_workers=args.workers,
-        worker_init_fn=ignore_signals,
-        generator=worker_generator(args.seed, first_step),
-        multiprocessing_context="fork" if args.workers else None,  # they share the file that data.py maps
-        pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
-    )
-    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):  # the sampler ends at args.steps
+    batches = make_batches(data, args, device, first_step)
+    for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
         set_learning_rate(optimizer, step, args)
         seed_step(args.seed, step)
         loss = train_step(model, optimizer, batch, args, device)

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from training_runs import (
@@ -49,7 +48,7 @@ def test_a_damaged_checkpoint_is_passed_over(program, kind, half, train, whole):
     assert largest_difference(run.figures["losses"], whole.figures["losses"][10:18]) <= EXACT
     assert_same(folder, whole.folder, last=18)
     assert checkpoints(folder) == ["10", "15", "18"]
-    assert (folder / "unreadable-1" / newest.name).exists()
+    assert newest.with_suffix(".torn").exists()
 
 
 ROOT_OF_ZERO = """
@@ -144,14 +143,14 @@ def test_a_checkpoint_of_another_run(words, expected, half, text, refused):
     assert message.endswith("Use its values, or give another --out")
 
 
-def test_a_checkpoint_of_a_model_that_has_changed_is_no_torn_one(half, text, refused):
+def test_a_checkpoint_of_a_model_that_has_changed_is_no_torn_one(half, text, solo):
     """The flags are the same, and model.py is another one."""
     newest = half("train_ddp") / "checkpoint-00000020.pt"
     content = torch.load(newest, weights_only=True)
     content["model"]["former.weight"] = content["model"].pop(next(iter(content["model"])))
     torch.save(content, newest)
-    message = refused(*TINY, "--data", text, "--out", newest.parent, "--resume", "--steps", 21)
-    assert message.startswith(f"{newest} does not fit this model (") and "former.weight" in message
+    with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict for GPT:(.|\n)*former.weight"):
+        solo(*TINY, "--data", text, "--out", newest.parent, "--resume", "--steps", 21)
     assert newest.exists()
 
 
@@ -202,18 +201,11 @@ def test_what_a_crash_has_left_does_no_harm(text, solo, tmp_path, whole):
     assert_same(folder, whole.folder, last=12)
 
 
-def test_the_error_of_a_full_disk_is_its_own(modules):
-    """Torch hides it behind another one."""
-    with pytest.raises(OSError, match="No space left on device"):
-        modules.checkpoints.write(Path("/dev/full"), {"model": torch.zeros(10)})
-
-
 def test_an_end_while_a_checkpoint_is_read_is_no_damage(modules, monkeypatch, tmp_path, capsys):
     (tmp_path / "checkpoint-00000001.pt").touch()
     monkeypatch.setattr(torch, "load", lambda *_, **__: sys.exit(3))
-    model = torch.nn.Linear(1, 1)
     with pytest.raises(SystemExit) as end:
-        modules.checkpoints.Checkpoints(tmp_path, 1, {}).load(model, torch.optim.SGD(model.parameters()))
+        modules.checkpoints.read_newest(tmp_path, mmap=False)
     assert (end.value.code, capsys.readouterr().err) == (3, "")
 
 
@@ -238,14 +230,14 @@ def test_a_run_without_a_checkpoint_is_moved_aside_too(words, text, solo, tmp_pa
     """Its metrics.jsonl may say why it died; an empty one says nothing."""
     folder = tmp_path / "run"
     folder.mkdir()
-    for left in ("", '{"step": 1, "loss": null}\n'):
+    for number, left in enumerate(("", '{"step": 1, "loss": null}\n'), start=1):
         (folder / "metrics.jsonl").write_text(left)
         solo(*TINY, "--steps", 1, "--data", text, *words)
-        assert (f"an earlier run is now in {folder}/previous-1;" in capsys.readouterr().out) == (left != "")
+        assert f"an earlier run is now in {folder}/previous-{number};" in capsys.readouterr().out
         assert [line["step"] for line in metrics(folder)] == [1, 1]
         for path in [*folder.glob("checkpoint-*"), folder / "latest"]:
             path.unlink()
-    assert (folder / "previous-1/metrics.jsonl").read_text() == left
+    assert (folder / "previous-2/metrics.jsonl").read_text() == left
 
 
 @pytest.mark.drill

@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import mmap
-import os
 import shutil
 import sys
 
@@ -61,8 +60,9 @@ class Noise(torch.utils.data.Dataset):
 
 def test_what_workers_draw_differs_between_ranks_and_starts(modules):
     def drawn(first_step, rank):
-        generator = modules.schedule.worker_generator(7, first_step, rank)
-        return tuple(torch.cat(list(DataLoader(Noise(), num_workers=1, generator=generator))).tolist())
+        args = argparse.Namespace(global_batch=2, seed=7, steps=first_step + 2, workers=1)
+        batches = modules.schedule.make_batches(Noise(), args, torch.device("cpu"), first_step, rank, 2)
+        return tuple(torch.cat(list(batches)).tolist())
 
     cases = [(0, 0), (0, 1), (10, 0), (10, 1)]
     assert len({drawn(*case) for case in cases}) == 4 and drawn(0, 1) == drawn(0, 1)
@@ -108,16 +108,6 @@ def test_the_name_of_the_data_has_a_checksum(modules, tmp_path):
 
 
 # The batch
-
-
-def test_workers_have_cores(modules, monkeypatch, tmp_path):
-    """Torchrun sets OMP_NUM_THREADS=1, which says nothing of cores."""
-    monkeypatch.setattr(sys, "argv", ["train_ddp.py", "--out", str(tmp_path)])
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    for gpus, cores, workers in ((False, 64, 0), (True, 64, 4), (True, 8, 2), (True, 2, 0)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda answer=gpus: answer)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _, number=cores: set(range(number)))
-        assert modules.arguments.read_arguments("", 4).workers == workers
 
 
 def test_any_number_of_nodes_and_gpus_has_a_batch(modules, monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """What the programs say when they cannot train: wrong flags, no data, ranks that differ, a loss that is no number."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -23,8 +24,8 @@ torch = pytest.importorskip("torch")
         (["--micro-batch", "5"], "--micro-batch 5 does not divide the 32 sequences of a rank: choose a divisor"),
         (["--out", __file__], f"File exists: '{__file__}': give another --out"),
         (["--workers", "-1"], "--workers -1 has to be 0 or more"),
-        (["--timeout", "inf"], "argument --timeout: 'inf' has to be a whole number above 0"),
         (["--grad-clip", "0"], "argument --grad-clip: '0' has to be a number above 0"),
+        (["--timeout", "inf"], "argument --timeout: 'inf' has to be a whole number above 0"),
         (["--profile", "5"], "argument --profile: '5' has to be FIRST:LAST, two steps from 2 on, for example 5:8"),
         (["--profile", "1:3"], "argument --profile: '1:3' has to be FIRST:LAST"),
         (["--profile", "8:5"], "argument --profile: '8:5' has to be FIRST:LAST"),
@@ -52,10 +53,8 @@ def test_fields_of_a_model_are_flags(modules, monkeypatch, capsys):
     assert (parser.parse_args([]).dropout, parser.parse_args(["--no-dropout"]).dropout) == (True, False)
     assert parser.parse_args(["--rate", "0.25"]).rate == 0.25
     monkeypatch.setattr(modules.arguments, "Config", dataclasses.make_dataclass("Config", [("micro_batch", int, 1)]))
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(argparse.ArgumentError, match="conflicting option string: --micro-batch"):
         modules.arguments.make_parser("")
-    assert end.value.code == 2
-    assert "Config in lm/model.py has a field micro_batch, and so has the program a flag" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", ["train_single", "train_ddp", "train_fsdp", "compare", "sample"])
@@ -128,10 +127,9 @@ def test_nodes_that_see_different_checkpoints(program, half, driver, server, tex
     words = [*TINY, "--data", text, "--resume"]
     done = Launch(tmp_path / "log", 2, path, TRAINING / f"{program}.py", *words).wait()
     assert done.codes == [2, 2], done.err
-    assert "ranks differ in their checkpoint to start from: step 20 on " in done.err
+    assert "to start after step 20 on " in done.err
 
     shutil.rmtree(tmp_path / "1")
     done = Launch(tmp_path / "log", 2, path, TRAINING / f"{program}.py", *words).wait()
     assert done.codes == [2, 2], done.err
-    newest, host = os.readlink(folder / "latest"), os.uname().nodename
-    assert f"newest checkpoint {newest} on {host}. Share --data and --out among nodes\n" in done.err
+    assert f"to start after step 20 on {os.uname().nodename}. Share --data and --out among nodes\n" in done.err

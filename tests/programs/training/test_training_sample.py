@@ -49,7 +49,7 @@ def test_bytes_that_are_no_character_are_replaced(bytes_, whole, sample, monkeyp
     coming = iter(bytes_)
     monkeypatch.setattr(torch, "multinomial", lambda *_, generator: torch.tensor([next(coming)]))
     printed = sample(whole.folder, "--prompt", "à ", "--length", len(bytes_)).out
-    assert printed == "à " + bytes_.decode(errors="replace").replace("\x1b", "^[") + "\n"
+    assert printed == "à " + bytes_.decode(errors="replace").replace("\x1b", "\ufffd") + "\n"
 
 
 def test_sample_passes_over_a_torn_checkpoint(half, sample, capsys):
@@ -62,21 +62,14 @@ def test_sample_passes_over_a_torn_checkpoint(half, sample, capsys):
     damage(folder / "checkpoint-00000010.pt", "empty")
     with pytest.raises(SystemExit) as end_of_it:
         sample(folder)
-    assert end_of_it.value.code == 2 and f"{folder} has no good checkpoint" in capsys.readouterr().err
-
-
-def test_a_model_that_writes_no_text(modules, sample, monkeypatch, capsys):
-    monkeypatch.setattr(modules.sample, "GPT", torch.nn.Linear)
-    with pytest.raises(SystemExit) as end:
-        sample("anywhere")
-    assert end.value.code == 2 and "GPT in lm/model.py has no logits(tokens)" in capsys.readouterr().err
+    assert end_of_it.value.code == 2 and f"no checkpoint in {folder} is good" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["/nowhere"], "/nowhere has no good checkpoint"),
-        ([TRAINING], f"{TRAINING} has no good checkpoint"),
+        (["/nowhere"], "/nowhere has no checkpoint"),
+        ([TRAINING], f"{TRAINING} has no checkpoint"),
         (["--prompt", ""], "--prompt '' has to have a character"),
         (["--temperature", "-0.1"], "--temperature -0.1 to be 0 or more"),
         (["--length", "0"], "argument --length: '0' has to be a whole number above 0"),

@@ -25,7 +25,7 @@ with suppress(ImportError):  # the test files skip themselves
     import torch
 
 TRAINING = Path(__file__).resolve().parents[3] / "{{cookiecutter.project}}" / "training"
-LM = ("arguments", "checkpoints", "data", "metrics", "model", "schedule", "setup", "stop", "trackers")
+LM = ("arguments", "checkpoints", "data", "metrics", "model", "schedule", "setup", "stop")
 MODULES = (*(f"lm.{name}" for name in LM), "train_single", "train_ddp", "train_fsdp", "sample")
 # Which program writes, on two ranks, the checkpoints that another one reads: any reads those of any other.
 WRITER = {"train_single": "train_ddp", "train_ddp": "train_fsdp", "train_fsdp": "train_fsdp"}
@@ -179,7 +179,7 @@ def await_steps(folder, steps, launch):
 
 
 def checkpoints(folder):
-    return sorted(path.name.partition(".")[0][-2:] for path in folder.glob("checkpoint-*"))
+    return sorted(path.name.partition(".")[0][-2:] for path in folder.glob("checkpoint-*.pt"))
 
 
 def damage(path, kind):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from lm.model import Config
 from lm.setup import fail, launched_ranks
 
 LEAST_BATCH = 32  # sequences per step, unless --global-batch says otherwise
-MOST_WORKERS = 4  # with GPUs, unless --workers says otherwise
 
 
 def positive_int(text: str) -> int:
@@ -78,12 +76,8 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         help="matmul precision (default: bfloat16 where the GPU supports it, else float32)",
     )
     add("--compile", action="store_true", help="torch.compile: a minute first, then faster")
-    add(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes per rank that read ahead (default: up to 4 with GPUs, else 0)",
-    )
+    workers = 2 if torch.cuda.is_available() else 0
+    add("--workers", type=int, default=workers, metavar="N", help="processes per rank that read ahead (%(default)s)")
     add("--timeout", type=positive_int, default=600, metavar="SECONDS", help="that a rank waits for another (600)")
 
     add("--log-every", type=positive_int, default=10, metavar="N", help="steps between lines (default: %(default)s)")
@@ -99,19 +93,16 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         metavar="FIRST:LAST",
         help="record these steps of rank 0 with torch.profiler: a trace in --out for https://ui.perfetto.dev",
     )
-    flags_so_far = vars(parser.parse_args([]))
     for name, value in vars(Config()).items():
-        if name in flags_so_far:
-            fail(f"Config in lm/model.py has a field {name}, and so has the program a flag: choose another name")
         of_a_kind = {"action": argparse.BooleanOptionalAction} if isinstance(value, bool) else {"type": type(value)}
-        add(f"--{name}", default=value, help="of the model (default: %(default)s)", **of_a_kind)
+        add(f"--{name.replace('_', '-')}", default=value, help="of the model (default: %(default)s)", **of_a_kind)
     return parser
 
 
 def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     """Read the flags, and refuse values that cannot work on `world_size` ranks, before the ranks join.
 
-    Fills in global_batch, micro_batch, decay_steps and workers. Adds config (of the model).
+    Fills in global_batch, micro_batch and decay_steps. Adds config (of the model).
     """
     args = make_parser(doc).parse_args()
     if world_size == 1 and launched_ranks() > 1:
@@ -135,11 +126,6 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     args.decay_steps = args.decay_steps or args.steps
     if args.profile and args.profile[1] > args.steps:
         fail(f"--profile {args.profile[0]}:{args.profile[1]} ends after --steps {args.steps}: record earlier steps")
-    if args.workers is None and torch.cuda.is_available():
-        # The cores of this process are those of its node, unless the launcher has bound it to some.
-        cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        args.workers = min(MOST_WORKERS, cores)
-    args.workers = args.workers or 0
     if args.workers < 0:
         fail(f"--workers {args.workers} has to be 0 or more")
     return args

@@ -1,9 +1,4 @@
-"""Checkpoints that survive: whole or not there at all, the last few kept, a torn one passed over.
-
-A checkpoint is `checkpoint-00000200.pt`, a file that torch.load reads. It has model and optimizer as one process has
-them, whichever program and number of ranks wrote it, and what else a run needs to go on exactly. `latest` is a link to
-the newest.
-"""
+"""Checkpoints that survive: whole or not there at all, the last few kept, a torn one passed over. See README.md."""
 
 from __future__ import annotations
 
@@ -25,19 +20,42 @@ from torch.optim import Optimizer
 from lm import setup
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
+RUN_FILES = ("checkpoint-*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
+CONTENT = ("step", "loss", "val_loss", "settings", "model", "optimizer")  # of a checkpoint
+IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
 # Of the host in an error of torch (2.13), and of the C library, where torch maps a file.
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
-RUN_FILES = ("latest", "unreadable-*", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
-IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
-
-
-class IncompatibleCheckpoint(ValueError):
-    """There are checkpoints, but this run cannot go on from them. The message is in words for the user."""
 
 
 def existing(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, newest first."""
-    return sorted(folder.glob(f"{PATTERN}.pt"), reverse=True)
+    """Return the checkpoints in a folder, newest first; or the one that is given in place of the folder."""
+    return [folder] if folder.is_file() else sorted(folder.glob(f"{PATTERN}.pt"), reverse=True)
+
+
+def read_newest(folder: Path, mmap: bool) -> tuple[Path | None, dict[str, Any], list[Path]]:
+    """Return the newest checkpoint that can be read, its content, and those that are torn, of which it warns.
+
+    Returns None and {} if the folder has no checkpoint. Fails if all are torn, or if one could not be read for another
+    reason. mmap: only what is used is read from the disk.
+    """
+    torn = []
+    for path in existing(folder):
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)  # a file cannot run code
+            return path, {name: content[name] for name in CONTENT}, torn
+        except Exception as error:  # a torn one fails in many ways
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
+            if not is_of_file(error):
+                setup.fail(
+                    f"{path} is there, but could not be read ({reason}): try again once the machine can, or move it "
+                    "away to go on from an older one"
+                )
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
+            torn.append(path)
+    if torn:
+        setup.fail(f"no checkpoint in {folder} is good: give another --out, or start without --resume")
+    return None, {}, []
 
 
 def newest_settings(folder: Path) -> dict[str, Any]:
@@ -54,7 +72,6 @@ class Checkpoints:
     def __init__(self, folder: str, keep: int, settings: dict[str, Any], rank: int = 0) -> None:
         """Keep the newest `keep`. `settings`: those that must be equal for a run to go on from one."""
         self.folder, self.keep, self.settings, self.rank = Path(folder), keep, settings, rank
-        self.torn: list[Path] = []  # what load() has passed over
         # Ranks that wait for a checkpoint may have to wait for a slow disk, longer than for each other.
         is_alone = not dist.is_initialized()
         self.group = None if is_alone else dist.new_group(backend="gloo", timeout=timedelta(hours=2))
@@ -62,65 +79,25 @@ class Checkpoints:
     def start(self, model: Module, optimizer: Optimizer, resume: bool) -> dict[str, Any]:
         """Return the step from which the run goes on, with its loss and validation loss. All ranks call.
 
-        To resume, fill model and optimizer from the newest checkpoint. Otherwise, and without a checkpoint, move the
-        files of an earlier run aside. Fails on all ranks if they see different data or checkpoints.
+        To resume, fill model and optimizer from the newest checkpoint that can be read. Without one, move what an
+        earlier run has left aside. Fails if the checkpoint is of another run, or if ranks see different ones or data.
         """
         self._lock()
-        newest = next((path.name for path in existing(self.folder)), "none")
-        setup.require_same("data or checkpoints", f"{self.settings['data']}, newest checkpoint {newest}")
-        if resume:
-            try:
-                state = self.load(model, optimizer)
-            except IncompatibleCheckpoint as error:
-                setup.fail(str(error))
-            setup.require_same("checkpoint to start from", f"step {state['step'] if state else 0}")
-            if state:
-                return state
+        mmap = is_divided(next(model.parameters()))
+        path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
+        step = state.get("step", 0)
+        setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
         if self.rank == 0:
-            metrics = self.folder / "metrics.jsonl"  # without a checkpoint it may say why that run died
-            if newest != "none" or (metrics.exists() and metrics.stat().st_size):
-                print(f"before  an earlier run is now in {self.set_aside()}; --resume goes on from a checkpoint")
-        return {"step": 0, "loss": None, "val_loss": None}
-
-    def load(self, model: Module, optimizer: Optimizer) -> dict[str, Any] | None:
-        """Fill model and optimizer from the newest checkpoint that can be read, and return what else is in it.
-
-        Returns None if the folder has no checkpoint. Warns of each that is torn, and the next save() moves it away.
-        Raises IncompatibleCheckpoint if the newest of the others belongs to another run, if there is no other, or if
-        the file system does not give one.
-        """
-        paths = existing(self.folder)
-        for path in paths:
-            try:
-                state, weights, moments = self._read(path, is_divided(next(model.parameters())))
-            except Exception as error:  # a torn one fails in many ways
-                reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
-                if file_system_error(error):
-                    raise IncompatibleCheckpoint(
-                        f"{path} is there, but could not be read ({reason}): try again once the file system gives it, "
-                        "or move it away to go on from an older one"
-                    ) from error
-                if not is_of_torn_file(error):
-                    raise
-                if os.environ.get("LOCAL_RANK", "0") == "0":
-                    print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
-                self.torn.append(path)
-                continue
-            try:
-                fill(model, optimizer, weights, moments)
-            except (KeyError, ValueError, RuntimeError) as error:
-                if not is_of_torn_file(error):
-                    raise
-                raise IncompatibleCheckpoint(
-                    f"{path} does not fit this model ({' '.join(str(error).split())[:200]}): use the model that wrote "
-                    "it, or give another --out"
-                ) from error
-            return state
-        if paths:
-            raise IncompatibleCheckpoint(
-                f"no checkpoint in {self.folder} is good: give another --out, or start without --resume"
-            )
-        return None
+            for damaged in torn:
+                os.replace(damaged, damaged.with_suffix(".torn"))  # what is wrong with it is not known
+        if path is None:
+            if self.rank == 0:
+                self._set_aside()
+            return {"step": 0, "loss": None, "val_loss": None}
+        self._verify(path, state.pop("settings"))
+        weights, moments = state.pop("model"), state.pop("optimizer")
+        fill(model, optimizer, weights, moments)
+        return state
 
     def save(self, state: dict[str, Any], model: Module, optimizer: Optimizer) -> None:
         """Write the checkpoint of step state["step"]. All ranks call, and wait until it is written.
@@ -137,7 +114,10 @@ class Checkpoints:
                 left.unlink()
             temporary = self.folder / f"checkpoint-{state['step']:08d}.tmp"
             try:
-                write(temporary, content)
+                with temporary.open("wb") as file:
+                    torch.save(content, file)
+                    file.flush()
+                    os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
                 self._publish(temporary)
             finally:
                 temporary.unlink(missing_ok=True)  # what did not fit
@@ -154,17 +134,15 @@ class Checkpoints:
         whole = value.full_tensor()
         return whole.cpu() if self.rank == 0 else None
 
-    def set_aside(self) -> Path:
-        """Move an earlier run's files into a folder previous-1, -2, …, and return it."""
-        others = [path for name in RUN_FILES for path in self.folder.glob(name)]
-        return self._move([*existing(self.folder), *others], "previous")
-
-    def _move(self, paths: list[Path], name: str) -> Path:
-        aside = next(path for n in count(1) if not (path := self.folder / f"{name}-{n}").exists())
-        aside.mkdir()
-        for path in paths:
-            os.replace(path, aside / path.name)
-        return aside
+    def _set_aside(self) -> None:
+        """Move what an earlier run has left into a folder previous-1, -2, …; metrics.jsonl may say why it died."""
+        files = [path for name in RUN_FILES for path in self.folder.glob(name)]
+        if files:
+            aside = next(path for n in count(1) if not (path := self.folder / f"previous-{n}").exists())
+            aside.mkdir()
+            for path in files:
+                os.replace(path, aside / path.name)
+            print(f"before  an earlier run is now in {aside}; --resume goes on from a checkpoint")
 
     def _lock(self) -> None:
         """Keep other jobs out of the folder until this process ends. Fail on all ranks if another job holds it."""
@@ -172,33 +150,16 @@ class Checkpoints:
         if setup.sum_over_ranks(torch.tensor([float(holder != "")])) > 0:
             setup.fail(f"{self.folder} is in use by {holder or 'another run'}: give another --out, or wait for its end")
 
-    def _verify(self, path: Path, state: dict[str, Any]) -> None:
-        """Raise IncompatibleCheckpoint if the checkpoint has other settings than this run."""
-        of_file = {name: state["settings"].get(name) for name in self.settings}
-        others = [
-            f"{name} is {of_file[name]} there and {here} here"
-            for name, here in self.settings.items()
-            if of_file[name] != here
-        ]
+    def _verify(self, path: Path, settings: dict[str, Any]) -> None:
+        """Fail if a checkpoint has other settings than this run."""
+        pairs = [(name, settings.get(name), here) for name, here in self.settings.items()]
+        others = [f"{name} is {there} there and {here} here" for name, there, here in pairs if there != here]
         if others:
-            raise IncompatibleCheckpoint(
-                f"{path} belongs to another run: {'; '.join(others)}. Use its values, or give another --out"
-            )
-
-    def _read(self, path: Path, divided: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Return what a file has beside model and optimizer, and these two."""
-        # weights_only: a file cannot run code. mmap: a rank with a part of the model reads this part alone.
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=divided)
-        self._verify(path, state)
-        return state, state.pop("model"), state.pop("optimizer")
+            setup.fail(f"{path} belongs to another run: {'; '.join(others)}. Use its values, or give another --out")
 
     def _publish(self, temporary: Path) -> None:
         """Give a complete checkpoint its name. Remove those beyond `keep`."""
         path = temporary.with_suffix(".pt")
-        torn = [torn for torn in self.torn if torn.exists()]
-        if torn:
-            self._move(torn, "unreadable")  # what is wrong with them is not known
-        self.torn = []
         os.replace(temporary, path)
         temporary.symlink_to(path.name)
         os.replace(temporary, self.folder / "latest")
@@ -207,18 +168,6 @@ class Checkpoints:
         os.close(folder)
         for old in existing(self.folder)[self.keep :]:
             old.unlink()
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint, and bring it to the disk."""
-    try:
-        with path.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())  # or the new name may survive a crash of the node and the content not
-    except RuntimeError as error:
-        # On a full disk torch.save raises an OSError and then, as it closes the file, a RuntimeError that hides it.
-        raise file_system_error(error) or error from None
 
 
 def fill(model: Module, optimizer: Optimizer, weights: dict[str, Any], moments: dict[str, Any]) -> None:
@@ -254,23 +203,21 @@ def part_like(tensor: torch.Tensor, whole: Any) -> Any:
     return part
 
 
-def is_of_torn_file(error: Exception) -> bool:
-    """Return whether an error while a checkpoint is read can come from the file itself."""
-    lacks_memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
-    lacks_memory = lacks_memory or any(text in str(error) for text in NO_MEMORY)
-    return not lacks_memory and not isinstance(error, (IncompatibleCheckpoint, ImportError))
+def is_of_file(error: BaseException | None) -> bool:
+    """Return whether an error while a checkpoint is read can come from the file itself: it is torn.
 
-
-def file_system_error(error: BaseException | None) -> OSError | None:
-    """Return the error of the file system behind an error, or None: then the file itself may be torn.
-
-    A file server that is away for a moment, a folder whose group has changed: the checkpoint is as good as before.
+    It does not if memory is short, or if the file system fails: a server that is away for a moment, a folder whose
+    group has changed. Then the checkpoint is as good as before.
     """
     while error is not None:
+        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or any(
+            text in str(error) for text in NO_MEMORY
+        ):
+            return False
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            return error
+            return False
         error = error.__cause__ or error.__context__
-    return None
+    return True
 
 
 def is_later_attempt() -> bool:

@@ -1,4 +1,8 @@
-"""What a run tells: lines of progress, metrics.jsonl, trackers and --profile; and the validation loss."""
+"""What a run tells: lines of progress, metrics.jsonl, trackers and --profile; and the validation loss.
+
+A tracker is a function that returns what logs the values of a step, and what ends the tracker. A run that resumes
+repeats the steps after its last checkpoint. `rows` are the lines of metrics.jsonl before them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import argparse
 import json
 import math
 import os
-import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Callable, TextIO
 
 import torch
 from torch.profiler import profile, schedule
@@ -19,7 +23,6 @@ from torch.utils.data import Dataset, default_collate
 
 from lm import setup
 from lm.schedule import learning_rate_at
-from lm.trackers import TRACKERS, numbers
 
 MOST_SAMPLES = 1024  # of the validation data: more cost time, fewer make the loss noisy
 HEARTBEAT_SECONDS = 5.0
@@ -43,12 +46,20 @@ class Metrics:
         self.args, self.state, self.device, self.rank, self.world_size = args, state, device, rank, world_size
         self.first_step = state["step"]
         self.unread: list[torch.Tensor] = []  # this rank's losses since the last log()
-        self.trackers = []
+        self.trackers = {}
         if rank == 0:
             self.file, rows = open_metrics(Path(args.out, "metrics.jsonl"), self.first_step)
-            self.trackers = [start_tracker(name, args, rows) for name in TRACKERS if getattr(args, name)]
-        self.profiler = start_profiler(args, self) if args.profile and rank == 0 else None
+            for name in TRACKERS:
+                if getattr(args, name):
+                    self.start_tracker(name, rows)
         self.clock = self.heartbeat = time.monotonic()
+
+    def start_tracker(self, name: str, rows: list[dict[str, Any]]) -> None:
+        """Start the tracker of a flag. Fail if its package is missing."""
+        try:
+            self.trackers[name] = TRACKERS[name](self.args, rows)
+        except ImportError as error:
+            setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
 
     def print_plan(self, model: torch.nn.Module, samples: int, validation_samples: int, data_name: str) -> None:
         """Print what is trained, on what and how."""
@@ -66,11 +77,23 @@ class Metrics:
         self.say(f"start   at step {self.first_step}{left}")
 
     def profiled(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches, and tell the profiler of --profile where a step ends."""
-        for batch in batches:
-            yield batch
-            if self.profiler:
-                self.profiler.step()
+        """Yield the batches. Rank 0 records the steps of --profile, also if the run stops in the middle of them."""
+        if not self.args.profile or self.rank > 0:
+            yield from batches
+            return
+        first, last = self.args.profile
+        path = Path(self.args.out, f"trace-rank0-steps{first}-{last}.json.gz")
+        # Add record_shapes=True for the shapes of tensors, with_stack=True for the lines of Python. Both cost time.
+        profiler = profile(
+            schedule=schedule(wait=first - 1, warmup=1, active=last - first + 1, repeat=1),
+            on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+        )
+        profiler.step_num = self.first_step + 1
+        with profiler:
+            for batch in batches:
+                yield batch
+                profiler.step()
+        self.say(f"profile {path}: open it in https://ui.perfetto.dev")
 
     def add(self, loss: torch.Tensor) -> None:
         """Keep the loss of a step, a tensor on the device, and say that the run is alive."""
@@ -107,17 +130,15 @@ class Metrics:
         self.clock = time.monotonic()
 
     def finish(self) -> None:
-        """Say how the run ended, and let profiler and trackers end."""
+        """Say how the run ended, and let trackers end."""
         args, state = self.args, self.state
         if state["step"] < args.steps:
             stopped = f"stopped at step {state['step']} of {args.steps}"
             self.say(f"{stopped}, saved in {args.out}; --resume goes on from there")
         elif self.first_step < args.steps:
             self.say(f"done    loss {state['loss']:.4f}, validation {state['val_loss']:.4f}; see {args.out}")
-        if self.profiler:
-            self.profiler.stop()
-        for tracker in self.trackers:
-            tracker.finish()
+        for _, end in self.trackers.values():
+            end()
 
     def say(self, text: str) -> None:
         """Print a line on rank 0."""
@@ -133,12 +154,12 @@ class Metrics:
             # Who watches the run wants to know when it is done.
             print(json.dumps({**row, "steps": self.args.steps, "time": round(time.time(), 1)}), file=self.file)
             self.file.flush()
-        for tracker in list(self.trackers):
+        for tracker, (log, _) in list(self.trackers.items()):
             try:
-                tracker.log(step, numbers(row))
+                log(step, numbers(row))
             except Exception as error:  # noqa: BLE001 - a server that is away must not end the training
-                self.say(f"warning: {type(tracker).__name__} is off from step {step} on: {error}")
-                self.trackers.remove(tracker)
+                self.say(f"warning: --{tracker} is off from step {step} on: {error}")
+                del self.trackers[tracker]
         if not is_finite:
             setup.fail(f"{name} is {loss} at step {step}: lower --learning-rate {self.args.learning_rate:g}")
 
@@ -159,16 +180,6 @@ def open_metrics(path: Path, first_step: int) -> tuple[TextIO, list[dict[str, An
     file.flush()
     os.replace(file.name, path)  # at once: a run that is killed here loses no line
     return file, [json.loads(line) for line in kept]
-
-
-def start_tracker(name: str, args: argparse.Namespace, rows: list[dict[str, Any]]) -> Any:
-    """Return the tracker of a flag."""
-    try:
-        return TRACKERS[name](args, rows)
-    except Exception as error:  # noqa: BLE001 - each package has errors of its own
-        if sys.modules.get(name) is None:
-            setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
-        setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
 
 
 @torch.no_grad()
@@ -202,23 +213,57 @@ def evaluate(
     return setup.sum_over_ranks(loss_sum).item() / len(numbers_of_samples)
 
 
-def start_profiler(args: argparse.Namespace, metrics: Metrics) -> profile:
-    """Return torch's profiler, which records the steps of --profile.
+def tensorboard(args: argparse.Namespace, rows: list[dict[str, Any]]) -> tuple[Callable, Callable]:
+    """Write event files into the folder tensorboard of --out. TensorBoard forgets the steps that are repeated."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    Its slice of step N is called ProfilerStep#N. It ends where the next step begins, so the evaluation and the
-    checkpoint after a step are in it.
-    """
-    first, last = args.profile
-    path = Path(args.out, f"trace-rank0-steps{first}-{last}.json.gz")
+    last_step = rows[-1]["step"] if rows else 0
+    writer = SummaryWriter(str(Path(args.out, "tensorboard")), purge_step=last_step + 1)
 
-    def write(profiler: profile) -> None:
-        profiler.export_chrome_trace(str(path))
-        metrics.say(f"profile {path}: open it in https://ui.perfetto.dev")
+    def log(step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()  # onto the disk: the checkpoint of this step comes later
 
-    # Add record_shapes=True for the shapes of tensors, with_stack=True for the lines of Python. Both cost time.
-    profiler = profile(
-        schedule=schedule(wait=first - 1, warmup=1, active=last - first + 1, repeat=1), on_trace_ready=write
-    )
-    profiler.step_num = metrics.first_step + 1
-    profiler.start()
-    return profiler
+    return log, writer.close
+
+
+def wandb(args: argparse.Namespace, rows: list[dict[str, Any]]) -> tuple[Callable, Callable]:
+    """Go on with the run of the same --out. With WANDB_MODE=offline each attempt has a folder, with the whole run."""
+    import wandb
+
+    file = Path(args.out, "wandb.run-id")
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex[:12])
+    run = wandb.init(project=args.wandb, dir=args.out, id=file.read_text(), resume="allow", config=vars(args))
+
+    def log(step: int, values: dict[str, float]) -> None:
+        if step >= run.starting_step:  # else W&B's server has it from an earlier attempt
+            run.log(values, step=step)
+
+    for row in rows:
+        log(row["step"], numbers(row))
+    return log, run.finish
+
+
+def mlflow(args: argparse.Namespace, _rows: list[dict[str, Any]]) -> tuple[Callable, Callable]:
+    """Go on with the run of the same --out. The server has a repeated step twice, with equal values."""
+    import mlflow
+
+    mlflow.set_experiment(args.mlflow)
+    file = Path(args.out, "mlflow.run-id")
+    known = file.read_text() if file.exists() else None
+    run = mlflow.start_run(run_id=known, run_name=Path(args.out).name)
+    if not known:
+        file.write_text(run.info.run_id)
+        mlflow.log_params(vars(args))
+    return lambda step, values: mlflow.log_metrics(values, step=step), mlflow.end_run
+
+
+TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}  # by their flags
+
+
+def numbers(row: dict[str, Any]) -> dict[str, float]:
+    """Return what a line of metrics.jsonl measures, and what is known of it."""
+    others = ("step", "steps", "time")
+    return {name: value for name, value in row.items() if name not in others and value is not None}

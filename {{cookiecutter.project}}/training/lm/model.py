@@ -2,8 +2,8 @@
 
 The programs ask for this:
 
-- `Config` is a dataclass of numbers, texts and truth values. Its fields become flags, `--name` or `--no-name` if it is
-  a truth value. A checkpoint of other values is refused.
+- `Config` is a dataclass of numbers, texts and truth values. Its fields become flags: a_b is `--a-b`, or `--no-a-b` if
+  it is a truth value. A checkpoint of other values is refused.
 - `GPT(config)` is called with the tensors of a batch, and returns its loss: a scalar, the mean over the samples. Each
   sample has the same weight, or the losses depend on how the batch is divided: with ignore_index, say, divide the sum
   by the number of all targets.

@@ -5,24 +5,22 @@ Steps are counted from 1. All of it is computed from the number alone, so a resu
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lm.setup import fail
+from lm.stop import ignore_signals
 
 WARM_UP_PART = 0.1  # of the steps: the learning rate rises linearly to its peak
 LOWEST_PART = 0.1  # of the peak: the learning rate after the last step
 
 
 class StepSampler(Sampler[int]):
-    """The samples that a rank reads, from any step on.
+    """The samples that a rank reads, from any step on, as README.md says: Who reads which sample.
 
-    An epoch is all samples in a random order, another one for each seed and epoch. A step takes the next global batch
-    of them, and rank r of n reads those at the places r, r + n, r + 2n, … So the batch of all ranks is the same for any
-    number of ranks, and a resumed run goes on in the middle of an epoch. The samples left over at the end of an epoch,
-    fewer than a batch, are left out. The next epoch leaves out others.
+    The samples left over at the end of an epoch, fewer than a batch, are left out. The next epoch leaves out others.
     """
 
     def __init__(
@@ -55,12 +53,60 @@ class StepSampler(Sampler[int]):
             yield from of_all_ranks[self.rank :: self.world_size].tolist()
 
 
+def make_batches(
+    data: Dataset, args: argparse.Namespace, device: torch.device, first_step: int, rank: int = 0, world_size: int = 1
+) -> DataLoader:
+    """Return the batches that this rank reads in the steps after `first_step`, up to args.steps."""
+    seed = (args.seed + 1_000_003 * first_step + 7919 * rank) % 2**32
+    return DataLoader(
+        data,
+        batch_size=args.global_batch // world_size,
+        sampler=StepSampler(len(data), args, first_step, rank, world_size),
+        num_workers=args.workers,
+        worker_init_fn=ignore_signals,
+        generator=torch.Generator().manual_seed(seed),  # so workers of each rank and start draw other numbers
+        multiprocessing_context="fork" if args.workers else None,  # they share the file that data.py maps
+        pin_memory=device.type == "cuda",  # so that copies to the GPU overlap with its work
+    )
+
+
 def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.AdamW:
     """Return AdamW as one fused kernel. Weight decay acts on matrices, and not on biases and gains."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+
+
+def train_step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: list[torch.Tensor],
+    args: argparse.Namespace,
+    device: torch.device,
+    synchronize: Callable[[bool], None] = lambda is_last: None,
+) -> torch.Tensor:
+    """Update the weights once; return the mean loss of the batch, or of this rank's part of it.
+
+    The gradients of the micro batches add up. read_arguments() sees to it that they have the same size. So the mean of
+    their means is the batch's mean. `synchronize` hears before each whether it is the last: then gradients of the ranks
+    are averaged.
+    """
+    optimizer.zero_grad()
+    mean_loss = 0.0
+    micro_batches = list(zip(*(tensor.to(device, non_blocking=True).split(args.micro_batch) for tensor in batch)))
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        synchronize(number == len(micro_batches))
+        with torch.autocast(device.type, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+            loss = model(*micro_batch) / len(micro_batches)
+        loss.backward()
+        mean_loss += loss.detach()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
+    optimizer.step()
+    if hasattr(norm, "full_tensor"):  # of train_fsdp.py: each rank has a part of it
+        norm = norm.full_tensor()
+    # A gradient that is not finite has spoilt the weights. A loss of NaN ends the run before they are saved.
+    return torch.where(norm.isfinite(), mean_loss, torch.nan)
 
 
 def learning_rate_at(step: int, args: argparse.Namespace) -> float:
@@ -89,11 +135,6 @@ def seed_step(seed: int, step: int, rank: int = 0) -> None:
     # torch.manual_seed seeds the same generators, but also formats three stack traces (0.1 ms).
     for generator in (torch.default_generator, *torch.cuda.default_generators):
         generator.manual_seed(number)
-
-
-def worker_generator(seed: int, first_step: int, rank: int = 0) -> torch.Generator:
-    """Return what a DataLoader seeds its workers from. In them, the data of each rank and start draw other numbers."""
-    return torch.Generator().manual_seed((seed + 1_000_003 * first_step + 7919 * rank) % 2**32)
 
 
 def due(step: int, every: int, last_step: int) -> bool:

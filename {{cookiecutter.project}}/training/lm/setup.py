@@ -18,12 +18,7 @@ import torch.distributed as dist
 
 
 def join(timeout: float) -> tuple[int, int, torch.device]:
-    """Join the process group of all ranks; return rank, world size and this rank's device.
-
-    launch/ and torchrun set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT
-    (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables). Without RANK, this process is the
-    only rank. A collective that another rank does not join within `timeout` seconds fails.
-    """
+    """Join all ranks, or without RANK be the only one; return rank, world size and this rank's device."""
     if "RANK" not in os.environ and launched_ranks() > 1:
         fail(
             f"{launched_ranks()} tasks started, but RANK is not set, so each would run as a separate job: "
