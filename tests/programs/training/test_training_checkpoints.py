@@ -48,7 +48,7 @@ def test_a_damaged_checkpoint_is_passed_over(program, kind, half, train, whole):
     assert largest_difference(run.figures["losses"], whole.figures["losses"][10:18]) <= EXACT
     assert_same(folder, whole.folder, last=18)
     assert checkpoints(folder) == ["10", "15", "18"]
-    assert newest.with_suffix(".torn").exists()
+    assert newest.with_suffix(".torn-1").exists()
 
 
 ROOT_OF_ZERO = """

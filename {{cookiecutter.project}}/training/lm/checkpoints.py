@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from lm import setup
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
-RUN_FILES = ("checkpoint-*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
+RUN_FILES = (f"{PATTERN}.*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
 CONTENT = ("step", "loss", "val_loss", "settings", "model", "optimizer")  # of a checkpoint
 IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
-# Of the host in an error of torch (2.13), and of the C library, where torch maps a file.
-NO_MEMORY = ("can't allocate memory", "Cannot allocate memory")
+# In an error of torch (2.13) that is the machine's and not the file's: memory is short, or the file server fails.
+OF_MACHINE = ("can't allocate memory", "Cannot allocate memory", "unable to open file", "Input/output error")
 
 
 def existing(folder: Path) -> list[Path]:
@@ -87,14 +87,14 @@ class Checkpoints:
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
-        if self.rank == 0:
-            for damaged in torn:
-                os.replace(damaged, damaged.with_suffix(".torn"))  # what is wrong with it is not known
         if path is None:
             if self.rank == 0:
                 self._set_aside()
             return {"step": 0, "loss": None, "val_loss": None}
         self._verify(path, state.pop("settings"))
+        for damaged in torn if self.rank == 0 else ():
+            if damaged.exists():  # what is wrong with it is not known, so it is kept
+                os.replace(damaged, next(p for n in count(1) if not (p := damaged.with_suffix(f".torn-{n}")).exists()))
         weights, moments = state.pop("model"), state.pop("optimizer")
         fill(model, optimizer, weights, moments)
         return state
@@ -210,11 +210,9 @@ def is_of_file(error: BaseException | None) -> bool:
     group has changed. Then the checkpoint is as good as before.
     """
     while error is not None:
-        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or any(
-            text in str(error) for text in NO_MEMORY
-        ):
+        if isinstance(error, (MemoryError, OSError)) and not isinstance(error, FileNotFoundError):
             return False
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        if any(text in str(error) for text in OF_MACHINE):
             return False
         error = error.__cause__ or error.__context__
     return True

@@ -55,11 +55,13 @@ class Metrics:
         self.clock = self.heartbeat = time.monotonic()
 
     def start_tracker(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Start the tracker of a flag. Fail if its package is missing."""
+        """Start the tracker of a flag. Fail if it does not start."""
         try:
             self.trackers[name] = TRACKERS[name](self.args, rows)
         except ImportError as error:
             setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
+        except Exception as error:  # noqa: BLE001 - each package has errors of its own
+            setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
 
     def print_plan(self, model: torch.nn.Module, samples: int, validation_samples: int, data_name: str) -> None:
         """Print what is trained, on what and how."""
@@ -83,17 +85,21 @@ class Metrics:
             return
         first, last = self.args.profile
         path = Path(self.args.out, f"trace-rank0-steps{first}-{last}.json.gz")
+
+        def write(profiler: profile) -> None:
+            profiler.export_chrome_trace(str(path))
+            self.say(f"profile {path}: open it in https://ui.perfetto.dev")
+
         # Add record_shapes=True for the shapes of tensors, with_stack=True for the lines of Python. Both cost time.
         profiler = profile(
             schedule=schedule(wait=first - 1, warmup=1, active=last - first + 1, repeat=1),
-            on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+            on_trace_ready=write,
         )
         profiler.step_num = self.first_step + 1
         with profiler:
             for batch in batches:
                 yield batch
                 profiler.step()
-        self.say(f"profile {path}: open it in https://ui.perfetto.dev")
 
     def add(self, loss: torch.Tensor) -> None:
         """Keep the loss of a step, a tensor on the device, and say that the run is alive."""
