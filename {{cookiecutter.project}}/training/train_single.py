@@ -2,7 +2,7 @@
 
     python training/train_single.py                      on the GPU if there is one
 
-Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. All else is in README.md.
+Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. See README.md.
 """
 
 import argparse

@@ -43,7 +43,7 @@ def read_newest(folder: Path, mmap: bool) -> tuple[Path | None, dict[str, Any], 
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)  # a file cannot run code
             return path, {name: content[name] for name in CONTENT}, torn
-        except Exception as error:  # a torn one fails in many ways
+        except Exception as error:  # noqa: BLE001 - a torn one fails in many ways
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}"
             if not is_of_file(error):
                 setup.fail(
