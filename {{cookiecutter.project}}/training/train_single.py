@@ -19,7 +19,14 @@ from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import due, make_batches, make_optimizer, seed_step, set_learning_rate, train_step
+from lm.schedule import (
+    due,
+    make_batches,
+    make_optimizer,
+    seed_step,
+    set_learning_rate,
+    train_step,
+)
 from lm.stop import Stop
 
 
