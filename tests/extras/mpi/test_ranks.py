@@ -21,7 +21,7 @@ TASK |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "MASTER_ADDR": "n1", "MASTER_PORT": 
     [
         NODE,
         # every node believes to be node 0 of the step that started mpirun's own daemons
-        {**PET, **STRAY, **STEP, "SLURM_NODEID": "0", **NODE},
+        {**STRAY, **STEP, "SLURM_NODEID": "0", **NODE},
     ],
 )
 def test_where_this_node_stands(call, environment):
