@@ -417,6 +417,15 @@ def test_settings_that_end_the_script(refused, last):
     assert "env.sh ended this script: look for exit, or set -e and a command that fails" in refused()
 
 
+def test_checks_that_end_early(refused):
+    """By `exit 0` in what env.sh names; unchecked, the job would wait in the queue."""
+    environment = refused.project / "own/bin"
+    environment.mkdir(parents=True)
+    (environment / "activate").write_text("exit 0\n")
+    said = refused(RUNTIME="venv", VENV=str(environment.parent))
+    assert "the checks ended early: look for exit in what activates the environment" in said
+
+
 @pytest.mark.parametrize("number", ["65536", "1 m", "-1"])
 def test_a_time_to_save_that_slurm_does_not_take(refused, number):
     assert refused(SAVE_SECONDS=number).startswith("slurm/submit_multinode.sh: SAVE_SECONDS=")

@@ -199,8 +199,12 @@ def test_logs_of_each_node_and_attempt(call, tmp_path):
 @pytest.mark.parametrize(
     ("environment", "arguments", "expected"),
     [
-        ({}, [], "name the program, or -m and a module"),
-        ({}, ["--nnodes=2", "x.py"], "Options of torchrun go into TORCHRUN_OPTIONS"),
+        ({}, [], "name a program, or -m and a module"),
+        (
+            {},
+            ["--nnodes=2", "x.py"],
+            "'--nnodes=2': name the program first. Options of torchrun go into TORCHRUN_OPTIONS",
+        ),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "12"}, ["x.py"], "srun started 12 tasks on 3 node(s), but one per node"),
         ({**STEP, "MASTER_ADDR": ""}, ["x.py"], "3 nodes, and they are to meet at ':12345'"),
         ({**STEP, "MASTER_PORT": "p"}, ["x.py"], "3 nodes, and they are to meet at 'n1:p'"),

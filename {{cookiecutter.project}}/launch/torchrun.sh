@@ -69,9 +69,9 @@ main() {
         TORCHRUN_OPTIONS=''
     fi
     #? endif
-    [[ ${1:--} != -* || ${1:-} == -m ]] ||
-        die "name the program, or -m and a module: launch/torchrun.sh program.py [arguments]." \
-            "Options of torchrun go into TORCHRUN_OPTIONS"
+    (($#)) || die "name a program, or -m and a module: launch/torchrun.sh program.py [arguments]"
+    [[ $1 != -* || $1 == -m ]] ||
+        die "'$1': name the program first. Options of torchrun go into TORCHRUN_OPTIONS"
     find_this_node   # sets nodes, node_rank, endpoint
     choose_processes # sets processes
     # torchrun would take each option that is not on its command line from PET_*. A RANK that is set
@@ -115,7 +115,9 @@ find_this_node() {
     if [[ $nodes == 1 ]]; then
         address=127.0.0.1 # no other machine has to connect, and MASTER_ADDR may be a stale variable
         # Below 32768, where the kernel begins with the ports of outgoing connections.
-        while [[ -z $port ]] || is_in_use "$port"; do port=$((10000 + RANDOM % 20000)); done
+        while [[ ! $port =~ ^[1-9][0-9]{0,4}$ ]] || is_in_use "$port"; do
+            port=$((10000 + RANDOM % 20000))
+        done
     fi
     endpoint=$address:$port
 }

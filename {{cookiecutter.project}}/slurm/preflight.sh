@@ -22,8 +22,8 @@ declare srun_message # the first line that is no line of a check, such as an err
 declare -A faults=() # by node: what is wrong with it, joined by "; "
 
 # Checks hosts. Returns 1 if one of them is unfit. Arguments: names, each of a command that every node
-# has to have, and paths, each readable there{{ "; then --mounts and the folders that the container mounts" if container }}. Reads hosts and, exported, RUN_DIR,
-# MASTER_ADDR, MASTER_PORT, MASTER_ADDR_SUFFIX and, if they are set,
+# has to have, and paths, each readable there{{ "; then --mounts and the folders that the container mounts" if container }}. Reads hosts, RUN_DIR, MASTER_ADDR,
+# MASTER_PORT, MASTER_ADDR_SUFFIX and, if they are set,
 #   PREFLIGHT_TIMEOUT   seconds for all checks (30); nodes without an answer until then hang
 #   UNFIT_FILE          a file for the unfit nodes, a line each: NODE, a tab, its faults
 preflight() {
@@ -79,7 +79,7 @@ lost_nodes() {
     done
 }
 
-# Ends this script if srun has started nothing, and blames no node.
+# Ends the check if srun has started nothing, and blames no node.
 refuse_silence() {
     if [[ $answers != *$'\t'* && -z $(lost_nodes) ]]; then
         echo "preflight: srun started nothing in $SECONDS s: ${srun_message:-it says nothing}" >&2
@@ -143,7 +143,7 @@ is_less() { [[ $(printf '%s\n' "$@" | sort --version-sort | sed -n 1p) == "$1" ]
 # (https://github.com/awslabs/awsome-distributed-ai/issues/180, 2024-03-06), and ranks would save
 # too late before the time limit. The right time is the median of all nodes and of this machine, whose
 # clock decides between two nodes: in a batch job it is the first node, and the second one is blamed.
-# The nodes read their clocks while this script runs.
+# The nodes read their clocks during the check.
 find_wrong_clocks() {
     local host clock clocks right off
     mapfile -t clocks < <({ said clock | cut -f 2 && date +%s; } | sort --numeric-sort)

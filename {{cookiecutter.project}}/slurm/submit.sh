@@ -110,7 +110,8 @@ check_submission() {
         } >&2
         printf '%s\n' "$SAVE_SECONDS" "$program"
     ) || exit
-    { read -r save_seconds && IFS= read -r program; } <<<"$checked"
+    { read -r save_seconds && IFS= read -r program; } <<<"$checked" ||
+        die "the checks ended early: look for exit in what activates the environment, and in extras"
 }
 
 # Refuses options of sbatch with which the job would end without output or without the settings of
@@ -127,10 +128,10 @@ refuse_options() {
         value=$(option_of_job $option "$job_script")
         if [[ -z $value ]]; then continue; fi
         folder=$PWD
-        if [[ $value == */* ]]; then folder=${value%/*}; fi
+        if [[ $value == */* ]]; then folder=${value%/*} && folder=${folder:-/}; fi
         # Slurm 23.02 and later makes a missing folder, an older one ends the job without output. A
         # folder with % has its name in the job.
-        if [[ $folder != *%* && ! -w ${folder:-/} && ! -w $value ]]; then # $value: /dev/null
+        if [[ $folder != *%* && ! -w $folder && ! -w $value ]]; then # $value: /dev/null
             die "--${option% *}=$value: the job's output goes to '$folder', and you cannot write there:" \
                 "mkdir -p '$folder', or submit from a folder of yours"
         fi

@@ -1,4 +1,4 @@
-"""What did it learn? Print text that a trained model writes.
+"""What did the model learn? Print text that a trained model writes.
 
     python training/sample.py runs/train                                          from the newest checkpoint there
     python training/sample.py runs/train --prompt "def " --length 400 --seed 1    other words to begin with

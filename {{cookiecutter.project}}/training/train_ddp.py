@@ -7,7 +7,7 @@ On several nodes, the project's submit script starts it. The batch of a step is 
 (--global-batch), a multiple of the number of ranks, which share it equally. So the number of ranks changes the speed.
 The losses stay the same up to rounding, but for a model with dropout.
 
-Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. See README.md.
+Exit code 2: a flag, the data or --out does not fit, and the error names the fix. See README.md.
 """
 
 import argparse

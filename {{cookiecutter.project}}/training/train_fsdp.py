@@ -7,7 +7,7 @@ Weights, gradients and optimizer are divided among the ranks. A layer's weights 
 Same flags and checkpoints as train_ddp.py, which is faster for a model that fits, and the same losses, in bfloat16 but
 for rounding. Needs torch 2.6 or newer, on CPUs a newer one: README.md, Packages.
 
-Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. See README.md.
+Exit code 2: a flag, the data or --out does not fit, and the error names the fix. See README.md.
 """
 
 import argparse

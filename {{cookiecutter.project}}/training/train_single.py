@@ -2,7 +2,7 @@
 
     python training/train_single.py                      on the GPU if there is one
 
-Exit code 2: the arguments, the data or --out do not fit, and the message says what to change. See README.md.
+Exit code 2: a flag, the data or --out does not fit, and the error names the fix. See README.md.
 """
 
 import argparse

@@ -132,6 +132,10 @@ def test_a_job_that_died_before_it_began_does_not_go_on_with_the_run_of_another(
     assert first_step("77", "0") == 0
     assert first_step("78", "1") == 0  # its first attempt has left nothing
     assert first_step("78", "2") == 3
+    monkeypatch.setenv("SLURM_JOB_ID", "79")
+    with pytest.raises(SystemExit):  # refused: the folder stays that of job 78
+        solo(*TINY, "--data", text, "--resume", "--seed", 5)
+    assert first_step("78", "3") == 3
 
 
 def hold(folder, job, ready):

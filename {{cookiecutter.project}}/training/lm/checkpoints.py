@@ -82,16 +82,17 @@ class Checkpoints:
         To resume, fill model and optimizer from the newest checkpoint that can be read. Without one, move what an
         earlier run has left aside. Fails if the checkpoint is of another run, or if ranks see different ones or data.
         """
-        self._lock()
         mmap = is_divided(next(model.parameters()))
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
+        if path:
+            self._verify(path, state.pop("settings"))
+        self._lock()  # not before: a run that is refused does not leave its name in the folder
         if path is None:
             if self.rank == 0:
                 self._set_aside()
             return {"step": 0, "loss": None, "val_loss": None}
-        self._verify(path, state.pop("settings"))
         for damaged in torn if self.rank == 0 else ():
             if damaged.exists():  # what is wrong with it is not known, so it is kept
                 os.replace(damaged, next(p for n in count(1) if not (p := damaged.with_suffix(f".torn-{n}")).exists()))

@@ -143,8 +143,11 @@ class Metrics:
             self.say(f"{stopped}, saved in {args.out}; --resume goes on from there")
         elif self.first_step < args.steps:
             self.say(f"done    loss {state['loss']:.4f}, validation {state['val_loss']:.4f}; see {args.out}")
-        for _, end in self.trackers.values():
-            end()
+        for tracker, (_, end) in self.trackers.items():
+            try:
+                end()
+            except Exception as error:  # noqa: BLE001 - the training is done
+                self.say(f"warning: --{tracker} may lack the last steps: {error}")
 
     def say(self, text: str) -> None:
         """Print a line on rank 0."""
