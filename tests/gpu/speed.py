@@ -118,8 +118,8 @@ def ours(way: Way) -> None:
         way.losses.append(loss)
         return loss
 
-    own_step = train_single.train_step
-    schedule.DataLoader, train_single.train_step = paced, train_step
+    own_step = schedule.train_step
+    schedule.DataLoader, schedule.train_step = paced, train_step
     train_single.train(way.args, DEVICE)
 
 

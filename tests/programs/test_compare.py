@@ -107,6 +107,9 @@ def test_no_number_is_not_equal(write, order):
     for name in ("diverged", "too"):
         write(name, [*LOSSES[:3], None], val_loss=None)
     assert "NOT equal: the largest difference is inf" in start("compare.py", *order, code=1).stdout
+    both = [write(name, [5.5, None, last], val_loss=None) for name, last in (("a", 2.0), ("b", 7.0))]
+    assert "NOT equal: the largest difference is 5.0e+00" in start("compare.py", *both, code=1).stdout
+    start("compare.py", both[0], write("same", [5.5, None, 2.0], val_loss=None))
 
 
 @pytest.mark.parametrize("name", ["gone", "nothing", "ddp-3"])

@@ -34,7 +34,8 @@ def main() -> None:
     print("\nlast step         loss  validation loss  tokens/s  differs by  run")
     for folder, run in runs.items():
         both = [(kind, step) for kind in ("loss", "val_loss") for step in run[kind].keys() & reference[kind].keys()]
-        differences.append(max((abs(run[kind][step] - reference[kind][step]) for kind, step in both), default=math.inf))
+        pairs = [(run[kind][step], reference[kind][step]) for kind, step in both]
+        differences.append(max((0.0 if a == b else abs(a - b) for a, b in pairs), default=math.inf))  # inf - inf is nan
         loss, val_loss, speeds = (list(points.values()) or [math.nan] for points in run.values())
         figures = f"{loss[-1]:14.12f} {val_loss[-1]:16.12f} {statistics.median(speeds):9,.0f} {differences[-1]:11.1e}"
         print(f"{max(run['loss']):9} {figures}  {folder}")

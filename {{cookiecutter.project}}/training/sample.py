@@ -35,7 +35,7 @@ def main() -> None:
     add("--temperature", type=float, default=0.8, metavar="T", help="0: always the likeliest byte (default: 0.8)")
     add("--seed", type=int, default=0, metavar="N", help="random seed of the text (default: %(default)s)")
     args = parser.parse_args()
-    if not args.prompt or args.temperature < 0:
+    if not (args.prompt and args.temperature >= 0):
         fail(f"--prompt '{args.prompt}' has to have a character, --temperature {args.temperature:g} to be 0 or more")
 
     path, state, _ = read_newest(args.path, mmap=True)
@@ -46,15 +46,16 @@ def main() -> None:
     model.load_state_dict(state["model"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     text = continue_text(model.to(device).eval(), os.fsencode(args.prompt), args, state["settings"]["context"], device)
+    # A terminal obeys characters of control.
     shown = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text.decode(errors="replace"))
-    sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character, and obeys those of control
+    sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character
     print("".join(shown))
 
 
 @torch.no_grad()
 def continue_text(model: GPT, text: bytes, args: argparse.Namespace, context: int, device: torch.device) -> bytes:
     """Return the text with args.length more bytes. The model sees the last `context` bytes before each."""
-    generator = torch.Generator().manual_seed(args.seed)  # on the CPU: a GPU's draws other numbers
+    generator = torch.Generator().manual_seed(args.seed)  # on the CPU, as a GPU would draw other numbers
     for _ in range(args.length):
         tokens = torch.tensor([list(text[-context:])], device=device)
         logits = model.logits(tokens)[0, -1, :256].double().cpu()  # a larger vocabulary has tokens that are no bytes

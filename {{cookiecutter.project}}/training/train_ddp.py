@@ -20,20 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHONSAFEPATH=1 leaves it out
 
-from lm import setup
+from lm import schedule, setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    due,
-    make_batches,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    train_step,
-)
 from lm.stop import Stop
 
 
@@ -45,7 +37,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     model = GPT(args.config).to(device, setup.weights_dtype(args.dtype))  # bfloat16: float32, and autocast
     if args.compile:
         model.compile()
-    optimizer = make_optimizer(model, args.learning_rate)
+    optimizer = schedule.make_optimizer(model, args.learning_rate)
 
     stop = Stop()
     checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args, data_name), rank)
@@ -56,19 +48,19 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     def synchronize(is_last: bool) -> None:
-        ddp.require_backward_grad_sync = is_last  # what DDP.no_sync() sets
+        ddp.require_backward_grad_sync = is_last  # as DDP.no_sync() does
 
-    batches = make_batches(data, args, device, first_step, rank, world_size)
+    batches = schedule.make_batches(data, args, device, first_step, rank, world_size)
     for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
-        set_learning_rate(optimizer, step, args)
-        seed_step(args.seed, step, rank)
-        loss = train_step(ddp, optimizer, batch, args, device, synchronize)
+        schedule.set_learning_rate(optimizer, step, args)
+        schedule.seed_step(args.seed, step, rank)
+        loss = schedule.train_step(ddp, optimizer, batch, args, device, synchronize)
         metrics.add(loss)  # stays on the device
 
         stopping = stop.requested()  # by a file, a signal or the clock; all ranks agree
-        evaluating = due(step, args.eval_every, args.steps)
-        saving = stopping or due(step, args.save_every, args.steps)
-        if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
+        evaluating = schedule.due(step, args.eval_every, args.steps)
+        saving = stopping or schedule.due(step, args.save_every, args.steps)
+        if schedule.due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
             metrics.log(step)  # reads the losses since the last line, and updates state
         if evaluating:
             metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))

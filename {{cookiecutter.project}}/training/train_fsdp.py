@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 2 training/train_fsdp.py   two, as any launcher starts them
 
 Weights, gradients and optimizer are divided among the ranks. A layer's weights are whole only while it is computed.
-Same flags and checkpoints as train_ddp.py, which is faster for a model that fits, and the same losses, in bfloat16 but
-for rounding. Needs torch 2.6 or newer, on CPUs a newer one: README.md, Packages.
+Same flags, checkpoints and losses as train_ddp.py, which is faster for a model that fits. In bfloat16 the losses differ
+a little, as the activations between layers are rounded here, too. Needs torch 2.6 or newer, on CPUs a newer one:
+README.md, Packages.
 
 Exit code 2: a flag, the data or --out does not fit, and the error names the fix. See README.md.
 """
@@ -20,20 +21,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHONSAFEPATH=1 leaves it out
 
-from lm import setup
+from lm import schedule, setup
 from lm.arguments import fixed_settings, read_arguments
 from lm.checkpoints import Checkpoints, fill_part
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
-from lm.schedule import (
-    due,
-    make_batches,
-    make_optimizer,
-    seed_step,
-    set_learning_rate,
-    train_step,
-)
 from lm.stop import Stop
 
 try:
@@ -46,7 +39,7 @@ except ImportError:
 
 def build_sharded_model(args: argparse.Namespace, world_size: int, device: torch.device) -> torch.nn.Module:
     """Return the model, of which this rank holds its part, with the initial weights that train_ddp.py gives it."""
-    one_by_one = hasattr(GPT, "init_weight")
+    one_by_one = hasattr(GPT, "init_weight")  # a model of yours may lack it
     with torch.device("meta" if one_by_one else "cpu"):  # meta: shapes without memory
         model = GPT(args.config).to(setup.weights_dtype(args.dtype))
     if one_by_one and list(model.buffers()):
@@ -56,7 +49,7 @@ def build_sharded_model(args: argparse.Namespace, world_size: int, device: torch
         )
 
     # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
-    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    rounded = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policy = rounded if args.dtype == "bfloat16" else MixedPrecisionPolicy()
     # Without the device type, a torch that is built for GPUs looks for them, also on a machine without.
     mesh = init_device_mesh(device.type, (world_size,))
@@ -81,7 +74,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     args.dtype = setup.choose_dtype(args.dtype, device)
     torch.manual_seed(args.seed)  # for the initial weights
     model = build_sharded_model(args, world_size, device)
-    optimizer = make_optimizer(model, args.learning_rate)
+    optimizer = schedule.make_optimizer(model, args.learning_rate)
 
     stop = Stop()
     checkpoints = Checkpoints(args.out, args.keep, fixed_settings(args, data_name), rank)
@@ -90,17 +83,17 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     metrics = Metrics(args, state, device, rank, world_size)
     metrics.print_plan(model, len(data), len(validation), data_name)
 
-    batches = make_batches(data, args, device, first_step, rank, world_size)
+    batches = schedule.make_batches(data, args, device, first_step, rank, world_size)
     for step, batch in enumerate(metrics.profiled(batches), start=first_step + 1):
-        set_learning_rate(optimizer, step, args)
-        seed_step(args.seed, step, rank)
-        loss = train_step(model, optimizer, batch, args, device, model.set_requires_gradient_sync)
+        schedule.set_learning_rate(optimizer, step, args)
+        schedule.seed_step(args.seed, step, rank)
+        loss = schedule.train_step(model, optimizer, batch, args, device, model.set_requires_gradient_sync)
         metrics.add(loss)  # stays on the device
 
         stopping = stop.requested()  # by a file, a signal or the clock; all ranks agree
-        evaluating = due(step, args.eval_every, args.steps)
-        saving = stopping or due(step, args.save_every, args.steps)
-        if due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
+        evaluating = schedule.due(step, args.eval_every, args.steps)
+        saving = stopping or schedule.due(step, args.save_every, args.steps)
+        if schedule.due(step, args.log_every, args.steps) or evaluating or saving or step == first_step + 1:
             metrics.log(step)  # reads the losses since the last line, and updates state
         if evaluating:
             metrics.log_validation(step, evaluate(model, validation, args, device, rank, world_size))

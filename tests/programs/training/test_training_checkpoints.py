@@ -34,7 +34,13 @@ def test_the_newest_are_kept(program, ranks, train, tmp_path):
 
 @pytest.mark.parametrize(
     ("program", "kind"),
-    [("train_single", "empty"), ("train_single", "of another program"), ("train_ddp", "cut"), ("train_fsdp", "cut")],
+    [
+        ("train_single", "empty"),
+        ("train_single", "cut short"),
+        ("train_single", "of another program"),
+        ("train_ddp", "cut"),
+        ("train_fsdp", "cut"),
+    ],
 )
 def test_a_damaged_checkpoint_is_passed_over(program, kind, half, train, whole):
     ranks = 1 if program == "train_single" else 2
@@ -49,6 +55,13 @@ def test_a_damaged_checkpoint_is_passed_over(program, kind, half, train, whole):
     assert_same(folder, whole.folder, last=18)
     assert checkpoints(folder) == ["10", "15", "18"]
     assert newest.with_suffix(".torn-1").exists()
+
+
+def test_the_link_names_what_a_run_has_gone_on_from(half, train):
+    folder = half("train_ddp")
+    damage(folder / os.readlink(folder / "latest"), "empty")
+    train(folder, 2, "train_ddp", "--resume", "--steps", 10)  # the step of the checkpoint before: it saves none
+    assert os.readlink(folder / "latest") == "checkpoint-00000010.pt"
 
 
 ROOT_OF_ZERO = """

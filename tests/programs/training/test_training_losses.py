@@ -99,7 +99,7 @@ def test_gradients_are_clipped(modules):
     batch = [torch.ones(4, 1).double(), torch.ones(4, 1)]
     for largest, moved in ((0.5, 0.5), (100.0, 30.5)):
         args = argparse.Namespace(micro_batch=2, grad_clip=largest, dtype="float64")
-        modules.train_single.train_step(model, optimizer, batch, args, device)
+        modules.train_single.schedule.train_step(model, optimizer, batch, args, device)
         assert before - model.weight.item() == pytest.approx(moved, rel=1e-4)
 
 
@@ -111,13 +111,14 @@ def test_gradients_cross_the_network_once_per_step(program, operation, per_step,
     """With four micro batches, of which the last one alone is reduced."""
     change = f"""
 import {program}, torch.profiler
-step = {program}.train_step
+from lm import schedule
+step = schedule.train_step
 def counted(*arguments):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         loss = step(*arguments)
     print("reductions", sum(event.name == "{operation}" for event in seen.events()), flush=True)
     return loss
-{program}.train_step = counted
+schedule.train_step = counted
 {program}.main()
 {program}.setup.leave()
 """

@@ -33,11 +33,14 @@ def test_steps_that_do_not_come(refused, text):
     assert message == "--profile 20:23 ends after --steps 4: record earlier steps"
 
 
-def test_a_resumed_run_counts_on_and_a_stopped_one_writes_what_it_has(modules, solo, text, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("wanted", "recorded"), [("5:9", [5, 6]), ("4:9", [4, 5, 6]), ("2:9", [4, 5, 6])])
+def test_a_resumed_run_counts_on_and_a_stopped_one_writes_what_it_has(
+    wanted, recorded, modules, solo, text, tmp_path, monkeypatch
+):
     words = [*TINY, "--data", text]
     solo(*words, "--steps", 3)
     calls = iter((False, False, True))
     monkeypatch.setattr(modules.train_single.Stop, "requested", lambda _: next(calls))
-    assert solo(*words, "--steps", 12, "--resume", "--profile", "5:9")["steps"] == 6
+    assert solo(*words, "--steps", 12, "--resume", "--profile", wanted)["steps"] == 6
     (path,) = (tmp_path / "run").glob("trace*")
-    assert recorded_steps(path) == [5, 6]
+    assert recorded_steps(path) == recorded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -23,6 +24,8 @@ PATTERN = "checkpoint-" + 8 * "[0-9]"
 RUN_FILES = (f"{PATTERN}.*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
 CONTENT = ("step", "loss", "val_loss", "settings", "model", "optimizer")  # of a checkpoint
 IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
+# An OSError that is the file's: it is gone, or was cut to 4 to 69 KiB (EINVAL of torch 2.13, 2026-11-29).
+OF_FILE = (errno.ENOENT, errno.EINVAL)
 # In an error of torch (2.13) that is the machine's and not the file's: memory is short, or the file server fails.
 OF_MACHINE = ("can't allocate memory", "Cannot allocate memory", "unable to open file", "Input/output error")
 
@@ -61,7 +64,7 @@ def read_newest(folder: Path, mmap: bool) -> tuple[Path | None, dict[str, Any], 
 def newest_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of the newest checkpoint that can be read, without its weights; {} if there is none."""
     for path in existing(folder):
-        with suppress(Exception):  # a torn one fails in many ways, and load() warns of it
+        with suppress(Exception):  # a torn one fails in many ways, and read_newest() warns of it
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["settings"]
     return {}
 
@@ -79,10 +82,11 @@ class Checkpoints:
     def start(self, model: Module, optimizer: Optimizer, resume: bool) -> dict[str, Any]:
         """Return the step from which the run goes on, with its loss and validation loss. All ranks call.
 
-        To resume, fill model and optimizer from the newest checkpoint that can be read. Without one, move what an
-        earlier run has left aside. Fails if the checkpoint is of another run, or if ranks see different ones or data.
+        To resume, fill model and optimizer from the newest checkpoint that can be read. Without one, move
+        what an earlier run has left into a folder of its own. Fails if the checkpoint is of another run, or if ranks
+        see different ones or data.
         """
-        mmap = is_divided(next(model.parameters()))
+        mmap = is_divided(next(model.parameters()))  # then a rank reads its own part alone
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
@@ -94,8 +98,9 @@ class Checkpoints:
                 self._set_aside()
             return {"step": 0, "loss": None, "val_loss": None}
         for damaged in torn if self.rank == 0 else ():
-            if damaged.exists():  # what is wrong with it is not known, so it is kept
+            if damaged.exists():  # renamed, or it would count as one of the newest, and a good one would be removed
                 os.replace(damaged, next(p for n in count(1) if not (p := damaged.with_suffix(f".torn-{n}")).exists()))
+                self._link_latest(path)
         weights, moments = state.pop("model"), state.pop("optimizer")
         fill(model, optimizer, weights, moments)
         return state
@@ -107,7 +112,7 @@ class Checkpoints:
         removed, and the error goes on.
         """
         weights = {name: self._whole(weight) for name, weight in model.state_dict().items()}
-        moments = optimizer.state_dict()  # which shares its dictionaries with the optimizer
+        moments = optimizer.state_dict()  # its dictionaries are the optimizer's own: not changed here
         whole = {number: {n: self._whole(v) for n, v in values.items()} for number, values in moments["state"].items()}
         content = {**state, "settings": self.settings, "model": weights, "optimizer": {**moments, "state": whole}}
         if self.rank == 0:
@@ -158,12 +163,18 @@ class Checkpoints:
         if others:
             setup.fail(f"{path} belongs to another run: {'; '.join(others)}. Use its values, or give another --out")
 
+    def _link_latest(self, path: Path) -> None:
+        """Let the link `latest` name a checkpoint."""
+        link = path.with_suffix(".tmp")
+        link.unlink(missing_ok=True)  # left by a crash
+        link.symlink_to(path.name)
+        os.replace(link, self.folder / "latest")
+
     def _publish(self, temporary: Path) -> None:
         """Give a complete checkpoint its name. Remove those beyond `keep`."""
         path = temporary.with_suffix(".pt")
         os.replace(temporary, path)
-        temporary.symlink_to(path.name)
-        os.replace(temporary, self.folder / "latest")
+        self._link_latest(path)
         folder = os.open(self.folder, os.O_RDONLY)
         os.fsync(folder)  # names are the folder's content
         os.close(folder)
@@ -211,7 +222,7 @@ def is_of_file(error: BaseException | None) -> bool:
     group has changed. Then the checkpoint is as good as before.
     """
     while error is not None:
-        if isinstance(error, (MemoryError, OSError)) and not isinstance(error, FileNotFoundError):
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_FILE):
             return False
         if any(text in str(error) for text in OF_MACHINE):
             return False

@@ -1,7 +1,8 @@
 """The text to learn from, as bytes. To train on something else, replace this file.
 
-The programs call load_data(args). It returns two datasets, to train on and to validate with, and a text that names the
-data: a checkpoint of other data is refused. A sample is a tuple of tensors, with which the model is called.
+The programs call load_data(args). It returns two datasets, to train on and to validate with, neither of them empty, and
+a text that names the data: a checkpoint of other data is refused. A sample is a tuple of tensors, with which the model
+is called.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a run tells: lines of progress, metrics.jsonl, trackers and --profile; and the validation loss.
 
-A tracker is a function that returns what logs the values of a step, and what ends the tracker. A run that resumes
+A tracker is a function of the flags and `rows`, which returns two: log(step, values), and end(). A run that resumes
 repeats the steps after its last checkpoint. `rows` are the lines of metrics.jsonl before them.
 """
 
@@ -96,6 +96,7 @@ class Metrics:
             on_trace_ready=write,
         )
         profiler.step_num = self.first_step + 1
+        profiler.current_action = profiler.schedule(profiler.step_num)  # was that of step 0
         with profiler:
             for batch in batches:
                 yield batch
@@ -273,6 +274,6 @@ TRACKERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}  # by 
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """Return what a line of metrics.jsonl measures, and what is known of it."""
+    """Return what a line of metrics.jsonl measures, without what was not finite."""
     others = ("step", "steps", "time")
     return {name: value for name, value in row.items() if name not in others and value is not None}

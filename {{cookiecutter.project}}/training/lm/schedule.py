@@ -89,8 +89,8 @@ def train_step(
     """Update the weights once; return the mean loss of the batch, or of this rank's part of it.
 
     The gradients of the micro batches add up. read_arguments() sees to it that they have the same size. So the mean of
-    their means is the batch's mean. `synchronize` hears before each whether it is the last: then gradients of the ranks
-    are averaged.
+    their means is the batch's mean. `synchronize(is_last)` is called before each: the ranks average their gradients in
+    the last one alone.
     """
     optimizer.zero_grad()
     mean_loss = 0.0

@@ -27,7 +27,7 @@ def join(timeout: float) -> tuple[int, int, torch.device]:
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        # Where a rank sees a single GPU, the scheduler has given it that one.
+        # A rank that sees a single GPU has it from its launcher, whatever its local rank is.
         device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
@@ -46,8 +46,8 @@ def leave(code: int = 0) -> NoReturn:
         if code == 0:
             dist.barrier()  # no rank leaves while rank 0 still writes
         dist.destroy_process_group()
-        # DDP leaves gloo's threads behind. A thread that returns a tensor while Python shuts down aborts the process,
-        # though all is done (https://github.com/pytorch/pytorch/issues/190489). So Python does not shut down.
+        # On CPUs DDP leaves gloo's threads behind. One that returns a tensor while Python shuts down ends Python by an
+        # abort, though all is done (https://github.com/pytorch/pytorch/issues/190489). So Python does not shut down.
         if not torch.cuda.is_available():
             sys.stdout.flush()
             os._exit(code)
@@ -87,8 +87,8 @@ def require_same(what: str, value: str) -> None:
 
 def choose_dtype(name: str | None, device: torch.device) -> str:
     """Return the precision of matrix products: `name`, else bfloat16 where the GPU supports it, else float32."""
-    # float32 means float32. That of cuDNN is TF32 by default. Some containers set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1,
-    # which makes TF32 the default of matrix products too.
+    # No TF32 where float32 is asked for. cuDNN takes it by default, and matrix products do in containers that set
+    # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

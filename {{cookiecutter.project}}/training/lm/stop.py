@@ -1,6 +1,6 @@
 """Asks a program to save and end early: by a file, a signal or the clock. Copy this file into any program.
 
-    stop = Stop()                              # once, in the main thread
+    stop = Stop()                              # once the ranks have joined, in the main thread
     loader = DataLoader(data, num_workers=8, worker_init_fn=ignore_signals)
     for batch in loader:
         train_step(batch)
@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 # SIGTERM: scancel, or a preemption. SIGUSR1, SIGUSR2: the warning of a scheduler that signals each process.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-CHECK_SECONDS = 1.0  # between two exchanges of the ranks; if a step takes longer, they exchange after each
+CHECK_SECONDS = 1.0  # between two exchanges of the ranks; if a step takes longer, they exchange after every step
 MOST_STEPS = 100  # from one exchange to the next, in case that steps become slower
 
 
@@ -45,7 +45,7 @@ class Stop:
 
         No rank decides alone: the others would wait for it in the next step. So the ranks exchange their answers, about
         once in CHECK_SECONDS. They also exchange how long their longest step took, and so agree on the step of the next
-        exchange. The longest, and not the mean: slow and quick steps may alternate. It fades by a tenth with each step.
+        exchange. The longest, and not the mean: slow and quick steps may alternate. Each step forgets a tenth of it.
         """
         if self.stopping:  # the loops of a program may be nested
             return True
@@ -82,7 +82,7 @@ def ignore_signals(_worker: int = 0) -> None:
     """Let a process that reads data live on after these signals: for worker_init_fn of a DataLoader.
 
     scancel and a preemption signal all processes of a job. If a worker dies of it, the DataLoader fails in its rank,
-    before the rank has saved (KempnerForge, issue 177; tried on 2026-11-26). The rank ends its workers itself.
+    before the rank has saved (KempnerForge, issue 177; tried on 2026-11-26). At its end the rank waits for its workers.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
