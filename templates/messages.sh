@@ -31,7 +31,7 @@ die() {
     exit 2
 }
 
-# Prints a message with the time. It starts no process, as a requeue ends the submit script's processes.
+# Prints a message with the time. It starts no process: Slurm ends all processes of a job that is requeued.
 # It returns 0 also if the disk is full: that must not end the script while ranks save.
 say() { printf '%(%F %T)T %s\n' -1 "$*" || true; }
 

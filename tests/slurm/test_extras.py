@@ -436,10 +436,11 @@ def test_a_check_of_the_nodes_that_is_neither_on_nor_off(refused):
     assert "PREFLIGHT_TIMEOUT='30s': expected a whole number" in refused(PREFLIGHT_TIMEOUT="30s")
 
 
-def test_a_rank_prefix_in_one_word(refused):
+@pytest.mark.parametrize("value", ["nsys profile", ""])
+def test_a_rank_prefix_in_one_word(refused, value):
     settings = refused.project / "env.sh"
-    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", "RANK_PREFIX='nsys profile'", settings.read_text()))
-    assert "RANK_PREFIX='nsys profile': expected a list of words, as in RANK_PREFIX=(numactl" in refused()
+    settings.write_text(re.sub(r"(?m)^RANK_PREFIX=\(\)$", f"RANK_PREFIX='{value}'", settings.read_text()))
+    assert f"RANK_PREFIX='{value}': expected a list of words, as in RANK_PREFIX=(numactl" in refused()
 
 
 # ---- what a job is without extras ------------------------------------------------------------------------------------

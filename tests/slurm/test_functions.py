@@ -31,6 +31,14 @@ def bash(code, **environment):
     return subprocess.run(["bash", "-c", code], env=clean, capture_output=True, text=True, check=False)
 
 
+def test_what_a_submission_from_a_job_keeps_of_its_variables(submit):
+    """The cluster's configuration and the user's token: without them, sbatch reaches no controller."""
+    code = function(submit.with_name("submit.sh"), "unset_allocation") + "\nunset_allocation; env"
+    kept = {"SLURM_CONF": "/etc/elsewhere.conf", "SLURM_JWT": "a.token"}
+    said = bash(code, SLURM_NNODES="2", **kept).stdout.splitlines()
+    assert sorted(line for line in said if line.startswith("SLURM_")) == [f"{n}={v}" for n, v in kept.items()]
+
+
 @pytest.mark.parametrize(
     ("header", "typed", "told"),
     [

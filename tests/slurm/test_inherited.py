@@ -298,6 +298,7 @@ WITHOUT_EFFECT = [
     (["--output=outs/%x-%j.out"], "mkdir -p 'outs'"),
     (["--error=outs/deep/%j.err"], "mkdir -p 'outs/deep'"),
     (["-o", "outs/%j.out"], "mkdir -p 'outs'"),
+    (["--output=/tmp"], "name a file, as in /tmp/%x-%j.out"),
 ]
 
 
@@ -308,9 +309,13 @@ def test_options_with_which_a_job_would_fail(cluster, project, program, options,
     assert fix in said
 
 
-def test_the_same_options_used_well(cluster, own, program):
+@pytest.mark.parametrize("where", ["typed", "header"])
+def test_the_same_options_used_well(cluster, own, program, where):
     (own / "outs").mkdir()
     options = ["--export=ALL,FOO=bar", "--output=outs/%x-%j.out", "--job-name=exp-1"]
+    if where == "header":
+        script = own / "slurm/submit_multinode.sh"
+        script.write_text(script.read_text().replace("#SBATCH --export=ALL ", f"#SBATCH {options.pop(0)} "))
     job = submit(cluster, own, *options, "--", program, LAUNCHER="srun")
     assert (job.state, job.exit_code) == ("COMPLETED", 0), job.output
     assert (own / f"outs/exp-1-{job.id}.out").exists()

@@ -58,7 +58,7 @@ def fault_of_node2(found):
     """The text of the one line that there must be: node2 is unfit, node1 is not named."""
     code, lines = found
     assert code == 1 and [line.split(": ")[0] for line in lines[:-1]] == ["node2"], lines
-    assert lines[1] == f"1 of 2 nodes unfit; PREFLIGHT=0 starts all the same{WITHOUT}", lines
+    assert lines[1] == f"1 of 2 nodes unfit; PREFLIGHT=0 starts the ranks anyway{WITHOUT}", lines
     return lines[0].removeprefix("node2: ")
 
 
@@ -336,6 +336,18 @@ def test_a_dead_node_because_of_which_srun_starts_nothing(usual_slurm, run_dir, 
     done = usual_slurm.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
     assert done.returncode == 1 and f"node2: no answer, stuck at: {said}\n" in done.stderr, done.stderr
     assert (tmp_path / "unfit").read_text() == f"node2\tno answer, stuck at: {said}\n"
+
+
+def test_each_dead_node_has_its_own_message(usual_slurm, run_dir, tmp_path):
+    """srun says something else first, and nothing of the third node."""
+    lines = ["srun: warning: this is of no node"]
+    lines += [f"srun: error: Task launch for StepId=1.0 failed on node {n}: Fault of {n}" for n in ("node1", "node2")]
+    path = tool(tmp_path, "srun", "".join(f"echo '{line}' >&2; " for line in lines) + "exit 1")
+    environment = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-3]", "PATH": path}
+    done = usual_slurm.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
+    assert done.stderr.splitlines()[:2] == [f"preflight: node{n}: no answer, stuck at: {lines[n]}" for n in (1, 2)], (
+        done.stderr
+    )
 
 
 def test_a_thousand_nodes(usual_slurm, run_dir, tmp_path):

@@ -10,7 +10,7 @@
 # A script sets PROJECT_DIR, and reads {{ kind }}/project.sh, which reads this file.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts that read this file share its variables
 
-RANK_PREFIX=()       # a setting of env.sh, which an older one lacks
+RANK_PREFIX=()       # a setting, unless env.sh is an older one that lacks it
 rank_prefix=()       # what stands before the launcher: RANK_PREFIX, then the words of extras
 
 # Reads the extras that take part in jobs.
@@ -24,12 +24,12 @@ read_extras() {
 }
 
 # What the scripts call at the moments of a job. launch/moments.sh defines these functions anew.
-call_extras() { :; }
-start_beside() { :; }
-end_beside() { :; }
 #? if kind == "runai"
 leave_extras() { :; }
 #? endif
+call_extras() { :; }
+start_beside() { :; }
+end_beside() { :; }
 
 # Refuses settings of extras that have no effect: in env.sh, or of an extra that is not here. If it
 # is not here, a value that switches it off is let through. Called when env.sh has been read.
@@ -80,9 +80,10 @@ refuse_unknown_launcher() {
 # Whether env.sh sets a variable. Argument: its name.
 is_in_env() { grep -qE "^[[:space:]]*(export[[:space:]]+)?\"?$1=" "$PROJECT_DIR/env.sh"; }
 
-# Refuses a RANK_PREFIX that is one word with spaces: it would be taken for the name of a program.
+# Refuses a RANK_PREFIX that is one word with spaces, or an empty one: it would be taken for the name of
+# a program.
 check_rank_prefix() {
-    [[ ${#RANK_PREFIX[@]} != 1 || ${RANK_PREFIX[0]} != *[[:space:]]* || -e ${RANK_PREFIX[0]} ]] ||
+    [[ ${#RANK_PREFIX[@]} != 1 || -e ${RANK_PREFIX[0]} || ${RANK_PREFIX[0]} =~ ^[^[:space:]]+$ ]] ||
         die "RANK_PREFIX='${RANK_PREFIX[0]}': expected a list of words, as in" \
             "RANK_PREFIX=(numactl --interleave=all)"
 }

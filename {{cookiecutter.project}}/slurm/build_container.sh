@@ -81,8 +81,7 @@
 #? if in_job
 # Refuses what would fail after hours in the queue.
 prepare() {
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh"
+    read_settings
     #? if plan.pulls_image
     if [[ $IMAGE != /* ]]; then # the name of an image in a registry
         IMAGE="$PROJECT_DIR/container/{{ cookiecutter.project }}.sqsh"
@@ -202,8 +201,7 @@ PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 source "$PROJECT_DIR/slurm/commands.sh" slurm/build_container.sh
 expect_options "${BASH_SOURCE[0]}" "$@"
 (($# == 0)) || die "'$*' is not known: this script has no options"
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
+read_settings
 set -euo pipefail
 #? if runtime == "shifter"
 command -v shifterimg >/dev/null || die "shifterimg was not found: call this on a login node"

@@ -52,8 +52,7 @@
 # Refuses what would fail after hours in the queue, and sets up the Python that the environment is
 # made from.
 prepare() {
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh"
+    read_settings
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
     [[ -f $PROJECT_DIR/requirements.txt ]] ||

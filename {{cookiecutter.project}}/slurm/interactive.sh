@@ -24,8 +24,7 @@ export PROJECT_DIR
 source "$PROJECT_DIR/slurm/commands.sh" slurm/interactive.sh
 expect_options "${BASH_SOURCE[0]}" "$@"
 unset_options_of_srun # of another job's shell
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
+read_settings
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
 #? if cookiecutter.runtime in ("venv", "none")

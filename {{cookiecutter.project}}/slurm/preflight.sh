@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set container = plan_of(cookiecutter).in_container
 # The check of the nodes, which slurm/job.sh calls before each start of the ranks, in about a second. For
-# each node on which they would fail it prints one line: what is wrong, and what to do.
+# each node on which the ranks would fail it prints one line: what is wrong, and what to do.
 #
 # What it looks for:
 #   - a full disk, a used-up quota, a missing folder        /tmp, /dev/shm, the folder of logs
@@ -18,8 +18,7 @@
 
 # What the functions share:
 declare answers      # what the nodes and srun printed, see ask_nodes
-declare srun_message # the first line that is no line of a check, such as an error of srun
-declare -A faults=() # by node: what is wrong with it, joined by "; "
+declare -A faults    # by node: what is wrong with it, joined by "; "
 
 # Checks hosts. Returns 1 if one of them is unfit. Arguments: names, each of a command that every node
 # has to have, and paths, each readable there{{ "; then --mounts and the folders that the container mounts" if container }}. Reads hosts, RUN_DIR, MASTER_ADDR,
@@ -29,7 +28,7 @@ declare -A faults=() # by node: what is wrong with it, joined by "; "
 preflight() {
     set +e +o pipefail # a check that fails is what this is for
     export LC_ALL=C    # messages of other programs are compared, so they must be in English
-    SECONDS=0
+    SECONDS=0 faults=()
     ask_nodes "$@"
     refuse_silence
     collect_faults
@@ -60,16 +59,18 @@ ask_nodes() {
     # srun hands over the text of both files: a node may not see the project's folder.
     scripts="$(<"$PROJECT_DIR/launch/count_gpus.sh")"$'\n'"$(<"$PROJECT_DIR/slurm/preflight_node.sh")"
     # The outer timeout is for an srun that does not end. --foreground: Ctrl-C reaches it.
-    # --kill-after: it may ignore the first signal. The inner one kills the checks of a node before
-    # what hangs in them. So no check goes on, and the last one that a node names is the one that hangs.
+    # --kill-after: it may ignore the first signal. The inner timeout kills the bash that checks a node,
+    # so that it cannot go on to its next check: the last one that it named is the one that hangs.
     answers=$(timeout --foreground --kill-after=5 $((limit + 5)) \
         srun "${step[@]}" timeout --signal=KILL "$limit" \
         bash -c "$scripts" preflight_node.sh "$@" 2>&1)
-    srun_message=$(grep -m 1 -v $'\t' <<<"$answers")
 }
 
 # Prints what the nodes said of one kind, a line each: NODE, a tab, TEXT.
 said() { awk -F '\t' -v OFS='\t' -v kind="$1" '$2 == kind { print $1, $3 }' <<<"$answers"; }
+
+# Prints the first message of srun that has a text. Argument: the text; '' for its first message.
+message_of_srun() { grep -v $'\t' <<<"$answers" | grep -m 1 -F -- "$1"; }
 
 # Prints the nodes on which srun could start nothing: "Task launch … failed on node cn-2: …"
 lost_nodes() {
@@ -81,8 +82,10 @@ lost_nodes() {
 
 # Ends the check if srun has started nothing, and blames no node.
 refuse_silence() {
+    local message
     if [[ $answers != *$'\t'* && -z $(lost_nodes) ]]; then
-        echo "preflight: srun started nothing in $SECONDS s: ${srun_message:-it says nothing}" >&2
+        message=$(message_of_srun '')
+        echo "preflight: srun started nothing in $SECONDS s: ${message:-it says nothing}" >&2
         exit 1
     fi
 }
@@ -161,7 +164,7 @@ find_wrong_clocks() {
 # nodes, it may end the checks of the others. Then only the nodes without a task have a fault (seen
 # with Slurm 22.05.8 and nodes that had lost their power, 2026-11-24).
 find_unfinished_nodes() {
-    local host text suspects
+    local host text suspects message
     local -A last_check=()
     while IFS=$'\t' read -r host text; do
         last_check[$host]=$text
@@ -170,8 +173,8 @@ find_unfinished_nodes() {
     if ((${#suspects[@]} == 0)); then suspects=("${hosts[@]}"); fi
     for host in "${suspects[@]}"; do
         if [[ ${last_check[$host]:-} != end ]]; then
-            add_fault "$host" \
-                "no answer, stuck at: ${last_check[$host]:-${srun_message:-its start}}"
+            message=$(message_of_srun "on node $host:")
+            add_fault "$host" "no answer, stuck at: ${last_check[$host]:-${message:-its start}}"
         fi
     done
 }
@@ -221,8 +224,8 @@ report() {
             fi
         done
     fi >&2
-    echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts all the" \
-        "same${unfit:+, and sbatch --exclude=${unfit#,} takes others}" >&2
+    echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts the ranks" \
+        "anyway${unfit:+, and sbatch --exclude=${unfit#,} takes others}" >&2
     if [[ -n ${UNFIT_FILE:-} ]]; then
         for host in "${!faults[@]}"; do
             printf '%s\t%s\n' "$host" "${faults[$host]}"

@@ -90,7 +90,7 @@ check_own_name() {
 }
 
 # Whether all addresses, a line each, are this machine's own alone. The names of Slurm's nodes may
-# be such addresses: then all of them are this machine.
+# be such addresses, as on a cluster of one machine for tests: then they reach each other all the same.
 are_loopback() { ! grep -qvE '^(127\.|::1$)' <<<"$1"; }
 
 # Connects to the ranks' endpoint. The master's name may lead to another network than the ranks'
@@ -107,9 +107,9 @@ check_master() {
     mapfile -t addresses < <(addresses_of "$MASTER_ADDR")
     for address in "${addresses[@]:-$MASTER_ADDR}"; do
         if error=$(timeout 3 bash -c ": </dev/tcp/$address/$MASTER_PORT" 2>&1); then
-            if [[ $SLURMD_NODENAME${MASTER_ADDR_SUFFIX:-} == "$MASTER_ADDR" ]]; then # others see it, too
+            if [[ $SLURMD_NODENAME${MASTER_ADDR_SUFFIX:-} == "$MASTER_ADDR" ]]; then # the master alone reports it
                 tell fault "the master's port $MASTER_PORT is in use:" \
-                    "submit again, which takes another"
+                    "submit again, and the new job takes another port"
             fi
             return
         elif [[ $error == *refused* ]]; then
@@ -198,7 +198,7 @@ check_gpus() {
     local gpus
     tell at "number of GPUs"
     gpus=$(count_gpus)
-    if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then # else Slurm may give the nodes different numbers
+    if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then # with it, Slurm may give the nodes different numbers
         tell gpus "$gpus"
     fi
     if ((gpus > 0)); then

@@ -20,7 +20,8 @@ source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Unsets variables of the submitting shell, which the launchers and srun would take for this run's.
 unset_stale_variables() {
-    # A rank has submitted this job: its threads are not this job's (2 instead of 4, 2026-11-29).
+    # A rank has submitted this job. Its torchrun has set OMP_NUM_THREADS for that rank, and this job may
+    # have more cores for each (2 threads instead of 4, seen on 2026-11-29).
     if [[ -n ${TORCHELASTIC_RUN_ID:-} ]]; then unset OMP_NUM_THREADS; fi
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID
     unset "${!PET_@}" "${!PMI_@}"
@@ -83,7 +84,7 @@ job_record() {
     return 1
 }
 
-# Prints a field of record, the first of its name; nothing if there is none. The order of fields
+# Prints a field of $record, the first of its name; nothing if there is none. The order of fields
 # differs between versions of Slurm. record has lines such as
 #    Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
 field() {

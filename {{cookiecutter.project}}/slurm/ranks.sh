@@ -13,20 +13,14 @@
 # (--signal), and you may at any time. TERM comes from scancel, a preemption or the time limit, and
 # STOP_FILE asks the program then, too. Programs may also read STOP_TIME, and stop without any signal.
 arrange_stop_request() {
-    local now
     set_stop_time
-    printf -v now '%(%s)T' -1
-    if ((2 * (SAVE_SECONDS + 60) > STOP_TIME - now)); then # Slurm may be a minute early
-        say "this job is short, and about half of it is time to save: set SAVE_SECONDS to less than" \
-            "$SAVE_SECONDS"
-    fi
     trap 'interrupted=1 && ask_to_save' USR1
     trap 'interrupted=1 && stop=cancelled && touch "$STOP_FILE" || true' TERM
-    if [[ -n $stop ]]; then touch "$STOP_FILE"; fi # USR1 came before this trap for it
+    if [[ -n $stop ]]; then touch "$STOP_FILE"; fi # an earlier trap has noted a signal
 }
 
-# Exports STOP_TIME, when the program has to save: SAVE_SECONDS before the job's end, or a tenth of the
-# remaining time before it, if that is less; in seconds since 1970. Reads record, which has such a line:
+# Exports STOP_TIME, when the program has to save [s since 1970]: the job's end, less SAVE_SECONDS or a
+# tenth of the remaining time, whichever is shorter. Reads record, which has such a line:
 #    StartTime=2026-08-20T11:30:00 EndTime=2026-08-20T12:00:00 Deadline=N/A
 set_stop_time() {
     local now end reserve
@@ -82,8 +76,9 @@ run_program() {
 # Starts the ranks once, with what extras run beside them, and waits for them. Extras may set outcome to
 # restart (start the ranks again), requeue (the job) or end (without a requeue).
 #
-# The user's RANK_PREFIX comes first, then the words of extras, then the wrapper. So a profiler in
-# RANK_PREFIX does not see the variables that an extra sets for the ranks, and cannot change them.
+# The command: srun with its options and those of the container, the command that enters a container,
+# RANK_PREFIX, the words of extras, the wrapper, the program. A profiler in RANK_PREFIX so comes before the
+# variables that an extra sets for the ranks.
 launch() {
     local command words=("$program" "${arguments[@]}")
     if [[ $stop == cancelled ]]; then exit 143; fi # TERM came while the nodes were checked
@@ -260,7 +255,7 @@ ask_for_requeue() {
     local pause
     for pause in 1 2 0; do
         scontrol requeue "$job_id" && return
-        if (($? > 128)); then return 0; fi # a signal: the requeue ended scontrol, too
+        if (($? > 128)); then return 0; fi # the requeue ends all processes of this job, scontrol too
         sleep "$pause"
     done
     return 1
@@ -275,7 +270,7 @@ explain_failure() {
     local again="python3 slurm/doctor.py $job_id"
     if [[ -n $explained ]]; then return; fi
     explained=1
-    if [[ $in_batch_job == 0 ]]; then # its logs alone tell of the run
+    if [[ $in_batch_job == 0 ]]; then # Slurm knows nothing of this run, and its logs do
         what=$RUN_DIR again="python3 slurm/doctor.py logs/${RUN_DIR##*/}"
     fi
     if ! type -P python3 >/dev/null; then

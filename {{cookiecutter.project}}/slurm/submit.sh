@@ -12,8 +12,8 @@
 #   save_seconds         SAVE_SECONDS of env.sh, which sbatch gets as --signal  check_submission
 #   wrapper              what each task of LAUNCHER runs                        ranks.sh, or an extra
 #
-# At submission read_program, load_software and check_settings run in a shell of their own: then only
-# program and save_seconds are known. launch/moments.sh says which variables an extra may change.
+# At submission read_program, load_software and check_settings run in a shell of their own, and only
+# program and save_seconds come out of it. launch/moments.sh says which variables an extra may change.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts of slurm/ share variables
 
 sbatch_options=() typed=() wrapper=()
@@ -131,6 +131,7 @@ refuse_options() {
         if [[ $value == */* ]]; then folder=${value%/*} && folder=${folder:-/}; fi
         # Slurm 23.02 and later makes a missing folder, an older one ends the job without output. A
         # folder with % has its name in the job.
+        if [[ -d $value ]]; then die "--${option% *}=$value is a folder: name a file, as in $value/%x-%j.out"; fi
         if [[ $folder != *%* && ! -w $folder && ! -w $value ]]; then # $value: /dev/null
             die "--${option% *}=$value: the job's output goes to '$folder', and you cannot write there:" \
                 "mkdir -p '$folder', or submit from a folder of yours"
@@ -199,13 +200,14 @@ option_of_job() {
 
 # Submits job_script. Returns the exit code of sbatch.
 submit() {
-    local code=0
+    local code=0 environment
+    environment=$(option_of_job export '' "$job_script") # ALL, or ALL,NAME=value
     if [[ -n ${SLURM_JOB_ID:-} ]]; then
         echo "This shell is in job $SLURM_JOB_ID, and this submits another job. To run the program in" \
             "job $SLURM_JOB_ID: bash slurm/run_here.sh PROGRAM.py" >&2
         unset_allocation
     fi
-    sbatch --export=ALL --signal="B:USR1@$save_seconds" "${sbatch_options[@]}" "$job_script" \
+    sbatch --export="${environment:-ALL}" --signal="B:USR1@$save_seconds" "${sbatch_options[@]}" "$job_script" \
         "${typed[@]}" || code=$?
     ((code == 0)) || explain_refusal >&2
     return "$code"
@@ -216,7 +218,8 @@ submit() {
 unset_allocation() {
     local name
     for name in "${!SLURM_@}"; do
-        if [[ $name != SLURM_CONF ]]; then unset "$name"; fi # that names the cluster's configuration
+        # The file with the cluster's configuration, and a token by which a user logs in.
+        if [[ $name != SLURM_CONF && $name != SLURM_JWT ]]; then unset "$name"; fi
     done
 }
 

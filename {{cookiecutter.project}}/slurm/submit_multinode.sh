@@ -52,7 +52,7 @@
 #SBATCH {{ pad(option) }} # {{ why }}
 #? endfor
 #SBATCH {{ pad(plan.requeue_option) }} # the job may go back into the queue: after a preemption, a node's failure, or when the program was asked to save
-#SBATCH {{ pad("--signal=B:USR1@" ~ plan.warning) }} # time to save, for who types sbatch; bash slurm/submit_multinode.sh takes SAVE_SECONDS of env.sh. Slurm may be a minute early
+#SBATCH {{ pad("--signal=B:USR1@" ~ plan.warning) }} # seconds to save, if you type sbatch; bash slurm/submit_multinode.sh takes SAVE_SECONDS of env.sh instead. Slurm may be a minute early
 #SBATCH {{ pad("--output=%x-%j.out") }} # in the folder of submission; before Slurm 23.02, a folder named here has to exist
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
@@ -102,7 +102,7 @@ fi
 PROJECT_DIR=$(realpath "$folder")
 export PROJECT_DIR
 
-# These files define the steps below. Extras come last: they may define some steps anew.
+# These files define the steps below. read_extras comes after them, as an extra may define a step anew.
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/project.sh" slurm/submit_multinode.sh || exit
 for file in slurm/submit.sh slurm/job.sh slurm/ranks.sh; do
@@ -148,7 +148,7 @@ choose_nodes             # sets hosts, MASTER_ADDR, MASTER_PORT; has the nodes c
 # run one on each node: srun --export=ALL --ntasks-per-node=1 COMMAND
 
 #? endif
-run_program              # starts LAUNCHER on each node by srun, and waits; sets code
+run_program              # starts the ranks as LAUNCHER says, and waits for their end; sets code
 call_extras job_end
 requeue_or_explain       # back into the queue, or the reason of a failure
 exit "$code"

@@ -51,8 +51,7 @@ submit_notebook() {
 
 # Refuses software without JupyterLab, unless a container has it.
 check_software() (
-    # shellcheck source=/dev/null
-    source "$PROJECT_DIR/env.sh"
+    read_settings
     # shellcheck source=/dev/null
     source "$PROJECT_DIR/launch/software.sh"
     #? if cookiecutter.runtime in ("venv", "none")

@@ -12,8 +12,7 @@ export PROJECT_DIR
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/project.sh" extras/notebook/notebook.sh
 unset_stale_variables
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
+read_settings
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/launch/software.sh"
 #? if cookiecutter.runtime in ("venv", "none")

@@ -15,8 +15,7 @@
 PROJECT_DIR=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/project.sh" extras/trackers/sync_trackers.sh
-# shellcheck source=/dev/null
-source "$PROJECT_DIR/env.sh"
+read_settings
 PATH=$PATH:$VENV/bin # where slurm/build_venv.sh installs the trackers' commands
 
 dry_run='' folders=()
