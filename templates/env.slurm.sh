@@ -7,7 +7,7 @@
 # The settings of this project: software, launcher, network. The #SBATCH lines of
 # slurm/submit_multinode.sh set nodes, GPUs, walltime, account and queue. The scripts of slurm/ read
 # this file when you submit a job and again when it starts, so an edit reaches jobs that wait in the
-# queue, too. SAVE_SECONDS alone stays as it was at the submission.
+# queue, too. But the signal of --signal comes as SAVE_SECONDS was at the submission.
 #
 # To change a setting of the form NAME="${NAME:-value}" for one job, write it before the command:
 #   NAME=value bash slurm/submit_multinode.sh …

@@ -63,9 +63,9 @@ refuse_other_than_python() {
 # Whether a program starts its ranks itself, by torch.multiprocessing.spawn, as the ImageNet example of
 # PyTorch does. A program that reads torchrun's LOCAL_RANK does not.
 #
-# torchrun sets TORCHELASTIC_USE_AGENT_STORE, with which torch makes each rank a client of torchrun's own
-# store (torch 2.13; https://github.com/pytorch/pytorch/pull/191989, 2026-08-03). So no rank opens one at
-# the address that the program chose, and all wait until init_process_group times out, after 10 to 30
+# torchrun sets TORCHELASTIC_USE_AGENT_STORE, with which torch makes each rank a client (torch
+# 2.13; https://github.com/pytorch/pytorch/pull/191989, 2026-08-03). So no rank opens the store at the
+# address that the program chose, and all wait until init_process_group times out, after 10 to 30
 # minutes.
 starts_its_own_ranks() {
     local before='^([^#]*[^#.A-Za-z0-9_])?' spawn='(spawn|start_processes)'

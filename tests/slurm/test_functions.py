@@ -341,6 +341,24 @@ def test_settings_leave_the_shell_as_it_was(steps, tmp_path):
     assert (done.returncode, done.stdout) == (2, "") and "env.sh ended this script" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def ends_early(tmp_path_factory):
+    """A project whose env.sh ends the script that reads it, and says that nothing is wrong."""
+    project = bake(tmp_path_factory.mktemp("ends"), site="slurm", extras="notebook,trackers")
+    with open(project / "env.sh", "a") as settings:
+        settings.write("exit 0\n")
+    return project
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["slurm/build_venv.sh", "slurm/interactive.sh", "extras/notebook/notebook.sh", "extras/trackers/sync_trackers.sh"],
+)
+def test_commands_refuse_settings_that_end_them(ends_early, command):
+    done = bash(f"bash '{ends_early / command}'")
+    assert (done.returncode, done.stdout) == (2, "") and "env.sh ended this script" in done.stderr, done.stderr
+
+
 def test_a_job_that_a_rank_submits_has_threads_of_its_own(steps):
     code = "unset_stale_variables; echo ${OMP_NUM_THREADS:-none}"
     assert steps(code, OMP_NUM_THREADS="2", TORCHELASTIC_RUN_ID="7").stdout == "none\n"

@@ -350,6 +350,14 @@ def test_each_dead_node_has_its_own_message(usual_slurm, run_dir, tmp_path):
     )
 
 
+def test_a_message_of_srun_that_names_no_node(usual_slurm, run_dir, tmp_path):
+    said = "srun: error: task 1 launch failed: Invalid job credential"
+    path = tool(tmp_path, "srun", f"printf 'node1\\tat\\tend\\n'; echo '{said}' >&2; exit 1")
+    environment = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]", "PATH": path}
+    done = usual_slurm.run("bash", SCRIPT, cwd=run_dir, env=environment, check=False)
+    assert f"node2: no answer, stuck at: {said}\n" in done.stderr and "node1:" not in done.stderr, done.stderr
+
+
 def test_a_thousand_nodes(usual_slurm, run_dir, tmp_path):
     """What one node says, under a thousand names."""
     path = tool(

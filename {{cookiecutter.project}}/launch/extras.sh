@@ -10,7 +10,7 @@
 # A script sets PROJECT_DIR, and reads {{ kind }}/project.sh, which reads this file.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts that read this file share its variables
 
-RANK_PREFIX=()       # a setting, unless env.sh is an older one that lacks it
+RANK_PREFIX=()       # env.sh sets it; an older one does not
 rank_prefix=()       # what stands before the launcher: RANK_PREFIX, then the words of extras
 
 # Reads the extras that take part in jobs.
@@ -85,7 +85,7 @@ is_in_env() { grep -qE "^[[:space:]]*(export[[:space:]]+)?\"?$1=" "$PROJECT_DIR/
 check_rank_prefix() {
     [[ ${#RANK_PREFIX[@]} != 1 || -e ${RANK_PREFIX[0]} || ${RANK_PREFIX[0]} =~ ^[^[:space:]]+$ ]] ||
         die "RANK_PREFIX='${RANK_PREFIX[0]}': expected a list of words, as in" \
-            "RANK_PREFIX=(numactl --interleave=all)"
+            "RANK_PREFIX=(numactl --interleave=all), or RANK_PREFIX=()"
 }
 
 # Prints the template's extras that are in this project, with commas between them, or "none". The

@@ -9,7 +9,7 @@
 #   launch/torchrun.sh -m package.module [arguments]
 #
 #? if kind == "slurm"
-# The variables of srun decide where they are set.
+# If the variables of srun are set, they decide.
 #? else
 # The first row whose variables are set decides. torchrun's own variables begin with PET_.
 #? endif

@@ -69,7 +69,7 @@ ask_nodes() {
 # Prints what the nodes said of one kind, a line each: NODE, a tab, TEXT.
 said() { awk -F '\t' -v OFS='\t' -v kind="$1" '$2 == kind { print $1, $3 }' <<<"$answers"; }
 
-# Prints the first message of srun that has a text. Argument: the text; '' for its first message.
+# Prints srun's first message that has a text. Argument: the text; '' for its first message of all.
 message_of_srun() { grep -v $'\t' <<<"$answers" | grep -m 1 -F -- "$1"; }
 
 # Prints the nodes on which srun could start nothing: "Task launch … failed on node cn-2: …"
@@ -173,7 +173,7 @@ find_unfinished_nodes() {
     if ((${#suspects[@]} == 0)); then suspects=("${hosts[@]}"); fi
     for host in "${suspects[@]}"; do
         if [[ ${last_check[$host]:-} != end ]]; then
-            message=$(message_of_srun "on node $host:")
+            message=$(message_of_srun "on node $host:" || message_of_srun '')
             add_fault "$host" "no answer, stuck at: ${last_check[$host]:-${message:-its start}}"
         fi
     done

@@ -77,7 +77,7 @@ run_program() {
 # restart (start the ranks again), requeue (the job) or end (without a requeue).
 #
 # The command: srun with its options and those of the container, the command that enters a container,
-# RANK_PREFIX, the words of extras, the wrapper, the program. A profiler in RANK_PREFIX so comes before the
+# RANK_PREFIX, the words of extras, the wrapper, the program. So a profiler in RANK_PREFIX gets none of the
 # variables that an extra sets for the ranks.
 launch() {
     local command words=("$program" "${arguments[@]}")

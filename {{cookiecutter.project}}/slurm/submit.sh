@@ -131,7 +131,7 @@ refuse_options() {
         if [[ $value == */* ]]; then folder=${value%/*} && folder=${folder:-/}; fi
         # Slurm 23.02 and later makes a missing folder, an older one ends the job without output. A
         # folder with % has its name in the job.
-        if [[ -d $value ]]; then die "--${option% *}=$value is a folder: name a file, as in $value/%x-%j.out"; fi
+        if [[ -d $value ]]; then die "--${option% *}=$value is a folder: name a file, as in ${value%/}/%x-%j.out"; fi
         if [[ $folder != *%* && ! -w $folder && ! -w $value ]]; then # $value: /dev/null
             die "--${option% *}=$value: the job's output goes to '$folder', and you cannot write there:" \
                 "mkdir -p '$folder', or submit from a folder of yours"

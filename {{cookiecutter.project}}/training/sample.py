@@ -46,7 +46,7 @@ def main() -> None:
     model.load_state_dict(state["model"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     text = continue_text(model.to(device).eval(), os.fsencode(args.prompt), args, state["settings"]["context"], device)
-    # A terminal obeys characters of control.
+    # A terminal would obey control characters.
     shown = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text.decode(errors="replace"))
     sys.stdout.reconfigure(errors="replace")  # a terminal may lack a character
     print("".join(shown))

@@ -50,7 +50,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     add(
         "--resume",
         action="store_true",
-        help="continue from the newest checkpoint in --out, if any (a requeued job does, from its own)",
+        help="continue from the newest checkpoint in --out, if any (later attempts of a job do, from their own)",
     )
     add(
         "--global-batch",
@@ -116,7 +116,7 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     except OSError as error:
         fail(f"{error}: give another --out")
 
-    if is_later_attempt() and not is_of_another_job(Path(args.out)):  # a requeued job goes on with its own run
+    if is_later_attempt() and not is_of_another_job(Path(args.out)):  # goes on with its own run, if it began one
         args.resume = True
     args.global_batch = choose_global_batch(args, world_size)
     per_rank = args.global_batch // world_size
