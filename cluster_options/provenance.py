@@ -68,8 +68,8 @@ def bake_command(answers, options=(), newest=False, **others) -> str:
     more options of cookiecutter. newest: write it by the newest commit of the template instead of the same. others:
     answers that differ, as launcher="srun".
     """
-    extras = f'extras="$(bash {answers["project"]}/launch/extras.sh)"' if "project" not in others else "extras=none"
-    return f"{_command(answers, options, newest, others)} {extras}"
+    extras = "none" if "project" in others else f'"$(bash {answers["project"]}/launch/list_extras.sh)"'
+    return f"{_command(answers, options, newest, others)} extras={extras}"
 
 
 def add_command(answers, name: str) -> str:
@@ -101,7 +101,7 @@ def link_command(answers) -> str:
     checkout = ["--checkout", source["commit"]] if source["commit"] else []
     words = ["cruft", "link", "--no-input", "--default-config", *checkout, source["git"]]
     context = json.dumps({**given_answers(answers), "extras": "EXTRAS"})
-    return shlex.join([*words, "--extra-context", context]).replace("EXTRAS", "'\"$(bash launch/extras.sh)\"'")
+    return shlex.join([*words, "--extra-context", context]).replace("EXTRAS", "'\"$(bash launch/list_extras.sh)\"'")
 
 
 def extras_lost(answers) -> list[str]:

@@ -544,5 +544,5 @@ def test_a_setting_of_an_extra_that_is_not_here(tmp_path):
     project = bake(tmp_path, site="rcp", account="mlo-jdoe", extras="none")
     done = script(project, "--dry-run", "pi/pi.py", **ON_VOLUME, RUNAI_CLI="v2", SNAPSHOT="1")
     assert done.returncode == 2
-    said = "runai/submit_multinode.sh: SNAPSHOT: extras/snapshot is not in this project. To add it: "
+    said = "runai/submit_multinode.sh: SNAPSHOT=1: extras/snapshot is not in this project. To add it: "
     assert done.stderr.startswith(said)

@@ -122,14 +122,6 @@ def test_a_good_run_has_no_cause(ask, name, style):
         assert (answer["way"], answer["causes"], answer["rank"]) == ("none", [], None), answer
 
 
-def test_a_warning_of_the_check_of_nodes_is_no_cause(ask):
-    warning = "preflight warns: node2 (127.0.1.1): the node's name leads to an address at which other nodes do not"
-    failure = "preflight: node2: its clock is off by 60 s"
-    ended = "srun: error: node2: task 1: Exited with exit code 3\n"
-    named = [[cause["name"] for cause in ask(f"{said}\n{ended}")["causes"]] for said in (warning, failure)]
-    assert named == [[], ["project"]]
-
-
 @pytest.mark.parametrize("message", MESSAGES, ids=[f"{message.stack}-{n}" for n, message in enumerate(MESSAGES)])
 def test_a_message_alone_is_no_cause(ask, message):
     for style in STYLES:

@@ -324,14 +324,6 @@ def test_gpus_in_the_record_of_a_job(steps, asked, held, gpus, told):
     assert steps(code, record=f"JobState=RUNNING\n{nodes}   {asked}\n").stdout == f"gpus={gpus} told={told}\n"
 
 
-def test_a_function_that_loads_packages_stays(steps, tmp_path):
-    """Spack exports one that has the name of its program; any other one that hides a program goes."""
-    (tmp_path / "spack").touch(0o755)
-    functions = {"BASH_FUNC_spack%%": "() { :; }", "BASH_FUNC_sort%%": "() { :; }"}
-    code = "start_in_known_state; type -t spack sort"
-    assert steps(code, PATH=f"{tmp_path}:{os.environ['PATH']}", **functions).stdout == "function\nfile\n"
-
-
 def test_settings_leave_the_shell_as_it_was(steps, tmp_path):
     (tmp_path / "env.sh").write_text("set -eu\n")
     code = "PROJECT_DIR=$FOLDER; read_settings; false; echo went on $UNSET"
@@ -357,12 +349,6 @@ def ends_early(tmp_path_factory):
 def test_commands_refuse_settings_that_end_them(ends_early, command):
     done = bash(f"bash '{ends_early / command}'")
     assert (done.returncode, done.stdout) == (2, "") and "env.sh ended this script" in done.stderr, done.stderr
-
-
-def test_a_job_that_a_rank_submits_has_threads_of_its_own(steps):
-    code = "unset_stale_variables; echo ${OMP_NUM_THREADS:-none}"
-    assert steps(code, OMP_NUM_THREADS="2", TORCHELASTIC_RUN_ID="7").stdout == "none\n"
-    assert steps(code, OMP_NUM_THREADS="2").stdout == "2\n"
 
 
 # ---- the end of a job ------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_the_pages_read_the_extras_from_the_folders_that_are_there(tmp_path):
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert shown.endswith("extras=scaling\n")
     shutil.rmtree(project / "extras")
-    assert subprocess.check_output(["bash", project / "launch/extras.sh"], text=True) == "none\n"
+    assert subprocess.check_output(["bash", project / "launch/list_extras.sh"], text=True) == "none\n"
 
 
 def test_settings_are_read_from_the_extras_own_files(tmp_path, monkeypatch):

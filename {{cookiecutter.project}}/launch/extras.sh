@@ -4,8 +4,6 @@
 # Extras are the folders extras/NAME of this project. This file reads those that take part in jobs, and
 # refuses settings of those that are not here.
 #
-#   bash launch/extras.sh   prints which of the template's extras are here, with commas, or "none"
-#
 # An extra with hooks.sh takes part in jobs. launch/moments.sh says how, and is read only if there is one.
 # A script sets PROJECT_DIR, and reads {{ kind }}/project.sh, which reads this file.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts that read this file share its variables
@@ -31,8 +29,8 @@ call_extras() { :; }
 start_beside() { :; }
 end_beside() { :; }
 
-# Refuses settings of extras that have no effect: in env.sh, or of an extra that is not here. If it
-# is not here, a value that switches it off is let through. Called when env.sh has been read.
+# Refuses settings of extras where they have no effect: in env.sh, or without the extra. A value that
+# switches off an extra which is not here is let through. Called when env.sh has been read.
 refuse_misplaced_settings() {
     local setting name extra
     # SETTING=EXTRA for each setting of the template's extras.
@@ -42,15 +40,9 @@ refuse_misplaced_settings() {
         if [[ -d $PROJECT_DIR/extras/$extra ]]; then
             ! is_in_env "$name" ||
                 die "$name in env.sh: it belongs in extras/$extra/settings.sh now, so move it there"
-        elif [[ ${!name-} == '' || ${!name} == 0 || ${!name} == no ]]; then
-            continue
-        elif is_in_env "$name"; then
-            die "$name in env.sh: it belongs in extras/$extra/settings.sh now, and extras/$extra" \
-                "is not in this project. To add it: $(adding "$extra"). To run without it, remove" \
-                "$name from env.sh"
-        else
-            die "$name: extras/$extra is not in this project. To add it: $(adding "$extra")." \
-                "$name=${!name} comes from your shell: to run without the extra, unset $name"
+        elif [[ ${!name-} != '' && ${!name} != 0 && ${!name} != no ]]; then
+            die "$name=${!name}: extras/$extra is not in this project. To add it: $(adding "$extra")." \
+                "To run without it, unset $name in your shell, or remove it from env.sh"
         fi
     done
 }
@@ -87,22 +79,3 @@ check_rank_prefix() {
         die "RANK_PREFIX='${RANK_PREFIX[0]}': expected a list of words, as in" \
             "RANK_PREFIX=(numactl --interleave=all), or RANK_PREFIX=()"
 }
-
-# Prints the template's extras that are in this project, with commas between them, or "none". The
-# pages' commands call it, to write the same project again. A folder of your own does not count.
-print_extras() {
-    local folder name found=''
-    local names="{{ plan.extras | join(' ') }}" # all of the template
-    folder=$(dirname "${BASH_SOURCE[0]}")/../extras
-    for name in $names; do
-        if [[ -d $folder/$name ]]; then
-            found+=",$name"
-        fi
-    done
-    found=${found#,}
-    echo "${found:-none}"
-}
-
-if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
-    print_extras
-fi

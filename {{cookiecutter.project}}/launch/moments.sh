@@ -81,8 +81,6 @@ check_extra() {
             "small letters, digits or _: rename the folder"
     [[ -f $2/settings.sh ]] ||
         die "extras/$1 has hooks.sh, but no settings.sh: write one, which may be empty"
-    refuse_windows_line_ends "$2/settings.sh"
-    refuse_windows_line_ends "$2/hooks.sh"
     # shellcheck source=/dev/null
     (set -u && source "$2/settings.sh") >&2 || # a trial: an unset variable ends the subshell
         die "extras/$1/settings.sh failed: see above, or its last line." \

@@ -8,9 +8,8 @@
 #   - names and network: the node's own name, the way to the master, whether its port is free
 #   - programs and files that the node does not see{{ ", folders that the container cannot mount" if container }}
 #   - one core for all ranks
-#   - fewer GPUs than on other nodes, no active RDMA port, no GPU driver; a wrong clock
+#   - fewer GPUs than on other nodes, no active RDMA port, no GPU driver
 #   - a node, or a driver, that does not answer
-# It warns of an older driver or fewer ports than on other nodes, and of a name that leads to 127.0.1.1.
 #
 # slurm/preflight_node.sh has the checks, and names for each a public report of the failure. This file
 # runs them on all nodes in one step of srun, compares the nodes, and prints the result.
@@ -32,13 +31,11 @@ preflight() {
     ask_nodes "$@"
     refuse_silence
     collect_faults
-    find_unlike_others driver "GPU driver"
-    find_unlike_others ports "active RDMA ports"
     find_unlike_others gpus "GPUs"
-    find_wrong_clocks
+    find_unlike_others drivers "GPU drivers"
+    find_unlike_others networks "RDMA networks with an active port"
     find_unfinished_nodes
     find_unreached_master # after the faults: it asks whether the master itself has one
-    name_loopback_nodes
     report
 }
 
@@ -109,54 +106,23 @@ collect_faults() {
     done < <(said fault)
 }
 
-# Finds the nodes that have less than most of the others. Fewer GPUs are a fault, as one may be lost. So
-# is no port, and no driver, whose version is then empty. Fewer ports and an older driver may be as the
-# site wants it: it updates drivers node by node, and some nodes may have a port more for their files.
-# Arguments: the kind of line in which the nodes say what they have, and its name in messages.
+# Finds the nodes that have less than most of the others. Arguments: the kind of line in which the nodes
+# say a number, and what it counts.
 find_unlike_others() {
-    local kind=$1 name=$2 usual host own others=()
+    local kind=$1 name=$2 usual host own
     usual=$(said "$kind" | cut -f 2 | most_frequent)
     while IFS=$'\t' read -r host own; do
-        if [[ $own == "$usual" ]] || ! is_less "$own" "$usual"; then
-            continue
-        elif [[ $kind == gpus || ${own:-0} == 0 ]]; then
-            add_fault "$host" "$name: ${own:-none}, but $usual on others"
-        else
-            others+=("$host ($own)")
-        fi
+        if ((own < usual)); then add_fault "$host" "$name: $own, but $usual on others"; fi
     done < <(said "$kind")
-    if ((${#others[@]})); then
-        warn "${others[*]}: $name, $usual on others. If the ranks fail there: sbatch --exclude=NODE"
-    fi
 }
 
-# Prints the most frequent line of its input; of equally frequent ones the greatest.
+# Prints the most frequent number of its input; of equally frequent ones the greatest.
 most_frequent() {
-    sort |
-        uniq --count | # "   3 570.86.15"
-        sort --key=1n,1 --key=2V,2 |
+    sort --numeric-sort |
+        uniq --count | # "   3 8": three nodes have 8
+        sort --key=1n,1 --key=2n,2 |
         tail -n 1 |
-        sed 's/^ *[0-9]* //'
-}
-
-# Whether a number or a version comes before another.
-is_less() { [[ $(printf '%s\n' "$@" | sort --version-sort | sed -n 1p) == "$1" ]]; }
-
-# Finds the nodes whose clock is off. torch's rendezvous may time out between them
-# (https://github.com/awslabs/awsome-distributed-ai/issues/180, 2024-03-06), and ranks would save
-# too late before the time limit. The right time is the median of all nodes and of this machine, whose
-# clock decides between two nodes: in a batch job it is the first node, and the second one is blamed.
-# The nodes read their clocks during the check.
-find_wrong_clocks() {
-    local host clock clocks right off
-    mapfile -t clocks < <({ said clock | cut -f 2 && date +%s; } | sort --numeric-sort)
-    right=${clocks[${#clocks[@]} / 2]}
-    while IFS=$'\t' read -r host clock; do
-        off=$((clock - right))
-        if ((off < -5 - SECONDS || off > 5 + SECONDS)); then
-            add_fault "$host" "its clock is off by $off s"
-        fi
-    done < <(said clock)
+        sed 's/.* //'
 }
 
 # Finds the nodes that have not come to the end of their checks. A driver that hangs is one reason
@@ -190,53 +156,35 @@ find_unreached_master() {
 
 # ---- print the result ----------------------------------------------------------------------------
 
-# Names the nodes whose own name leads to an address such as 127.0.1.1, at which no other node reaches
-# them. They are fit: NCCL does not look the name up.
-name_loopback_nodes() {
-    local host address nodes=()
-    while IFS=$'\t' read -r host address; do
-        nodes+=("$host ($address)")
-    done < <(said loopback)
-    if ((${#nodes[@]})); then
-        warn "${nodes[*]}: the node's name leads to an address at which other nodes do not reach it." \
-            "Ranks on gloo cannot connect: set GLOO_SOCKET_IFNAME in env.sh to the network that all" \
-            "nodes share"
-    fi
-}
-
-# Prints what is no fault. slurm/doctor.py takes no such line for the cause of a failure.
-warn() { echo "preflight warns: $*" >&2; }
-
 # Prints the faults, and writes UNFIT_FILE. Returns 1 if there are any.
 report() {
-    local host unfit=''
+    local host unfit=()
     if ((${#faults[@]} == 0)); then
         echo "preflight: ${#hosts[@]} node(s) fit ($SECONDS s)"
         return
     fi
-    if all_nodes_have_one_fault; then # no other node would do better
-        echo "preflight: on all of ${#hosts[@]} node(s): ${faults[${hosts[0]}]}"
-    else
-        for host in "${hosts[@]}"; do
-            if [[ -n ${faults[$host]:-} ]]; then
-                echo "preflight: $host: ${faults[$host]}"
-                unfit+=,$host
-            fi
-        done
-    fi >&2
-    echo "preflight: ${#faults[@]} of ${#hosts[@]} nodes unfit; PREFLIGHT=0 starts the ranks" \
-        "anyway${unfit:+, and sbatch --exclude=${unfit#,} takes others}" >&2
+    for host in "${hosts[@]}"; do
+        if [[ -n ${faults[$host]:-} ]]; then unfit+=("$host"); fi
+    done
+    print_faults "${unfit[@]}" >&2
     if [[ -n ${UNFIT_FILE:-} ]]; then
-        for host in "${!faults[@]}"; do
+        for host in "${unfit[@]}"; do
             printf '%s\t%s\n' "$host" "${faults[$host]}"
         done >"$UNFIT_FILE"
     fi
     return 1
 }
 
-# Whether each of several nodes has a fault, and all have the same one.
-all_nodes_have_one_fault() {
-    local different
-    different=$(printf '%s\n' "${faults[@]}" | sort --unique | wc -l)
-    ((${#hosts[@]} > 1 && ${#faults[@]} == ${#hosts[@]} && different == 1))
+# Prints the faults, a line for each node; one line if all nodes have the same: other nodes would have it,
+# too. Arguments: the unfit nodes.
+print_faults() {
+    local host anyway="PREFLIGHT=0 starts the ranks anyway"
+    if (($# > 1 && $# == ${#hosts[@]})) && [[ $(printf '%s\n' "${faults[@]}" | sort -u | wc -l) == 1 ]]; then
+        echo "preflight: on all of $# nodes: ${faults[$1]}; $anyway"
+        return
+    fi
+    for host in "$@"; do
+        echo "preflight: $host: ${faults[$host]}"
+    done
+    echo "preflight: $# of ${#hosts[@]} nodes unfit; $anyway, and sbatch --exclude=$(joined "$@") takes others"
 }

@@ -11,13 +11,12 @@
 # slurm/preflight.sh needs no change.
 #
 # It prints lines of three fields, with tabs between them: the node, a kind and a text.
-#   at                     the check that begins now, and "end" after the last one. So a check that
-#                          hangs is the last one that the node names
-#   fault                  what is wrong with this node, and what to do
-#   unreached              why this node cannot reach the master
-#   loopback               the address of this node's own name, if no other node reaches it
-#   clock, driver, ports,  what slurm/preflight.sh compares: the time [s since 1970], the version
-#   gpus                   of the GPU driver, the numbers of active RDMA ports and of GPUs
+#   at                   the check that begins now, and "end" after the last one. So a check that hangs
+#                        is the last one that the node names
+#   fault                what is wrong with this node, and what to do
+#   unreached            why this node cannot reach the master
+#   gpus, drivers,       numbers that slurm/preflight.sh compares: of GPUs, of their drivers, and of RDMA
+#   networks             networks with an active port, 0 or 1
 #
 # It reads the variables of a Slurm step, CUDA_VISIBLE_DEVICES, GLOO_SOCKET_IFNAME, and RUN_DIR,
 # MASTER_ADDR and MASTER_PORT of slurm/job.sh.
@@ -25,7 +24,6 @@ set -u
 export LC_ALL=C # messages of other programs are compared, so they must be in English
 
 main() {
-    tell clock "$(date +%s)"
     check_writable /tmp "tell your site"
     check_writable /dev/shm "tell your site"
     check_writable "$RUN_DIR" "put it on a file system that all nodes share"
@@ -33,7 +31,7 @@ main() {
     check_master
     check_software "$@"
     check_cores
-    tell_rdma_ports
+    tell_rdma_networks
     check_gpus
     tell at end
 }
@@ -72,26 +70,15 @@ write_file_in() {
 addresses_of() { getent ahosts "$1" | sed 's/ .*//' | sort -u; }
 
 # gloo takes the address of the node's own name. Without one it takes 127.0.0.1, and ranks of other
-# nodes cannot connect (https://github.com/vllm-project/vllm/issues/7074, 2024-08-02). Nor can they
-# if the name leads to 127.0.1.1, as in Debian's /etc/hosts
-# (https://github.com/aws-samples/aws-do-eks/pull/69, 2026-08-15). NCCL does not ask for the name, and
-# neither do the ranks of one node, nor gloo if it is told the network.
+# nodes cannot connect (https://github.com/vllm-project/vllm/issues/7074, 2024-08-02). NCCL does not ask
+# for the name, and neither do the ranks of one node, nor gloo if it is told the network.
 check_own_name() {
-    local name addresses
+    local name
     if [[ -n ${GLOO_SOCKET_IFNAME:-} || ${SLURM_STEP_NUM_NODES:-1} == 1 ]]; then return; fi
     tell at "its own name"
     name=$(uname -n) # $HOSTNAME may come from the machine on which the job was submitted
-    addresses=$(addresses_of "$name")
-    if [[ -z $addresses ]]; then
-        tell fault "its own name $name does not resolve: tell your site"
-    elif are_loopback "$addresses" && ! are_loopback "$SLURMD_NODENAME"; then
-        tell loopback "${addresses%%$'\n'*}"
-    fi
+    [[ -n $(addresses_of "$name") ]] || tell fault "its own name $name does not resolve: tell your site"
 }
-
-# Whether all addresses, a line each, are this machine's own alone. The names of Slurm's nodes may
-# be such addresses, as on a cluster of one machine for tests: then they reach each other all the same.
-are_loopback() { ! grep -qvE '^(127\.|::1$)' <<<"$1"; }
 
 # Connects to the ranks' endpoint. The master's name may lead to another network than the ranks'
 # (https://github.com/pytorch/pytorch/issues/73656, 2022-08-04), there may be no route to it
@@ -185,15 +172,15 @@ check_cores() {
 # InfiniBand and RoCE (infiniband), HPE Slingshot (hsn). If one node has no active port, NCCL hangs
 # (https://github.com/NVIDIA/nccl/issues/234, 2019-06-21), or it takes TCP, several times slower
 # (https://github.com/areal-project/AReaL/issues/639, 2025-11-27).
-tell_rdma_ports() {
-    local files=(/sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate)
+tell_rdma_networks() {
+    local files=(/sys/class/infiniband/*/ports/*/state /sys/class/net/hsn*/operstate) networks=0
     tell at "RDMA ports"
-    tell ports "$(cat "${files[@]}" 2>/dev/null | grep -cE 'ACTIVE$|^up$')"
+    if grep -qsE 'ACTIVE$|^up$' "${files[@]}"; then networks=1; fi
+    tell networks "$networks"
 }
 
 # A node may have lost a GPU (https://github.com/NVIDIA/aicr/issues/1858, 2026-07-22: seven of eight
-# are listed). Its driver may be older than on the others, and too old for the image
-# (https://github.com/NVIDIA/JAX-Toolbox/issues/165, 2023-08-18).
+# are listed), or the driver of all.
 check_gpus() {
     local gpus
     tell at "number of GPUs"
@@ -203,7 +190,7 @@ check_gpus() {
     fi
     if ((gpus > 0)); then
         tell at "GPU driver"
-        tell driver "$(cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | head -n 1)"
+        tell drivers "$(cat /sys/module/{nvidia,amdgpu}/version 2>/dev/null | wc -l)"
         if [[ -n ${SLURM_GPUS_ON_NODE:-}${CUDA_VISIBLE_DEVICES:-} ]]; then
             check_listed_gpus "$gpus"
         fi # else count_gpus has asked the driver itself

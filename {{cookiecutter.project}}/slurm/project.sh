@@ -20,9 +20,6 @@ source "$PROJECT_DIR/launch/extras.sh" # read_extras, call_extras
 
 # Unsets variables of the submitting shell, which the launchers and srun would take for this run's.
 unset_stale_variables() {
-    # A rank has submitted this job. Its torchrun has set OMP_NUM_THREADS for that rank, and this job may
-    # have more cores for each (2 threads instead of 4, seen on 2026-11-29).
-    if [[ -n ${TORCHELASTIC_RUN_ID:-} ]]; then unset OMP_NUM_THREADS; fi
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID
     unset "${!PET_@}" "${!PMI_@}"
     unset_options_of_srun

@@ -85,7 +85,6 @@ launch() {
     on_hosts=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")")
     rank_prefix=("${RANK_PREFIX[@]}") srun_options=() outcome='' explained=''
     call_extras before_launch
-    tell_of_idle_gpus
     "build_step_of_${LAUNCHER//-/_}"
     command=("${step[@]}")
     if [[ ${step[0]} == srun ]]; then command+=("${srun_options[@]}" "${CONTAINER_SRUN_ARGS[@]}"); fi
@@ -160,13 +159,6 @@ set_ranks_per_node() {
     fi
     if [[ ${number:-0} == 0 ]]; then number=${CPU_RANKS_PER_NODE:-1}; fi
     NPROC_PER_NODE=$number
-}
-
-# Says so if there are fewer ranks than GPUs on a node: NPROC_PER_NODE may have come from the shell.
-tell_of_idle_gpus() {
-    if [[ -n ${NPROC_PER_NODE:-} && $gpus =~ ^[0-9]+$ ]] && ((NPROC_PER_NODE < gpus)); then
-        say "NPROC_PER_NODE=$NPROC_PER_NODE on nodes of $gpus GPUs: the others stay idle"
-    fi
 }
 
 # Starts a command in the background, because bash handles no signal while it waits for one in the

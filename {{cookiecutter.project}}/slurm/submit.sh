@@ -226,8 +226,5 @@ unset_allocation() {
 # Prints where to look if sbatch has refused the job. With --wait, sbatch may also have the code of a
 # job that failed.
 explain_refusal() {
-    local header
-    header=$(sed -nE 's/^#SBATCH +(--(gpus|gres|mem|ntasks|cpus)[^ ]*).*/\1/p' "$job_script" | xargs)
     echo "If sbatch refused the job: list your accounts with '{{ in_quotes(site.commands.get('accounts', '')) }}', your queues with '{{ in_quotes(site.commands.get('queues', '')) }}'"
-    echo "An option replaces only the #SBATCH line of its own name. The lines ask for $header"
 }

@@ -57,10 +57,7 @@
 #SBATCH {{ pad("--open-mode=append") }} # a job that is requeued adds to its output instead of erasing it
 #SBATCH {{ pad("--export=ALL") }} # NAME=value before sbatch reaches the job (not if your site sets SBATCH_EXPORT)
 #
-# Lines saved on Windows end with one more character, \r, which bash cannot read. The line with grep
-# still works there: its comment takes the \r.
 # shellcheck disable=SC2034,SC2154 # the files of slurm/ share variables with the steps below
-if grep -q $'\r$' "$0"; then printf '%s\n' "$0 was saved on Windows: sed -i 's/\r\$//' '$0'" >&2 && exit 2; fi # takes \r
 
 # Finds the project: the folder above this file that holds slurm/job.sh. Slurm runs a copy of this file
 # that is named slurm_script. Its record of the job names the original, then the arguments, as in
@@ -71,10 +68,7 @@ if [[ ${0##*/} == slurm_script && -n ${SLURM_JOB_ID:-} ]]; then
     in_batch_job=1 stop=''
     trap 'stop=asked' USR1 # until arrange_stop_request; without a trap the signal would end this shell
     unset SLURM_CLUSTERS # of another shell: scontrol would ask that cluster
-    for pause in 1 2 0; do # a busy controller may not answer at once
-        record=$(SLURM_TIME_FORMAT=standard scontrol --details show job "$SLURM_JOB_ID") && break
-        sleep "$pause"
-    done
+    record=$(SLURM_TIME_FORMAT=standard scontrol --details show job "$SLURM_JOB_ID") || record=''
     original=$(sed -n 's/^ *Command=//p' <<<"$record" | head -n 1)
     case $original in
         /*) ;;

@@ -423,12 +423,6 @@ def test_a_node_hangs_before_the_start(drill):
     unfit_before_the_start(drill, "a hanging node", says, PREFLIGHT_TIMEOUT="20", PATH=path)
 
 
-def test_a_node_has_a_wrong_clock_before_the_start(drill):
-    date = '[[ $(uname -n) != node2 ]] || set -- --date="60 seconds ago" "$@"; exec /bin/date "$@"'
-    path = path_with(drill, "date", date)
-    unfit_before_the_start(drill, "a node with a wrong clock", "its clock is off by -", PATH=path)
-
-
 def test_a_node_is_unfit_from_the_second_attempt_on(drill):
     drill.submit(*ONE_SPARE, SPARES="1")
     drill.reach()

@@ -535,7 +535,7 @@ def test_alone_and_deleted(jobs):
     assert [words[7] for words in results(jobs.run("prog.py").output)] == ["staged"] * 4
     shutil.rmtree(jobs.project / "extras/stage")
     done = jobs.call("prog.py", check=False)
-    assert done.returncode == 2 and "STAGE: extras/stage is not in this project" in done.stderr, done.stderr
+    assert done.returncode == 2 and ": extras/stage is not in this project" in done.stderr, done.stderr
     for name in ("STAGE", "STAGE_DIR"):
         del jobs.settings[name]
     assert [words[7] for words in results(jobs.run("prog.py").output)] == ["as it lies"] * 4

@@ -340,7 +340,7 @@ def test_alone_and_deleted(cluster, tmp_path, launcher):
     assert job.state == "COMPLETED" and job.output.splitlines()[-1].startswith("CPUs: a rank used "), job.output
     shutil.rmtree(own / "extras/watch")
     refused = summary(cluster, own, tmp_path, LAUNCHER=launcher)
-    assert refused.exit_code == 2 and "MEASURE_EVERY: extras/watch is not in this project" in refused.output
+    assert refused.exit_code == 2 and ": extras/watch is not in this project" in refused.output
     job = summary(cluster, own, tmp_path, LAUNCHER=launcher, MEASURE_EVERY="0")
     assert job.state == "COMPLETED" and "CPUs: " not in job.output, job.output
 
