@@ -1,10 +1,10 @@
 # ---- messages, and the state of this shell -------------------------------------------------------
 
 script=$1 # its name begins each message
-set +o posix # in posix mode bash before 5.1 cannot read the < <( ) below
+set +o posix # in posix mode bash before 5.1 cannot read the < <( ) of the scripts
 
 # Puts this bash, and each bash that it starts, into the state that the scripts are written for. A job
-# inherits another one from the user's shell by --export=ALL: options of bash (SHELLOPTS,
+# inherits another state from the user's shell by --export=ALL: options of bash (SHELLOPTS,
 # POSIXLY_CORRECT), and a file that each bash reads first (BASH_ENV).
 start_in_known_state() {
     export -n SHELLOPTS BASHOPTS
@@ -23,8 +23,8 @@ die() {
     exit 2
 }
 
-# Prints a message with the time. It starts no process: Slurm ends all processes of a job that is requeued.
-# It returns 0 also if the disk is full: that must not end the script while ranks save.
+# Prints a message with the time. It starts no process, such as date, which a requeue would end. It
+# returns 0 also if the disk is full: that must not end the script while ranks save.
 say() { printf '%(%F %T)T %s\n' -1 "$*" || true; }
 
 # Prints the usage of a script: the comment at its top. Argument: the script.

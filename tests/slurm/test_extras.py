@@ -389,7 +389,7 @@ def test_a_setting_of_an_extra_in_env(refused, line):
     settings = refused.project / "env.sh"
     settings.write_text(settings.read_text() + line)
     assert "WORDS=2: extras/one is not in this project. To add it: cookiecutter" in refused()
-    said = "WORDS in env.sh: it belongs in extras/one/settings.sh now"
+    said = "WORDS in env.sh: it belongs in extras/one/settings.sh"
     add(refused.project, "one", GOOD, 'WORDS="${WORDS:-0}"\n')
     assert f"{said}, so move it there" in refused()
     assert f"{said}, so move it there" in refused(WORDS="3")

@@ -8,7 +8,7 @@
 # A script sets PROJECT_DIR, and reads {{ kind }}/project.sh, which reads this file.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts that read this file share its variables
 
-RANK_PREFIX=()       # env.sh sets it; an older one does not
+RANK_PREFIX=()       # env.sh sets it; that of an older version does not
 rank_prefix=()       # what stands before the launcher: RANK_PREFIX, then the words of extras
 
 # Reads the extras that take part in jobs.
@@ -39,7 +39,7 @@ refuse_misplaced_settings() {
         name=${setting%%=*} extra=${setting#*=}
         if [[ -d $PROJECT_DIR/extras/$extra ]]; then
             ! is_in_env "$name" ||
-                die "$name in env.sh: it belongs in extras/$extra/settings.sh now, so move it there"
+                die "$name in env.sh: it belongs in extras/$extra/settings.sh, so move it there"
         elif [[ ${!name-} != '' && ${!name} != 0 && ${!name} != no ]]; then
             die "$name=${!name}: extras/$extra is not in this project. To add it: $(adding "$extra")." \
                 "To run without it, unset $name in your shell, or remove it from env.sh"

@@ -19,7 +19,8 @@
 declare answers      # what the nodes and srun printed, see ask_nodes
 declare -A faults    # by node: what is wrong with it, joined by "; "
 
-# Checks hosts. Returns 1 if one of them is unfit. Arguments: names, each of a command that every node
+# Checks hosts. Returns 1 if one of them is unfit. Called in a subshell: it sets options of the shell, and
+# may end it. Arguments: names, each of a command that every node
 # has to have, and paths, each readable there{{ "; then --mounts and the folders that the container mounts" if container }}. Reads hosts, RUN_DIR, MASTER_ADDR,
 # MASTER_PORT, MASTER_ADDR_SUFFIX and, if they are set,
 #   PREFLIGHT_TIMEOUT   seconds for all checks (30); nodes without an answer until then hang
@@ -48,7 +49,7 @@ ask_nodes() {
     step=(--nodes=${#hosts[@]} --nodelist="$(joined "${hosts[@]}")" --ntasks=${#hosts[@]}
         --ntasks-per-node=1 --export=ALL --input=none)
     # The step of the ranks follows at once. Slurm frees the cores of this step a moment late, and
-    # without --overlap that step would wait for them.
+    # without --overlap the ranks' step would wait for them.
     step+=(--overlap)
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
         step+=(--cpus-per-task="$SLURM_CPUS_PER_TASK") # srun 22.05 to 23.02 do not inherit it

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #? set container = plan_of(cookiecutter).in_container
-# Checks the node on which it runs. slurm/preflight.sh has srun run it once on every node of a job,
-# with the text of launch/count_gpus.sh before its own. It does not run alone.
+# Checks the node on which it runs. slurm/preflight.sh has srun run it once on every node of a job, with
+# the source of launch/count_gpus.sh in front of it. It does not run alone.
 #
 #   preflight_node.sh [NAME|PATH …]{{ " [--mounts FOLDER …]" if container }}
 #
@@ -185,7 +185,7 @@ check_gpus() {
     local gpus
     tell at "number of GPUs"
     gpus=$(count_gpus)
-    if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then # with it, Slurm may give the nodes different numbers
+    if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then # else not compared: Slurm may give nodes different numbers
         tell gpus "$gpus"
     fi
     if ((gpus > 0)); then

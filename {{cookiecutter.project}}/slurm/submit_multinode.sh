@@ -27,17 +27,24 @@
 # launcher ends the others with a signal, and the job's code may come from that, such as 143 from
 # SIGTERM. The job's output names the rank that failed first, and its own exit code.
 #
-# Edit the #SBATCH lines below, and env.sh in the project's folder. env.sh has all settings: Python or
-# container, the program and the LAUNCHER, SAVE_SECONDS, MAX_REQUEUES, the network, and variables of
-# your own. To change a setting for one job, write it before the command. NPROC_PER_NODE is the number
-# of ranks on each node:
-#   LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …
+# Where to change what:
+#   #SBATCH lines below         nodes, GPUs, walltime, account, queue. For a second set of them, copy this
+#                               file under any name to any folder of the project, and submit the copy
+#   env.sh                      all settings: Python, program, LAUNCHER, network, variables of your own,
+#                               SAVE_SECONDS (time to save), MAX_REQUEUES (how often a job restarts)
+#? if software == "container"
+#   launch/software.sh          flags of the container: enter_container
+#? else
+#   env.sh, CONTAINER_…         flags of a container of your own
+#? endif
+#   port_range in slurm/job.sh  MASTER_PORT, where the ranks meet; for one node with torchrun, see
+#                               find_this_node in launch/torchrun.sh
+#   near the end of this file   the place for a step of your own, before the ranks start
 #
-# MASTER_PORT, where the ranks meet, follows from port_range in slurm/job.sh, and on one node with
-# torchrun from find_this_node in launch/torchrun.sh.
+# To change a setting for one job, write it before the command. NPROC_PER_NODE is the number of ranks on
+# each node: LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …
 #
-# To keep a second set of #SBATCH lines, copy this file under any name to any folder of the project, and
-# submit the copy. Login and compute nodes need bash 4.4.
+# Login and compute nodes need bash 4.4.
 #
 # SAVE_SECONDS before the time limit, this script asks the program to save and to end: it creates the
 # file that the variable STOP_FILE names. The program has to look for that file now and then. If it then
