@@ -199,20 +199,15 @@ def is_divided(value: Any) -> bool:
     return hasattr(value, "full_tensor")
 
 
-def fill_part(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """Fill this rank's part of a divided tensor from the whole."""
-    parts = whole.chunk(dist.get_world_size())  # as fully_shard divides it
-    if dist.get_rank() < len(parts):  # a small tensor has fewer parts than there are ranks
-        tensor.detach().to_local().copy_(parts[dist.get_rank()])
-
-
 def part_like(tensor: torch.Tensor, whole: Any) -> Any:
     """Return a value divided as a tensor is. A buffer and a number, as the optimizer's count of steps, stay whole."""
     if not is_divided(tensor) or getattr(whole, "shape", None) != tensor.shape:
         return whole
-    part = torch.empty_like(tensor)
-    fill_part(part, whole)
-    return part
+    divided = torch.empty_like(tensor)
+    parts = whole.chunk(dist.get_world_size())  # as fully_shard divides it
+    if dist.get_rank() < len(parts):  # a small tensor has fewer parts than there are ranks
+        divided.to_local().copy_(parts[dist.get_rank()])
+    return divided
 
 
 def is_of_file(error: BaseException | None) -> bool:
