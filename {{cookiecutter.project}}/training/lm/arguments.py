@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lm.checkpoints import is_later_attempt, is_of_another_job, newest_settings
+from lm.checkpoints import is_later_attempt, newest_settings
 from lm.model import Config
 from lm.setup import fail, launched_ranks
 
@@ -50,7 +50,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     add(
         "--resume",
         action="store_true",
-        help="continue from the newest checkpoint in --out, if any (later attempts of a job do, from their own)",
+        help="continue from the newest checkpoint in --out, if any (later attempts of a job always do)",
     )
     add(
         "--global-batch",
@@ -116,8 +116,7 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     except OSError as error:
         fail(f"{error}: give another --out")
 
-    if is_later_attempt() and not is_of_another_job(Path(args.out)):  # goes on with its own run, if it began one
-        args.resume = True
+    args.resume = args.resume or is_later_attempt()
     args.global_batch = choose_global_batch(args, world_size)
     per_rank = args.global_batch // world_size
     args.micro_batch = args.micro_batch or per_rank

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import socket
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -23,7 +22,6 @@ from lm import setup
 PATTERN = "checkpoint-" + 8 * "[0-9]"
 RUN_FILES = (f"{PATTERN}.*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
 CONTENT = ("step", "loss", "val_loss", "settings", "model", "optimizer")  # of a checkpoint
-IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
 # An OSError that is the file's: it is gone, or was cut to 4 to 69 KiB (EINVAL of torch 2.13, 2026-11-29).
 OF_FILE = (errno.ENOENT, errno.EINVAL)
 # In an error of torch (2.13) that is the machine's and not the file's: memory is short, or the file server fails.
@@ -86,17 +84,16 @@ class Checkpoints:
         what an earlier run has left into a folder of its own. Fails if the checkpoint is of another run, or if ranks
         see different ones or data.
         """
+        self._lock()
         mmap = is_divided(next(model.parameters()))  # then a rank reads its own part alone
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
-        if path:
-            self._verify(path, state.pop("settings"))
-        self._lock()  # not before: a run that is refused does not leave its name in the folder
         if path is None:
             if self.rank == 0:
                 self._set_aside()
             return {"step": 0, "loss": None, "val_loss": None}
+        self._verify(path, state.pop("settings"))
         for damaged in torn if self.rank == 0 else ():
             if damaged.exists():  # renamed, or it would count as one of the newest, and a good one would be removed
                 os.replace(damaged, next(p for n in count(1) if not (p := damaged.with_suffix(f".torn-{n}")).exists()))
@@ -151,10 +148,22 @@ class Checkpoints:
             print(f"before  an earlier run is now in {aside}; --resume goes on from a checkpoint")
 
     def _lock(self) -> None:
-        """Keep other jobs out of the folder until this process ends. Fail on all ranks if another job holds it."""
-        holder = acquire_lock(self.folder) if self.rank == 0 else ""
-        if setup.sum_over_ranks(torch.tensor([float(holder != "")])) > 0:
-            setup.fail(f"{self.folder} is in use by {holder or 'another run'}: give another --out, or wait for its end")
+        """Keep other runs out of the folder until this process ends. Fail on all ranks if another run is in it."""
+        try:  # on all ranks, so that each names what is wrong with the folder
+            file = os.open(self.folder / ".in-use", os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that frees the lock
+        except OSError as error:
+            setup.fail(f"{error}: give another --out")
+        is_in_use = False
+        try:
+            if self.rank == 0:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            # An earlier attempt of this job may hold it: its node may be dead, which the file server does not know yet.
+            is_in_use = not is_later_attempt()
+        except OSError:  # a file system without locks
+            pass
+        if setup.sum_over_ranks(torch.tensor([float(is_in_use)])) > 0:
+            setup.fail(f"{self.folder} is in use by another run: give another --out, or wait for the end of that run")
 
     def _verify(self, path: Path, settings: dict[str, Any]) -> None:
         """Fail if a checkpoint has other settings than this run."""
@@ -228,44 +237,3 @@ def is_of_file(error: BaseException | None) -> bool:
 def is_later_attempt() -> bool:
     """Return whether this job has started before: as the submit script counts, or Slurm for a script of one's own."""
     return (os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0") != "0"
-
-
-def this_job() -> str:
-    """Return the name of this job, or '' outside of a job."""
-    names = (os.environ.get(name) for name in ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME"))
-    return next((f"job {name}" for name in names if name), "")
-
-
-def is_of_another_job(folder: Path) -> bool:
-    """Return whether another job was the last one that began a run in a folder.
-
-    Not after acquire_lock(): to close the file frees the lock.
-    """
-    try:
-        holder = (folder / IN_USE).read_text()
-    except OSError:
-        return False
-    return holder.startswith("job ") and not holder.startswith(f"{this_job()} on ")
-
-
-def acquire_lock(folder: Path) -> str:
-    """Lock a folder for this process, until it ends. Return '', or who holds the lock.
-
-    Two cases return '' without the lock. The file system may have no locks. And an earlier attempt of this job may hold
-    it: its node may be dead, which the file server does not know yet.
-    """
-    try:
-        file = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
-    except OSError as error:
-        return f"another user, or cannot be written to ({error})"
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        holder = os.pread(file, 1000, 0).decode().strip() or "another"
-        is_own = is_later_attempt() and this_job() != "" and holder.startswith(f"{this_job()} on ")
-        return "" if is_own else holder
-    except OSError:  # a file system without locks
-        return ""
-    name = f"{this_job() or 'a process'} on {socket.gethostname()}"
-    os.pwrite(file, name.ljust(1000).encode(), 0)  # over an earlier holder's name
-    return ""
