@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import sys
-from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -57,14 +56,6 @@ def read_newest(folder: Path, mmap: bool) -> tuple[Path | None, dict[str, Any], 
     if torn:
         setup.fail(f"no checkpoint in {folder} is good: give another --out, or start without --resume")
     return None, {}, []
-
-
-def newest_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the newest checkpoint that can be read, without its weights; {} if there is none."""
-    for path in existing(folder):
-        with suppress(Exception):  # a torn one fails in many ways, and read_newest() warns of it
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["settings"]
-    return {}
 
 
 class Checkpoints:
@@ -167,10 +158,14 @@ class Checkpoints:
 
     def _verify(self, path: Path, settings: dict[str, Any]) -> None:
         """Fail if a checkpoint has other settings than this run."""
-        pairs = [(name, settings.get(name), here) for name, here in self.settings.items()]
-        others = [f"{name} is {there} there and {here} here" for name, there, here in pairs if there != here]
-        if others:
-            setup.fail(f"{path} belongs to another run: {'; '.join(others)}. Use its values, or give another --out")
+        differences = [
+            f"--{name.replace('_', '-')} is {settings.get(name)} there and {here} here"
+            for name, here in self.settings.items()
+            if settings.get(name) != here
+        ]
+        if differences:
+            what = f"{path} belongs to another run: {'; '.join(differences)}"
+            setup.fail(f"{what}. Give the values of the checkpoint, or another --out")
 
     def _link_latest(self, path: Path) -> None:
         """Let the link `latest` name a checkpoint."""
