@@ -120,6 +120,21 @@ def test_a_job_that_is_started_again_resumes_without_being_told(text, solo, tmp_
     assert first_step("", "") == 0
 
 
+def test_a_job_that_died_before_it_began_does_not_go_on_with_the_run_of_another(text, solo, monkeypatch):
+    def first_step(job, attempt):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("RESTART_COUNT", attempt)
+        return solo(*TINY, "--data", text, "--steps", 3)["first_step"]
+
+    assert first_step("77", "0") == 0
+    assert first_step("78", "1") == 0  # its first attempt has left nothing
+    assert first_step("78", "2") == 3
+    monkeypatch.setenv("SLURM_JOB_ID", "79")
+    with pytest.raises(SystemExit):  # refused: the folder stays that of job 78
+        solo(*TINY, "--data", text, "--resume", "--seed", 5)
+    assert first_step("78", "3") == 3
+
+
 @pytest.mark.parametrize("program", ["train_ddp", "train_fsdp"])
 def test_one_run_at_a_time_in_a_folder(program, server, text, tmp_path):
     """But an attempt of the same job is not kept out by the one before, whose lock may outlive its node."""
@@ -137,7 +152,9 @@ def test_one_run_at_a_time_in_a_folder(program, server, text, tmp_path):
         said = f"{folder} is in use by another run: give another --out, or wait for the end of that run\n"
         assert done.err.count(said) == 2
         assert [path.name for path in folder.iterdir()] == [".in-use"]
-        assert start(RESTART_COUNT=1).codes == [0, 0]
+        os.pwrite(file.fileno(), b"77", 0)
+        assert start(SLURM_JOB_ID=78, RESTART_COUNT=1).codes == [2, 2]
+        assert start(SLURM_JOB_ID=77, RESTART_COUNT=1).codes == [0, 0]
     assert start().codes == [0, 0]
 
 

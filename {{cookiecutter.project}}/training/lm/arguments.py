@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lm.checkpoints import is_later_attempt
+from lm.checkpoints import is_own_run
 from lm.model import Config
 from lm.setup import fail, launched_ranks
 
@@ -50,7 +50,7 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
     add(
         "--resume",
         action="store_true",
-        help="continue from the newest checkpoint in --out, if any (later attempts of a job always do)",
+        help="continue from the newest checkpoint in --out, if any (later attempts of a job do, from their own)",
     )
     add(
         "--global-batch",
@@ -116,7 +116,7 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     except OSError as error:
         fail(f"{error}: give another --out")
 
-    args.resume = args.resume or is_later_attempt()
+    args.resume = args.resume or is_own_run(Path(args.out))
     args.global_batch = args.global_batch or math.ceil(LEAST_BATCH / world_size) * world_size
     if args.global_batch % world_size:
         fail(

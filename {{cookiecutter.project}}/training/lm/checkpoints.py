@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ from lm import setup
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
 RUN_FILES = (f"{PATTERN}.*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
+IN_USE = ".in-use"  # the lock of the folder, with the number of the job that has begun the run in it
 CONTENT = ("step", "loss", "val_loss", "settings", "model", "optimizer")  # of a checkpoint
 # An OSError that is the file's: it is gone, or was cut to 4 to 69 KiB (EINVAL of torch 2.13, 2026-11-29).
 OF_FILE = (errno.ENOENT, errno.EINVAL)
@@ -80,11 +82,15 @@ class Checkpoints:
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
+        if path:
+            self._verify(path, state.pop("settings"))
+        if self.rank == 0:  # not before: the run in the folder stays that of its job if this one is refused
+            os.ftruncate(self.lock, 0)
+            os.pwrite(self.lock, this_job().encode(), 0)
         if path is None:
             if self.rank == 0:
                 self._set_aside()
             return {"step": 0, "loss": None, "val_loss": None}
-        self._verify(path, state.pop("settings"))
         for damaged in torn if self.rank == 0 else ():
             if damaged.exists():  # renamed, or it would count as one of the newest, and a good one would be removed
                 os.replace(damaged, next(p for n in count(1) if not (p := damaged.with_suffix(f".torn-{n}")).exists()))
@@ -141,16 +147,16 @@ class Checkpoints:
     def _lock(self) -> None:
         """Keep other runs out of the folder until this process ends. Fail on all ranks if another run is in it."""
         try:  # on all ranks, so that each names what is wrong with the folder
-            file = os.open(self.folder / ".in-use", os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that frees the lock
+            self.lock = os.open(self.folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that frees it
         except OSError as error:
             setup.fail(f"{error}: give another --out")
         is_in_use = False
         try:
             if self.rank == 0:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             # An earlier attempt of this job may hold it: its node may be dead, which the file server does not know yet.
-            is_in_use = not is_later_attempt()
+            is_in_use = not is_own_run(self.folder)
         except OSError:  # a file system without locks
             pass
         if setup.sum_over_ranks(torch.tensor([float(is_in_use)])) > 0:
@@ -229,6 +235,17 @@ def is_of_file(error: BaseException | None) -> bool:
     return True
 
 
-def is_later_attempt() -> bool:
-    """Return whether this job has started before: as the submit script counts, or Slurm for a script of one's own."""
-    return (os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0") != "0"
+def this_job() -> str:
+    """Return the number or name of this job, or '' outside of a job."""
+    return next((os.environ[name] for name in ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME") if name in os.environ), "")
+
+
+def is_own_run(folder: Path) -> bool:
+    """Return whether an earlier attempt of this job has begun the run in a folder: this attempt then goes on with it.
+
+    The submit script counts attempts in RESTART_COUNT, and Slurm in SLURM_RESTART_COUNT.
+    """
+    restarts = os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0"
+    with suppress(OSError):  # no run has begun there
+        return restarts != "0" and (folder / IN_USE).read_text() == this_job()
+    return False
