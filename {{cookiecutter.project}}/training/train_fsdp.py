@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # where lm/ is; PYTHON
 
 from lm import schedule, setup
 from lm.arguments import fixed_settings, read_arguments
-from lm.checkpoints import Checkpoints, fill_part
+from lm.checkpoints import Checkpoints
 from lm.data import load_data
 from lm.metrics import Metrics, evaluate
 from lm.model import GPT
@@ -39,14 +39,7 @@ except ImportError:
 
 def build_sharded_model(args: argparse.Namespace, world_size: int, device: torch.device) -> torch.nn.Module:
     """Return the model, of which this rank holds its part, with the initial weights that train_ddp.py gives it."""
-    one_by_one = hasattr(GPT, "init_weight")  # a model of yours may lack it
-    with torch.device("meta" if one_by_one else "cpu"):  # meta: shapes without memory
-        model = GPT(args.config).to(setup.weights_dtype(args.dtype))
-    if one_by_one and list(model.buffers()):
-        setup.fail(
-            "GPT in model.py has init_weight() and buffers, which have no values here: "
-            "compute the buffers in forward(), or leave init_weight() out"
-        )
+    model = GPT(args.config).to(setup.weights_dtype(args.dtype))  # whole, in the host's memory
 
     # Weights are rounded before they are gathered. Autocast would keep a rounded copy of each layer's float32 weights.
     rounded = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -58,13 +51,6 @@ def build_sharded_model(args: argparse.Namespace, world_size: int, device: torch
             block.compile()
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-
-    if one_by_one:
-        model.to_empty(device=device)  # memory for this rank's parts
-        for name, weight in model.named_parameters():
-            whole = torch.empty(weight.shape)  # in the host's memory
-            model.init_weight(name, whole)
-            fill_part(weight, whole)
     return model
 
 

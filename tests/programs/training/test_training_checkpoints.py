@@ -142,9 +142,9 @@ def test_no_checkpoint_is_good(program, ranks, half, server, text):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--global-batch", 64], "global_batch is 16 there and 64 here"),
-        (["--context", 8, "--layers", 1], "context is 32 there and 8 here; layers is 2 there and 1 here"),
-        (["--data", __file__], "data is "),
+        (["--global-batch", 64], "--global-batch is 16 there and 64 here"),
+        (["--context", 8, "--layers", 1], "--context is 32 there and 8 here; --layers is 2 there and 1 here"),
+        (["--data", __file__], "--data is text of 21,700 bytes (checksum "),
     ],
 )
 def test_a_checkpoint_of_another_run(words, expected, half, text, refused):
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_run(words, expected, half, text, refused):
     message = refused(*TINY, "--data", text, "--out", folder, "--resume", *words)
     assert f"{folder}/checkpoint-00000010.pt belongs to another run: " in message
     assert expected in message
-    assert message.endswith("Use its values, or give another --out")
+    assert message.endswith(". Give the values of the checkpoint, or another --out")
 
 
 def test_a_checkpoint_of_a_model_that_has_changed_is_no_torn_one(half, text, solo):
@@ -171,7 +171,7 @@ def test_a_sharded_checkpoint_of_another_run(half, server, text):
     words = [*TINY, "--data", text, "--out", half("train_fsdp"), "--resume", "--width", 64]
     done = Launch(words[-4], 2, TRAINING / "train_fsdp.py", *words).wait()
     assert done.codes == [2, 2]
-    assert "checkpoint-00000020.pt belongs to another run: width is 32 there and 64 here. Use" in done.err
+    assert "checkpoint-00000020.pt belongs to another run: --width is 32 there and 64 here. Give" in done.err
 
 
 FULL = """

@@ -3,12 +3,11 @@
 import argparse
 import itertools
 import mmap
-import shutil
 import sys
 
 import pytest
 from torch.utils.data import DataLoader
-from training_runs import EXACT, SHAPE, TINY, TRAINING, Launch, assert_same, damage, largest_difference, metrics
+from training_runs import EXACT, SHAPE, TINY, TRAINING, Launch, assert_same, largest_difference, metrics
 
 torch = pytest.importorskip("torch")
 
@@ -121,40 +120,19 @@ def test_any_number_of_nodes_and_gpus_has_a_batch(modules, monkeypatch, tmp_path
 
 @pytest.mark.parametrize(("program", "ranks", "batch"), [("train_ddp", 6, 36), ("train_fsdp", 3, 33)])
 def test_ranks_that_cannot_share_32_sequences_run_without_flags(program, ranks, batch, server, text, tmp_path):
-    """They learn as one process does that is given their batch, which goes on from their checkpoint without flags."""
+    """They learn as one process does that is given their batch, which goes on from their checkpoint with it, too."""
     folder, words = tmp_path / "run", [*SHAPE, "--data", text, "--decay-steps", 4]
     done = Launch(folder, ranks, TRAINING / f"{program}.py", *words, "--steps", 3, "--out", folder).wait()
     assert done.codes == [0] * ranks, done.err
     assert f"batch   {batch} sequences = {ranks} (ranks) x {batch // ranks} (micro batch)" in done.out
     as_one = [*words, "--steps", 4, "--out", tmp_path / "one", "--global-batch", batch]
     assert Launch(tmp_path / "one", 1, TRAINING / "train_single.py", *as_one).wait().codes == [0]
-    done = Launch(folder, 1, TRAINING / f"{program}.py", *words, "--steps", 4, "--out", folder, "--resume").wait()
+    resumed = [*words, "--steps", 4, "--out", folder, "--resume"]
+    done = Launch(folder, 1, TRAINING / f"{program}.py", *resumed).wait()
+    assert done.codes == [2]
+    assert f"--global-batch is {batch} there and 32 here. Give the values of the checkpoint, or" in done.err
+    done = Launch(folder, 1, TRAINING / f"{program}.py", *resumed, "--global-batch", batch).wait()
     assert done.codes == [0], done.err
     assert f"batch   {batch} sequences = 1 (ranks) x " in done.out
     losses = [[line["loss"] for line in metrics(run) if "loss" in line] for run in (folder, tmp_path / "one")]
     assert len(losses[0]) == 4 and largest_difference(*losses) <= EXACT
-
-
-@pytest.mark.parametrize("program", ["train_ddp", "train_fsdp"])
-def test_a_run_keeps_its_batch_on_another_number_of_ranks(program, half, modules, monkeypatch, capsys):
-    """Its default is another one there: that is no reason for a requeued job to fail, as long as it can be shared."""
-    folder = half(program)
-
-    def batch(ranks, *words):
-        monkeypatch.setattr(sys, "argv", [f"{program}.py", *SHAPE, "--out", str(folder), *words])
-        return modules.arguments.read_arguments("", ranks).global_batch
-
-    assert [batch(ranks, "--resume") for ranks in (1, 2, 4, 8, 16)] == 5 * [16]
-    assert [batch(3, "--resume", "--global-batch", "18"), batch(3)] == [18, 33]  # asked for; a new run
-    damage(folder / "checkpoint-00000020.pt", "cut")
-    monkeypatch.setenv("RESTART_COUNT", "1")
-    assert batch(4) == 16  # that of the one before
-    with pytest.raises(SystemExit) as end:
-        batch(3)
-    assert end.value.code == 2
-    said = (
-        f"the batch of the run in {folder}, 16 cannot be shared equally by 3 ranks: use a number of ranks that divides"
-    )
-    assert said in capsys.readouterr().err
-    shutil.rmtree(folder)
-    assert batch(3) == 33  # it died before its first checkpoint

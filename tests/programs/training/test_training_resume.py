@@ -1,15 +1,12 @@
 """A run that is killed goes on later as if nothing had happened, also on other numbers of ranks."""
 
-import importlib
+import errno
+import fcntl
 import os
-import time
-from pathlib import Path
 
 import pytest
 from training_runs import (
-    DEADLINE,
     EXACT,
-    FORKING,
     HALF,
     STEPS,
     TINY,
@@ -138,44 +135,38 @@ def test_a_job_that_died_before_it_began_does_not_go_on_with_the_run_of_another(
     assert first_step("78", "3") == 3
 
 
-def hold(folder, job, ready):
-    os.environ["SLURM_JOB_ID"] = job
-    assert importlib.import_module("lm.checkpoints").acquire_lock(Path(folder)) == ""
-    ready.set()
-    time.sleep(DEADLINE)
-
-
-def test_one_job_at_a_time_in_a_folder(server, modules, refused, text, tmp_path, monkeypatch):
+@pytest.mark.parametrize("program", ["train_ddp", "train_fsdp"])
+def test_one_run_at_a_time_in_a_folder(program, server, text, tmp_path):
     """But an attempt of the same job is not kept out by the one before, whose lock may outlive its node."""
-    (tmp_path / "run").mkdir()
-    ready = FORKING.Event()
-    holder = FORKING.Process(target=hold, args=(str(tmp_path / "run"), "77", ready))
-    holder.start()
-    assert ready.wait(DEADLINE)
-    held = f"job 77 on {os.uname().nodename}"
-    # Of the same job an earlier attempt may hold it; in the first one there are two at once in one allocation.
-    for job, attempt, expected in (
-        ("", "", held),
-        ("78", "", held),
-        ("7", "1", held),
-        ("77", "", held),
-        ("77", "1", ""),
-    ):
-        for name, value in (("SLURM_JOB_ID", job), ("RESTART_COUNT", attempt)):
-            monkeypatch.delenv(name, raising=False)
-            if value:
-                monkeypatch.setenv(name, value)
-        assert modules.checkpoints.acquire_lock(tmp_path / "run") == expected, (job, attempt)
-    monkeypatch.delenv("SLURM_JOB_ID")
-    expected = f"{tmp_path}/run is in use by {held}: give another --out, or wait for its end"
-    assert refused(*TINY, "--data", text) == expected
-    holder.kill()
-    holder.join()
-    assert modules.checkpoints.acquire_lock(tmp_path / "run") == ""
+    folder = tmp_path / "run"
+    folder.mkdir()
 
-    def of_another_user(path, *_):
-        raise PermissionError(13, "Permission denied", str(path))
+    def start(**variables):
+        words = [*TINY, "--data", text, "--steps", 1, "--out", folder]
+        return Launch(tmp_path / "log", 2, TRAINING / f"{program}.py", *words, **variables).wait()
 
-    monkeypatch.setattr(modules.checkpoints.os, "open", of_another_user)
-    expected = f"another user, or cannot be written to ([Errno 13] Permission denied: '{tmp_path}/run/.in-use')"
-    assert modules.checkpoints.acquire_lock(tmp_path / "run") == expected
+    with (folder / ".in-use").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        done = start()
+        assert done.codes == [2, 2], done.err
+        said = f"{folder} is in use by another run: give another --out, or wait for the end of that run\n"
+        assert done.err.count(said) == 2
+        assert [path.name for path in folder.iterdir()] == [".in-use"]
+        os.pwrite(file.fileno(), b"77", 0)
+        assert start(SLURM_JOB_ID=78, RESTART_COUNT=1).codes == [2, 2]
+        assert start(SLURM_JOB_ID=77, RESTART_COUNT=1).codes == [0, 0]
+    assert start().codes == [0, 0]
+
+
+def test_a_file_system_without_locks(modules, solo, text, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(modules.checkpoints.fcntl, "lockf", refuse)
+    assert solo(*TINY, "--data", text, "--steps", 1)["steps"] == 1
+
+
+def test_a_folder_that_cannot_be_written_to(refused, text, tmp_path):
+    """Permissions do not keep root out, but this does."""
+    (tmp_path / "run/.in-use").mkdir(parents=True)
+    assert refused(*TINY, "--data", text) == f"[Errno 21] Is a directory: '{tmp_path}/run/.in-use': give another --out"

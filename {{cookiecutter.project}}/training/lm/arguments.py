@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lm.checkpoints import is_later_attempt, is_of_another_job, newest_settings
+from lm.checkpoints import is_own_run
 from lm.model import Config
 from lm.setup import fail, launched_ranks
 
@@ -56,8 +56,8 @@ def make_parser(doc: str) -> argparse.ArgumentParser:
         "--global-batch",
         type=positive_int,
         metavar="N",
-        help="sequences per step, over all ranks (default: the checkpoint's, or the smallest multiple of the number of "
-        f"ranks that is at least {LEAST_BATCH})",
+        help="sequences per step, over all ranks (default: the smallest multiple of their number that is at least "
+        f"{LEAST_BATCH})",
     )
     add(
         "--micro-batch",
@@ -116,9 +116,13 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     except OSError as error:
         fail(f"{error}: give another --out")
 
-    if is_later_attempt() and not is_of_another_job(Path(args.out)):  # goes on with its own run, if it began one
-        args.resume = True
-    args.global_batch = choose_global_batch(args, world_size)
+    args.resume = args.resume or is_own_run(Path(args.out))
+    args.global_batch = args.global_batch or math.ceil(LEAST_BATCH / world_size) * world_size
+    if args.global_batch % world_size:
+        fail(
+            f"--global-batch {args.global_batch} cannot be shared equally by {world_size} ranks: "
+            f"choose a multiple of {world_size}, or a number of ranks that divides {args.global_batch}"
+        )
     per_rank = args.global_batch // world_size
     args.micro_batch = args.micro_batch or per_rank
     if per_rank % args.micro_batch:
@@ -129,25 +133,6 @@ def read_arguments(doc: str, world_size: int) -> argparse.Namespace:
     if args.workers < 0:
         fail(f"--workers {args.workers} has to be 0 or more")
     return args
-
-
-def choose_global_batch(args: argparse.Namespace, world_size: int) -> int:
-    """Return the sequences per step, a multiple of the number of ranks.
-
-    A run that resumes without --global-batch keeps its checkpoint's batch, on any number of ranks that divides it. So a
-    job that goes on with fewer nodes learns the same.
-    """
-    batch, source = args.global_batch, "--global-batch"
-    if batch is None and args.resume:
-        batch, source = newest_settings(Path(args.out)).get("global_batch"), f"the batch of the run in {args.out},"
-    if batch is None:
-        return math.ceil(LEAST_BATCH / world_size) * world_size
-    if batch % world_size:
-        fail(
-            f"{source} {batch} cannot be shared equally by {world_size} ranks: "
-            f"use a number of ranks that divides {batch}, or another --global-batch and --out"
-        )
-    return batch
 
 
 def fixed_settings(args: argparse.Namespace, data_name: str) -> dict[str, Any]:

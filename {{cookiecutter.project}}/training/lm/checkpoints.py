@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import socket
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -22,8 +21,8 @@ from lm import setup
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
 RUN_FILES = (f"{PATTERN}.*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
+IN_USE = ".in-use"  # the lock of the folder, with the number of the job that has begun the run in it
 CONTENT = ("step", "loss", "val_loss", "settings", "model", "optimizer")  # of a checkpoint
-IN_USE = ".in-use"  # the name of the job that uses the folder, and its lock
 # An OSError that is the file's: it is gone, or was cut to 4 to 69 KiB (EINVAL of torch 2.13, 2026-11-29).
 OF_FILE = (errno.ENOENT, errno.EINVAL)
 # In an error of torch (2.13) that is the machine's and not the file's: memory is short, or the file server fails.
@@ -61,14 +60,6 @@ def read_newest(folder: Path, mmap: bool) -> tuple[Path | None, dict[str, Any], 
     return None, {}, []
 
 
-def newest_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the newest checkpoint that can be read, without its weights; {} if there is none."""
-    for path in existing(folder):
-        with suppress(Exception):  # a torn one fails in many ways, and read_newest() warns of it
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["settings"]
-    return {}
-
-
 class Checkpoints:
     """The checkpoints in a folder. All ranks load and save; rank 0 writes."""
 
@@ -86,13 +77,16 @@ class Checkpoints:
         what an earlier run has left into a folder of its own. Fails if the checkpoint is of another run, or if ranks
         see different ones or data.
         """
+        self._lock()
         mmap = is_divided(next(model.parameters()))  # then a rank reads its own part alone
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
         if path:
             self._verify(path, state.pop("settings"))
-        self._lock()  # not before: a run that is refused does not leave its name in the folder
+        if self.rank == 0:  # not before: the run in the folder stays that of its job if this one is refused
+            os.ftruncate(self.lock, 0)
+            os.pwrite(self.lock, this_job().encode(), 0)
         if path is None:
             if self.rank == 0:
                 self._set_aside()
@@ -151,17 +145,33 @@ class Checkpoints:
             print(f"before  an earlier run is now in {aside}; --resume goes on from a checkpoint")
 
     def _lock(self) -> None:
-        """Keep other jobs out of the folder until this process ends. Fail on all ranks if another job holds it."""
-        holder = acquire_lock(self.folder) if self.rank == 0 else ""
-        if setup.sum_over_ranks(torch.tensor([float(holder != "")])) > 0:
-            setup.fail(f"{self.folder} is in use by {holder or 'another run'}: give another --out, or wait for its end")
+        """Keep other runs out of the folder until this process ends. Fail on all ranks if another run is in it."""
+        try:  # on all ranks, so that each names what is wrong with the folder
+            self.lock = os.open(self.folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that frees it
+        except OSError as error:
+            setup.fail(f"{error}: give another --out")
+        is_in_use = False
+        try:
+            if self.rank == 0:
+                fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            # An earlier attempt of this job may hold it: its node may be dead, which the file server does not know yet.
+            is_in_use = not is_own_run(self.folder)
+        except OSError:  # a file system without locks
+            pass
+        if setup.sum_over_ranks(torch.tensor([float(is_in_use)])) > 0:
+            setup.fail(f"{self.folder} is in use by another run: give another --out, or wait for the end of that run")
 
     def _verify(self, path: Path, settings: dict[str, Any]) -> None:
         """Fail if a checkpoint has other settings than this run."""
-        pairs = [(name, settings.get(name), here) for name, here in self.settings.items()]
-        others = [f"{name} is {there} there and {here} here" for name, there, here in pairs if there != here]
-        if others:
-            setup.fail(f"{path} belongs to another run: {'; '.join(others)}. Use its values, or give another --out")
+        differences = [
+            f"--{name.replace('_', '-')} is {settings.get(name)} there and {here} here"
+            for name, here in self.settings.items()
+            if settings.get(name) != here
+        ]
+        if differences:
+            what = f"{path} belongs to another run: {'; '.join(differences)}"
+            setup.fail(f"{what}. Give the values of the checkpoint, or another --out")
 
     def _link_latest(self, path: Path) -> None:
         """Let the link `latest` name a checkpoint."""
@@ -199,20 +209,15 @@ def is_divided(value: Any) -> bool:
     return hasattr(value, "full_tensor")
 
 
-def fill_part(tensor: torch.Tensor, whole: torch.Tensor) -> None:
-    """Fill this rank's part of a divided tensor from the whole."""
-    parts = whole.chunk(dist.get_world_size())  # as fully_shard divides it
-    if dist.get_rank() < len(parts):  # a small tensor has fewer parts than there are ranks
-        tensor.detach().to_local().copy_(parts[dist.get_rank()])
-
-
 def part_like(tensor: torch.Tensor, whole: Any) -> Any:
     """Return a value divided as a tensor is. A buffer and a number, as the optimizer's count of steps, stay whole."""
     if not is_divided(tensor) or getattr(whole, "shape", None) != tensor.shape:
         return whole
-    part = torch.empty_like(tensor)
-    fill_part(part, whole)
-    return part
+    divided = torch.empty_like(tensor)
+    parts = whole.chunk(dist.get_world_size())  # as fully_shard divides it
+    if dist.get_rank() < len(parts):  # a small tensor has fewer parts than there are ranks
+        divided.to_local().copy_(parts[dist.get_rank()])
+    return divided
 
 
 def is_of_file(error: BaseException | None) -> bool:
@@ -230,47 +235,17 @@ def is_of_file(error: BaseException | None) -> bool:
     return True
 
 
-def is_later_attempt() -> bool:
-    """Return whether this job has started before: as the submit script counts, or Slurm for a script of one's own."""
-    return (os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0") != "0"
-
-
 def this_job() -> str:
-    """Return the name of this job, or '' outside of a job."""
-    names = (os.environ.get(name) for name in ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME"))
-    return next((f"job {name}" for name in names if name), "")
+    """Return the number or name of this job, or '' outside of a job."""
+    return next((os.environ[name] for name in ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME") if name in os.environ), "")
 
 
-def is_of_another_job(folder: Path) -> bool:
-    """Return whether another job was the last one that began a run in a folder.
+def is_own_run(folder: Path) -> bool:
+    """Return whether an earlier attempt of this job has begun the run in a folder: this attempt then goes on with it.
 
-    Not after acquire_lock(): to close the file frees the lock.
+    The submit script counts attempts in RESTART_COUNT, and Slurm in SLURM_RESTART_COUNT.
     """
-    try:
-        holder = (folder / IN_USE).read_text()
-    except OSError:
-        return False
-    return holder.startswith("job ") and not holder.startswith(f"{this_job()} on ")
-
-
-def acquire_lock(folder: Path) -> str:
-    """Lock a folder for this process, until it ends. Return '', or who holds the lock.
-
-    Two cases return '' without the lock. The file system may have no locks. And an earlier attempt of this job may hold
-    it: its node may be dead, which the file server does not know yet.
-    """
-    try:
-        file = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)  # never closed: that would free the lock
-    except OSError as error:
-        return f"another user, or cannot be written to ({error})"
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        holder = os.pread(file, 1000, 0).decode().strip() or "another"
-        is_own = is_later_attempt() and this_job() != "" and holder.startswith(f"{this_job()} on ")
-        return "" if is_own else holder
-    except OSError:  # a file system without locks
-        return ""
-    name = f"{this_job() or 'a process'} on {socket.gethostname()}"
-    os.pwrite(file, name.ljust(1000).encode(), 0)  # over an earlier holder's name
-    return ""
+    restarts = os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0"
+    with suppress(OSError):  # no run has begun there
+        return restarts != "0" and (folder / IN_USE).read_text() == this_job()
+    return False

@@ -58,10 +58,10 @@ class Metrics:
         """Start the tracker of a flag. Fail if it does not start."""
         try:
             self.trackers[name] = TRACKERS[name](self.args, rows)
-        except ImportError as error:
-            setup.fail(f"--{name} needs the package {name}: pip install {name}, or leave out --{name} ({error})")
         except Exception as error:  # noqa: BLE001 - each package has errors of its own
-            setup.fail(f"--{name}: {' '.join(str(error).split())}. Without internet, see training/README.md")
+            reason = " ".join(str(error).split()).rstrip(".")
+            needs = f"It needs the package {name}. Without internet, see training/README.md"
+            setup.fail(f"--{name} does not start: {reason}. {needs}")
 
     def print_plan(self, model: torch.nn.Module, samples: int, validation_samples: int, data_name: str) -> None:
         """Print what is trained, on what and how."""

@@ -9,13 +9,7 @@ The programs ask for this:
   by the number of all targets.
 - `GPT.blocks` are its layers. train_fsdp.py gathers and frees them one by one.
 
-Two functions are optional:
-
-- `GPT.init_weight(name, weight)` fills one weight with its initial values. train_fsdp.py asks for one weight after the
-  other, so that no rank holds the whole model. For the same weights in all programs, the constructor has to end with
-  the loop below: it seeds anew, then calls this function in the order of named_parameters(). The model can have no
-  buffers. Without this function train_fsdp.py builds the whole in each rank's host memory.
-- `GPT.logits(tokens)` is for sample.py, which prints what the model continues a text with.
+`GPT.logits(tokens)` is optional: sample.py needs it, which prints what the model continues a text with.
 """
 
 from dataclasses import dataclass
@@ -80,21 +74,14 @@ class GPT(nn.Module):
         self.position = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
-        torch.manual_seed(torch.initial_seed())  # the layers have drawn numbers, which they do not in train_fsdp.py
-        for name, parameter in self.named_parameters():
-            self.init_weight(name, parameter)
-
-    def init_weight(self, name: str, weight: torch.Tensor) -> None:
-        """Fill one weight, named as in named_parameters(), with its initial values."""
-        if name.endswith("bias"):
-            nn.init.zeros_(weight)
-        elif weight.dim() == 1:  # a gain of LayerNorm
-            nn.init.ones_(weight)
-        elif name.endswith(("attention_out.weight", "mlp_out.weight")):
-            # The residual stream is a sum of 2 x layers terms: smaller ones keep the sum at its size.
-            nn.init.normal_(weight, std=0.02 / (2 * len(self.blocks)) ** 0.5)
-        else:
-            nn.init.normal_(weight, std=0.02)
+        for name, weight in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(weight)
+            elif name.endswith(("attention_out.weight", "mlp_out.weight")):
+                # The residual stream is a sum of 2 x layers terms: smaller ones keep the sum at its size.
+                nn.init.normal_(weight, std=0.02 / (2 * config.layers) ** 0.5)
+            elif weight.dim() == 2:  # a gain of LayerNorm stays 1
+                nn.init.normal_(weight, std=0.02)
 
     def logits(self, tokens: torch.Tensor) -> torch.Tensor:
         """Map tokens [batch, time] (int64, time <= context) to the logits of the next one [batch, time, vocabulary]."""
