@@ -282,13 +282,14 @@ def preflight(machine: Machine) -> dict:
     whole = len(re.findall("^GPU", nvidia_smi_list(), re.M))
     require(counted == whole, f"preflight counts {counted} GPUs, nvidia-smi lists {whole}")
     listed = len(listed_uuids())
-    require(found["driver"] == [machine.facts["driver"]], f"driver {found['driver']}, not {machine.facts['driver']}")
+    loaded = "1" if machine.facts["driver"] else "0"
+    require(found["drivers"] == [loaded], f"preflight counts {found['drivers']} drivers, not {loaded}")
     faults = preflight_lines(machine, SLURM_GPUS_ON_NODE=str(listed)).get("fault", [])
     require(not any("nvidia-smi" in fault for fault in faults), f"a fault where all is well: {faults}")
     faults = preflight_lines(machine, SLURM_GPUS_ON_NODE=str(listed + 1)).get("fault", [])
     expected = f"nvidia-smi -L sees {listed} GPU(s), not {listed + 1}"
     require(any(expected in fault for fault in faults), f"no fault '{expected}': {faults}")
-    return {"GPUs": counted, "driver": found["driver"][0]}
+    return {"GPUs": counted}
 
 
 def preflight_lines(machine: Machine, **environment: str) -> dict[str, list[str]]:
