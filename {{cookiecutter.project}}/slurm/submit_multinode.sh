@@ -41,6 +41,9 @@
 #                               find_this_node in launch/torchrun.sh
 #   near the end of this file   the place for a step of your own, before the ranks start
 #
+# You may edit each script of slurm/ and launch/. check/ranks.py shows whether the ranks still find each
+# other. slurm/docs/updating.md says how a newer version of the template keeps your edits.
+#
 # To change a setting for one job, write it before the command. NPROC_PER_NODE is the number of ranks on
 # each node: LAUNCHER=srun NPROC_PER_NODE=2 bash slurm/submit_multinode.sh …
 #
