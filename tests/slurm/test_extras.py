@@ -384,7 +384,7 @@ def test_a_setting_of_an_extra_that_is_not_here(refused):
     refused(refused=False, WORDS="2")
 
 
-@pytest.mark.parametrize("line", [ENV_LINE, "\nWORDS=2\n", "\n  export WORDS='2'\n"])
+@pytest.mark.parametrize("line", [ENV_LINE, "\nWORDS=2\n", "\n  export WORDS='2'\n", "\nexport A=1 WORDS=2\n"])
 def test_a_setting_of_an_extra_in_env(refused, line):
     settings = refused.project / "env.sh"
     settings.write_text(settings.read_text() + line)

@@ -52,6 +52,7 @@ def test_what_a_submission_from_a_job_keeps_of_its_variables(submit):
         ("--gpus-per-node=4", "--gpus-per-task=1", "--gpus-per-node=N"),
         ("--nodes=2", "--gpus 4", "--gpus-per-node=N"),
         ("--gpus-per-node=4", "--ntasks-per-node=4", "NPROC_PER_NODE=N bash slurm/submit_multinode.sh"),
+        ("--gpus-per-node=4", "--tasks-per-node 2", "NPROC_PER_NODE=N bash slurm/submit_multinode.sh"),
         ("--gpus-per-node=4", "-n 8", "NPROC_PER_NODE=N bash slurm/submit_multinode.sh"),
         ("--gpus-per-node=4", "--signal=B:USR1@60", "SAVE_SECONDS=600 bash slurm/submit_multinode.sh"),
         ("--gpus-per-node=4", "--gpus-per-node=2 --nodes=2 -N 3 --gres=nvme:1 --no-requeue", ""),

@@ -437,6 +437,17 @@ def test_a_renamed_copy_of_the_submit_script(cluster, tmp_path):
         assert (script.parent / f"large-{job.id}.out").exists() and (own / f"logs/{job.id}.0").is_dir()
 
 
+def test_a_step_of_ones_own_that_fails_without_a_word(cluster, project):
+    """The job ends before its ranks start, and says at which line."""
+    script = project / "own step.sh"
+    text = (project / "slurm/submit_multinode.sh").read_text()
+    script.write_text(text.replace("\nrun_program ", "\ntest -d /nowhere\nrun_program "))
+    job = cluster.submit(script, "pi/pi.py", cwd=project, env={"PREFLIGHT": "0"})
+    line = script.read_text().splitlines().index("test -d /nowhere") + 1
+    said = f"slurm/submit_multinode.sh, line {line}: test -d /nowhere failed, which ends the job\n"
+    assert job.state == "FAILED" and job.output.endswith(said), job.output
+
+
 def test_a_job_of_version_1_2_that_waited_through_an_update(cluster, project, tmp_path):
     """It looks for slurm/lib.sh, which says what to do."""
     old = "#!/bin/bash\n#SBATCH --nodes=1\n"

@@ -70,7 +70,7 @@ refuse_unknown_launcher() {
 
 #? endif
 # Whether env.sh sets a variable. Argument: its name.
-is_in_env() { grep -qE "^[[:space:]]*(export[[:space:]]+)?\"?$1=" "$PROJECT_DIR/env.sh"; }
+is_in_env() { grep -qE "^[[:space:]]*(export[[:space:]]+([^#]*[[:space:]])?)?\"?$1=" "$PROJECT_DIR/env.sh"; }
 
 # Refuses a RANK_PREFIX that is one word with spaces, or an empty one: it would be taken for the name of
 # a program.

@@ -165,7 +165,7 @@ refuse_other_spelling() {
                     die "$word: it replaces the #SBATCH line that asks for GPUs: add ,gpu:N to it"
                 fi
                 ;;
-            -n* | --ntasks*)
+            -n* | --ntasks* | --tasks-per-node*)
                 die "$word: the steps of the job set the number of tasks. Ranks on each node:" \
                     "NPROC_PER_NODE=N bash slurm/submit_multinode.sh …"
                 ;;

@@ -37,8 +37,7 @@
 #? else
 #   env.sh, CONTAINER_…         flags of a container of your own
 #? endif
-#   port_range in slurm/job.sh  MASTER_PORT, where the ranks meet; for one node with torchrun, see
-#                               find_this_node in launch/torchrun.sh
+#   port_range in slurm/job.sh  MASTER_PORT, where the ranks meet
 #   near the end of this file   the place for a step of your own, before the ranks start
 #
 # You may edit each script of slurm/ and launch/. check/ranks.py shows whether the ranks still find each
@@ -138,6 +137,7 @@ call_extras job_start    # may change arguments and container_folders, set attem
 load_software            # modules, Python or container of env.sh
 check_settings
 set -euo pipefail        # only now: modules and environments read variables that are not set
+trap 'say "$script, line $LINENO: $BASH_COMMAND failed, which ends the job"' ERR
 read_allocation          # sets nodes, cores, gpus
 number_attempt           # sets attempt, N of logs/JOBID.N, if no extra has
 make_run_folder          # makes logs/JOBID.N
