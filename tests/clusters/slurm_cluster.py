@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import os
 import pwd
+import random
 import re
 import shutil
 import signal
@@ -528,12 +529,19 @@ def reachable(path: Path, user: str) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Port numbers that nobody listens on at the moment."""
+    """Port numbers that nobody listens on at the moment.
+
+    They lie below those of outgoing connections: before a daemon listens there, one of these may take the port.
+    """
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(ports) < count:
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("", random.randrange(5000, max(below, 10000))))
+                ports.append(one.getsockname()[1])
+    return ports
 
 
 def listening(port: int) -> bool:
