@@ -110,6 +110,7 @@ RANK_PREFIX=()
 PREFLIGHT="${PREFLIGHT:-1}"
 # How many seconds before the time limit the program is asked to save. If saving takes longer, raise
 # it. If you type sbatch yourself, set the number of --signal in the #SBATCH lines to the same.
+# For a program that reads STOP_TIME it is at most a tenth of the time that remains.
 SAVE_SECONDS="${SAVE_SECONDS:-{{ plan.warning }}}"
 # How often a job may go back into the queue, after its program has saved near the time limit. Requeues
 # by Slurm itself, as after a node's failure, count too. With 0 the scripts never requeue.

@@ -5,9 +5,9 @@
 #? set cores = plan.cores_per_node
 #? set runtime = cookiecutter.runtime
 #? set container = plan.in_container
-# Steps of slurm/submit_multinode.sh and slurm/run_here.sh in the job, before the ranks start: those two
-# scripts call them, in the order of this file. The steps from launch on are in slurm/ranks.sh. They
-# share, beside the variables that slurm/submit.sh lists:
+# Steps of slurm/submit_multinode.sh and slurm/run_here.sh in the job, up to choose_nodes: those two
+# scripts call them, in the order of this file. slurm/ranks.sh has arrange_stop_request, and the steps
+# after choose_nodes. They share, beside the variables that slurm/submit.sh lists:
 #
 #   variable            what it holds                                                set by
 #   in_batch_job        1: Slurm has started the script; 0: slurm/run_here.sh        those two scripts

@@ -78,7 +78,7 @@ run_program() {
 #
 # The command: srun with its options and those of the container, the command that enters a container,
 # RANK_PREFIX, the words of extras, the wrapper, the program. So a profiler in RANK_PREFIX gets none of the
-# variables that an extra sets for the ranks.
+# variables that an extra sets by its words, as in env NAME=value.
 launch() {
     local command words=("$program" "${arguments[@]}")
     if [[ $stop == cancelled ]]; then exit 143; fi # TERM came while the nodes were checked

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 #? set site = site_facts(cookiecutter.site)
 # Steps of slurm/submit_multinode.sh that read its arguments, check them and submit the job. The job and
-# slurm/run_here.sh take read_program and check_settings, too. slurm/project.sh has what is called here
-# and not defined here. The steps share:
+# slurm/run_here.sh take read_program and check_settings, too. slurm/project.sh and launch/extras.sh have
+# what is called here and not defined here. The steps share:
 #
 #   variable             what it holds                                          set by
 #   sbatch_options       options of sbatch, the words before --                 read_command_line
@@ -12,7 +12,7 @@
 #   save_seconds         SAVE_SECONDS of env.sh, which sbatch gets as --signal  check_submission
 #   wrapper              what each task of LAUNCHER runs                        ranks.sh, or an extra
 #
-# At submission read_program, load_software and check_settings run in a shell of their own, and only
+# At submission the steps from read_settings to require_torch run in a shell of their own, and only
 # program and save_seconds come out of it. launch/moments.sh says which variables an extra may change.
 # shellcheck disable=SC2034,SC2153,SC2154 # the scripts of slurm/ share variables
 

@@ -39,6 +39,7 @@
 #? endif
 #   port_range in slurm/job.sh  MASTER_PORT, where the ranks meet
 #   near the end of this file   the place for a step of your own, before the ranks start
+#   extras/NAME/hooks.sh        functions of your own at further moments of a job: launch/moments.sh
 #
 # You may edit each script of slurm/ and launch/. check/ranks.py shows whether the ranks still find each
 # other. slurm/docs/updating.md says how a newer version of the template keeps your edits.
@@ -105,7 +106,8 @@ fi
 PROJECT_DIR=$(realpath "$folder")
 export PROJECT_DIR
 
-# These files define the steps below. read_extras comes after them, as an extra may define a step anew.
+# These files, and those that they read, define the steps below. read_extras comes after them, as an
+# extra may define a step anew.
 # shellcheck source=/dev/null
 source "$PROJECT_DIR/slurm/project.sh" slurm/submit_multinode.sh || exit
 for file in slurm/submit.sh slurm/job.sh slurm/ranks.sh; do
@@ -134,7 +136,7 @@ read_settings            # sets what env.sh sets
 read_extras              # extras/*/, in the job
 read_program "$@"        # sets program, arguments
 call_extras job_start    # may change arguments and container_folders, set attempt, or exit
-load_software            # modules, Python or container of env.sh
+load_software            # what env.sh names: modules, environment, container
 check_settings
 set -euo pipefail        # only now: modules and environments read variables that are not set
 trap 'say "$script, line $LINENO: $BASH_COMMAND failed, which ends the job"' ERR

@@ -136,7 +136,7 @@ def test_no_checkpoint_is_good(program, ranks, half, server, text):
         damage(path, "cut")
     done = Launch(folder, ranks, TRAINING / f"{program}.py", *TINY, "--data", text, "--out", folder, "--resume").wait()
     assert done.codes == [2] * ranks
-    assert f"no checkpoint in {folder} is good: give another --out, or start without --resume\n" in done.err
+    assert f"no checkpoint in {folder} is good: give another --out, or move these files away\n" in done.err
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ def test_what_the_model_keeps_in_eval_mode_stays_so(modules, solo, text, whole, 
 
 
 def test_a_job_that_is_started_again_resumes_without_being_told(text, solo, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "76")
     solo(*TINY, "--data", text, "--steps", 3)
 
     def first_step(own_count, count_of_slurm):

@@ -21,7 +21,7 @@ from lm import setup
 
 PATTERN = "checkpoint-" + 8 * "[0-9]"
 RUN_FILES = (f"{PATTERN}.*", "latest", "metrics.jsonl", "trace-*", "tensorboard", "wandb", "*.run-id")  # of a run
-IN_USE = ".in-use"  # the lock of the folder, with the number of the job that has begun the run in it
+IN_USE = ".in-use"  # the lock of the folder; its content is the number of the job that last trained in it
 CONTENT = ("step", "loss", "val_loss", "settings", "model", "optimizer")  # of a checkpoint
 # An OSError that is the file's: it is gone, or was cut to 4 to 69 KiB (EINVAL of torch 2.13, 2026-11-29).
 OF_FILE = (errno.ENOENT, errno.EINVAL)
@@ -56,7 +56,7 @@ def read_newest(folder: Path, mmap: bool) -> tuple[Path | None, dict[str, Any], 
                 print(f"warning: {path} is torn, or no checkpoint ({reason}): passed over", file=sys.stderr)
             torn.append(path)
     if torn:
-        setup.fail(f"no checkpoint in {folder} is good: give another --out, or start without --resume")
+        setup.fail(f"no checkpoint in {folder} is good: give another --out, or move these files away")
     return None, {}, []
 
 
@@ -80,16 +80,19 @@ class Checkpoints:
         self._lock()
         mmap = is_divided(next(model.parameters()))  # then a rank reads its own part alone
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
+        if self.group:
+            dist.barrier(self.group)
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
         if path:
             self._verify(path, state.pop("settings"))
-        if self.rank == 0:  # not before: the run in the folder stays that of its job if this one is refused
-            os.ftruncate(self.lock, 0)
-            os.pwrite(self.lock, this_job().encode(), 0)
-        if path is None:
-            if self.rank == 0:
+        if self.rank == 0:
+            if path is None:
                 self._set_aside()
+            # Only now: a job that was refused, or has died, must not own what the run before it has left here.
+            os.ftruncate(self.lock, 0)
+            os.pwrite(self.lock, os.environ.get("SLURM_JOB_ID", "").encode(), 0)
+        if path is None:
             return {"step": 0, "loss": None, "val_loss": None}
         for damaged in torn if self.rank == 0 else ():
             if damaged.exists():  # renamed, or it would count as one of the newest, and a good one would be removed
@@ -235,17 +238,13 @@ def is_of_file(error: BaseException | None) -> bool:
     return True
 
 
-def this_job() -> str:
-    """Return the number or name of this job, or '' outside of a job."""
-    return next((os.environ[name] for name in ("SLURM_JOB_ID", "RUNAI_JOB_NAME", "JOB_NAME") if name in os.environ), "")
-
-
 def is_own_run(folder: Path) -> bool:
-    """Return whether an earlier attempt of this job has begun the run in a folder: this attempt then goes on with it.
+    """Return whether an earlier attempt of this job has trained in a folder: this attempt then goes on with its run.
 
     The submit script counts attempts in RESTART_COUNT, and Slurm in SLURM_RESTART_COUNT.
     """
+    job = os.environ.get("SLURM_JOB_ID")
     restarts = os.environ.get("RESTART_COUNT") or os.environ.get("SLURM_RESTART_COUNT") or "0"
     with suppress(OSError):  # no run has begun there
-        return restarts != "0" and (folder / IN_USE).read_text() == this_job()
+        return bool(job) and restarts != "0" and (folder / IN_USE).read_text() == job
     return False
