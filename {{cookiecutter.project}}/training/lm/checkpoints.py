@@ -81,7 +81,7 @@ class Checkpoints:
         mmap = is_divided(next(model.parameters()))  # then a rank reads its own part alone
         path, state, torn = read_newest(self.folder, mmap) if resume else (None, {}, [])
         if self.group:
-            dist.barrier(self.group)
+            dist.barrier(self.group)  # a rank may read for longer than --timeout
         step = state.get("step", 0)
         setup.require_same("data or checkpoints", f"{self.settings['data']}, to start after step {step}")
         if path:
